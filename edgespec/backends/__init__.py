@@ -1,0 +1,62 @@
+"""Runtimes behind one contract, by name; each is imported when a model of it is opened, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.errors import BackendUnavailable
+from edgespec.text.tokenizer import Tokenizer
+
+BackendName = Literal["llamacpp", "mlx", "toy"]
+
+
+class Model(Protocol):
+    """A loaded model. One thread uses it and its sessions."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source, or None for a model without one."""
+
+    @property
+    def context_size(self) -> int:
+        """Tokens that a session holds."""
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization, for people."""
+
+    def open_session(self, check: CheckCancelled) -> Session:
+        """A session with a cache of its own; it polls `check` while it computes."""
+
+    def close(self) -> None:
+        """Free the weights; sessions are closed before."""
+
+
+def open_model(
+    backend: BackendName,
+    path: Path,
+    options: LoadOptions,
+    *,
+    progress: Callable[[float], None],
+    check: CheckCancelled,
+) -> Model:
+    """Load a checked model file. `progress` gets 0.0 to 1.0.
+
+    Raises BackendUnavailable, InvalidModelFile, BackendError, Cancelled.
+    """
+    if backend == "llamacpp":
+        from edgespec.backends.llamacpp.model import load
+
+        return load(path, options, progress=progress, check=check)
+    if backend == "toy":
+        from edgespec.backends.toy.model import load as load_toy
+
+        return load_toy(path.name, options)
+    raise BackendUnavailable("this version has no MLX backend yet.", hint="Use --backend llamacpp.")

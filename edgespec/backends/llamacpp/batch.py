@@ -1,0 +1,53 @@
+"""A llama_batch over numpy arrays, filled in place."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Batch:
+    """Up to `rows` rows, each in up to `sequences` sequences. The arrays stay alive and in place with this object."""
+
+    def __init__(self, api: Any, rows: int, sequences: int) -> None:
+        self._token = np.zeros(rows, np.int32)
+        self._pos = np.zeros(rows, np.int32)
+        self._n_seq = np.ones(rows, np.int32)
+        self._seq = np.zeros((rows, sequences), np.int32)
+        self._seq_pointers = self._seq.ctypes.data + np.arange(rows, dtype=np.uint64) * np.uint64(self._seq.strides[0])
+        self._output = np.zeros(rows, np.int8)
+        self._arange = np.arange(rows, dtype=np.int32)
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        self.native = api.llama_batch()
+        self.native.token = self._token.ctypes.data_as(int32_p)
+        self.native.pos = self._pos.ctypes.data_as(int32_p)
+        self.native.n_seq_id = self._n_seq.ctypes.data_as(int32_p)
+        self.native.seq_id = ctypes.cast(self._seq_pointers.ctypes.data, ctypes.POINTER(int32_p))
+        self.native.logits = self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def chain(self, tokens: Sequence[int], position: int, *, outputs: int) -> Any:
+        """`tokens` one after another from `position` in sequence 0; the last `outputs` rows yield logits."""
+        n = len(tokens)
+        self._token[:n] = tokens
+        self._pos[:n] = self._arange[:n] + position
+        self._n_seq[:n] = 1
+        self._seq[:n, 0] = 0
+        self._output[:n] = 0
+        self._output[n - outputs : n] = 1
+        self.native.n_tokens = n
+        return self.native
+
+    def tree(self, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]) -> Any:
+        """One row a token at its own position, in all the sequences of `members`; every row yields logits."""
+        n = len(tokens)
+        self._token[:n] = tokens
+        self._pos[:n] = positions
+        self._output[:n] = 1
+        for row, sequences in enumerate(members):
+            self._n_seq[row] = len(sequences)
+            self._seq[row, : len(sequences)] = sequences
+        self.native.n_tokens = n
+        return self.native

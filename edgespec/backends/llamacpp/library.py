@@ -1,0 +1,113 @@
+"""The native library: lazy import, captured logs, devices and their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import deque
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from edgespec.errors import BackendUnavailable
+
+_LOG_INFO, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 2, 3, 4, 5
+
+
+class NativeLog:
+    """What llama.cpp prints, kept in memory (the last 2,000 lines); echoed to stderr while `echo` is set."""
+
+    def __init__(self) -> None:
+        self.echo = False
+        self._lines: deque[str] = deque(maxlen=2000)
+        self._errors: deque[str] = deque(maxlen=20)
+        self._level = _LOG_INFO
+
+    def write(self, level: int, text: bytes, _user_data: object) -> None:
+        line = text.decode("utf-8", "replace")
+        if level != _LOG_CONT:
+            self._level = level
+        if self.echo:
+            sys.stderr.write(line)
+        self._lines.append(line)
+        if self._level == _LOG_ERROR and line.strip():
+            self._errors.append(line.strip())
+
+    def clear_errors(self) -> None:
+        self._errors.clear()
+
+    def reason(self) -> str:
+        """The first error since `clear_errors`, without its function name: usually the cause of those that follow."""
+        if not self._errors:
+            return "no reason given"
+        return self._errors[0].split(": ", 1)[-1].rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A compute device as ggml sees it; memory in bytes."""
+
+    name: str
+    description: str
+    kind: str  # "cpu", "gpu", "igpu" or "accelerator"
+    free: int
+    total: int
+
+
+class Library:
+    """The loaded library: `api` is the ctypes module with llama.h's functions; `log` what they print."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+        self.log = NativeLog()
+        self._callback = api.llama_log_callback(self.log.write)  # held: the library keeps only the pointer
+        api.llama_log_set(self._callback, ctypes.c_void_p(0))
+        api.llama_backend_init()
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every device ggml was built for and finds, with its free memory right now."""
+        from llama_cpp._ggml import libggml
+
+        libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+        libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+        libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+        for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
+            function = getattr(libggml, name)
+            function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+        libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+        size_p = ctypes.POINTER(ctypes.c_size_t)
+        libggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_p, size_p]
+        libggml.ggml_backend_dev_memory.restype = None
+        kinds = {0: "cpu", 1: "gpu", 2: "igpu"}
+        found = []
+        for i in range(libggml.ggml_backend_dev_count()):
+            device = libggml.ggml_backend_dev_get(i)
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            libggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            found.append(
+                Device(
+                    libggml.ggml_backend_dev_name(device).decode(),
+                    libggml.ggml_backend_dev_description(device).decode(),
+                    kinds.get(libggml.ggml_backend_dev_type(device), "accelerator"),
+                    free.value,
+                    total.value,
+                )
+            )
+        return tuple(found)
+
+
+@cache
+def library() -> Library:
+    """Import and initialise llama.cpp once. Raises BackendUnavailable where it is not installed or does not load."""
+    try:
+        import llama_cpp.llama_cpp as api
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"llama.cpp is not installed ({error}).", hint="Install it: pip install llama-cpp-python"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise BackendUnavailable(
+            f"llama.cpp is installed but does not load: {error}.",
+            hint="Reinstall it: pip install --force-reinstall --no-cache-dir llama-cpp-python",
+        ) from error
+    return Library(api)

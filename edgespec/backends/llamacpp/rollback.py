@@ -1,0 +1,150 @@
+"""How a llama.cpp cache forgets rejected tokens: cut, a ring of recurrent states, or snapshot and replay."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+from edgespec.errors import RollbackError
+
+
+class Rollback(Protocol):
+    """Strategy for one context. Positions count tokens of sequence 0."""
+
+    tree: bool
+    max_draft: int
+
+    def before_forward(self, position: int, n_draft: int) -> None:
+        """A forward of 1 + n_draft rows is about to start at `position`."""
+
+    def keep(self, position: int, end: int) -> int:
+        """Cut to `position` tokens after a forward that reached `end`; returns how many are left, fewer if it could not."""
+
+    def checkpoint(self, position: int) -> None:
+        """Make `position`, the current one, reachable by `rewind`."""
+
+    def rewind(self, position: int) -> int:
+        """Cut to at most `position` tokens; returns how many are left."""
+
+    def reset(self) -> None:
+        """Empty the cache, whatever state it is in."""
+
+
+class _Memory:
+    """llama_memory calls of one context, with every return code checked."""
+
+    def __init__(self, api: Any, context: Any) -> None:
+        self._api = api
+        self._context = context
+        self._memory = api.llama_get_memory(context)
+
+    def cut(self, sequence: int, position: int) -> bool:
+        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, position, -1))
+
+    def reset(self) -> None:
+        self._api.llama_memory_clear(self._memory, True)
+
+
+class CutCache(_Memory):
+    """Attention caches: any tail can be cut, and branches of a tree are sequences that share cells."""
+
+    tree = True
+    max_draft = 2**31
+
+    def before_forward(self, position: int, n_draft: int) -> None:
+        """Nothing to prepare."""
+
+    def keep(self, position: int, end: int) -> int:
+        if position < end and not self.cut(0, position):
+            raise RollbackError(f"llama.cpp could not cut its cache to {position} tokens.", hint="Start a new chat.")
+        return position
+
+    def checkpoint(self, position: int) -> None:
+        """Every position can be reached."""
+
+    def rewind(self, position: int) -> int:
+        return self.keep(position, position + 1)
+
+    def open_branches(self, n: int) -> None:
+        """Make sequences 1..n-1 share the cells of sequence 0."""
+        for branch in range(1, n):
+            self._api.llama_memory_seq_cp(self._memory, 0, branch, -1, -1)
+
+    def close_branches(self, n: int, winner: int, start: int, end: int) -> None:
+        """Keep positions start..end-1 of branch `winner` as sequence 0's tail, and drop all other branches."""
+        if winner and not self.cut(0, start):
+            raise RollbackError("llama.cpp could not drop a rejected branch.", hint="Start a new chat.")
+        if winner:
+            self._api.llama_memory_seq_cp(self._memory, winner, 0, start, end)
+        for branch in range(1, n):
+            if not self.cut(branch, -1):
+                raise RollbackError(f"llama.cpp could not drop branch {branch}.", hint="Start a new chat.")
+        self.keep(end, end + 1)
+
+
+class SnapshotCache(_Memory):
+    """Recurrent and hybrid models without a ring: save the state before a draft, restore and replay after a rejection."""
+
+    tree = False
+    max_draft = 2**31
+
+    def __init__(self, api: Any, context: Any) -> None:
+        super().__init__(api, context)
+        self._pending: tuple[int, Any] | None = None
+        self._mark: tuple[int, Any] | None = None
+
+    def before_forward(self, position: int, n_draft: int) -> None:
+        self._pending = (position, self._save()) if n_draft else None
+
+    def keep(self, position: int, end: int) -> int:
+        if position == end:
+            return end
+        return self._restore(self._pending)
+
+    def checkpoint(self, position: int) -> None:
+        self._mark = (position, self._save())
+
+    def rewind(self, position: int) -> int:
+        if self._mark is not None and self._mark[0] > position:
+            self._mark = None
+        return self._restore(self._mark)
+
+    def reset(self) -> None:
+        super().reset()
+        self._pending = self._mark = None
+
+    def _save(self) -> Any:
+        flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = self._api.llama_state_seq_get_size_ext(self._context, 0, flags)
+        buffer = (ctypes.c_uint8 * size)()
+        if self._api.llama_state_seq_get_data_ext(self._context, buffer, size, 0, flags) != size:
+            raise RollbackError("llama.cpp could not save its recurrent state.", hint="Use --draft none for this model.")
+        return buffer
+
+    def _restore(self, saved: tuple[int, Any] | None) -> int:
+        if saved is None:
+            self.reset()
+            return 0
+        position, state = saved
+        flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        if self._api.llama_state_seq_set_data_ext(self._context, state, len(state), 0, flags) == 0:
+            raise RollbackError("llama.cpp could not restore its recurrent state.", hint="Use --draft none for this model.")
+        if not self.cut(0, position):  # the attention half keeps its tail until told
+            raise RollbackError(f"llama.cpp could not cut its cache to {position} tokens.", hint="Start a new chat.")
+        return position
+
+
+class SnapshotRing(SnapshotCache):
+    """Recurrent and hybrid models whose last states llama.cpp keeps during a decode: short rollbacks need no replay."""
+
+    def __init__(self, api: Any, context: Any, n_states: int) -> None:
+        super().__init__(api, context)
+        self.max_draft = n_states
+
+    def before_forward(self, position: int, n_draft: int) -> None:
+        """The ring is filled by the decode itself."""
+
+    def keep(self, position: int, end: int) -> int:
+        if position < end and not self.cut(0, position):
+            raise RollbackError(f"llama.cpp could not roll back {end - position} tokens.", hint="Use a smaller --gamma.")
+        return position

@@ -1,0 +1,60 @@
+"""How a model is loaded and run, on any runtime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from edgespec.errors import InvalidRequest
+
+KvType = Literal["f16", "q8_0", "q4_0"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Raises InvalidRequest for values that cannot work.
+
+    context_size     tokens; None: what the model was trained for, at most 8,192
+    threads          None: the machine's physical (performance) cores
+    gpu_layers       None: all of them, where there is a device to put them on
+    kv_type          element type of keys and values in the cache
+    flash_attention  None: where the device supports it
+    mmap             map the weights instead of reading them
+    exact            one numeric result whatever the number of rows in a forward, at some cost in speed: flash attention,
+                     no weight repacking, no tiled f16 kernels, q8_0 cache
+    """
+
+    context_size: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+    kv_type: KvType = "f16"
+    flash_attention: bool | None = None
+    mmap: bool = True
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("context size", self.context_size, 8, 2**24),
+            ("threads", self.threads, 1, 512),
+            ("GPU layers", self.gpu_layers, 0, 100_000),
+        ):
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} must be {low} to {high}, not {value}.", hint=f"Give another number of {name}.")
+        if self.kv_type != "f16" and self.flash_attention is False:
+            raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
+
+
+def physical_cores() -> int:
+    """Cores worth a thread each: performance cores on Apple Silicon, physical cores elsewhere, within the CPU affinity."""
+    cores = psutil.cpu_count(logical=False) or 1
+    if sys.platform == "darwin":
+        query = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=False)
+        cores = int(query.stdout) if query.stdout.strip().isdigit() else cores
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return max(1, cores)

@@ -1,0 +1,84 @@
+"""The toy runtime as a loadable model: byte tokens and readable nonsense, in linear, tree and recurrent form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
+from edgespec.core.protocols import CheckCancelled, Logits, Session
+from edgespec.errors import UnknownModel
+
+_END = 256
+_ALPHABET = b"etaoin shrdlu\n"
+
+
+class ByteTokenizer:
+    """One token a byte, and one that ends the text."""
+
+    vocab_size = 257
+    bos: int | None = None
+    add_bos = False
+    end_of_generation = frozenset({_END})
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == _END else bytes([token])
+
+    def special_text(self, token: int) -> str:
+        return "<end>" if token == _END else f"<{token:#04x}>"
+
+
+@dataclass(frozen=True)
+class Babble(ToyModel):
+    """Letters by a Markov rule. `noise` perturbs the rule: a draft that agrees with it part of the time."""
+
+    vocab_size: int = 257
+    order: int = 2
+    sharpness: float = 3.0
+    noise: float = 0.0
+
+    def logits(self, prefix: Sequence[int]) -> Logits:
+        z = super().logits(prefix)
+        if self.noise:
+            z = z + np.float32(self.noise) * ToyModel(self.seed + 1, 257, 2, 1.0).logits(prefix)
+        return z + self._letters
+
+    @cached_property
+    def _letters(self) -> Logits:
+        bias = np.full(257, -40.0, np.float32)
+        bias[list(_ALPHABET)] = 0.0
+        bias[_END] = -4.0
+        return bias
+
+
+class ToyRuntimeModel:
+    """A toy model behind the contract of real ones."""
+
+    def __init__(self, name: str, rule: ToyModel, options: LoadOptions) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.chat_template: str | None = None
+        self.context_size = options.context_size or 4096
+        self.description = f"toy ({name})"
+        self._rule = rule
+        self._name = name
+
+    def open_session(self, check: CheckCancelled) -> Session:
+        if self._name == "recurrent":
+            return RecurrentToySession(self._rule, context_size=self.context_size, check=check)
+        return ToySession(self._rule, context_size=self.context_size, tree=self._name != "linear", check=check)
+
+    def close(self) -> None: ...
+
+
+def load(name: str, options: LoadOptions) -> ToyRuntimeModel:
+    """`linear`, `tree`, `recurrent`, or `draft`, which agrees with them most of the time. Raises UnknownModel."""
+    if name not in ("linear", "tree", "recurrent", "draft"):
+        raise UnknownModel(f"there is no toy model '{name}'.", hint="Use linear, tree, recurrent or draft.")
+    return ToyRuntimeModel(name, Babble(noise=1.0 if name == "draft" else 0.0), options)

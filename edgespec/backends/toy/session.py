@@ -1,0 +1,185 @@
+"""Toy sessions: logits are a seeded function of the last tokens, and the cache obeys the same contract as real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.core.protocols import (
+    Capabilities,
+    CheckCancelled,
+    Draft,
+    Ints,
+    Logits,
+    PrefillProgress,
+    Scores,
+)
+from edgespec.core.tree import check_draft, is_path
+from edgespec.errors import ContextOverflow, RollbackError
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """A Markov source: logits [V] depend on `seed` and the last `order` tokens; `sharpness` scales them."""
+
+    seed: int = 0
+    vocab_size: int = 16
+    order: int = 3
+    sharpness: float = 2.0
+
+    def logits(self, prefix: Sequence[int]) -> Logits:
+        rng = np.random.default_rng((self.seed, *prefix[-self.order :]))
+        return (rng.standard_normal(self.vocab_size) * self.sharpness).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ToyScores:
+    """Rows [n + 1, V], computed when a row is asked for."""
+
+    model: ToyModel
+    prefixes: tuple[tuple[int, ...], ...]
+
+    def argmax(self) -> Ints:
+        return np.array([self.logits(row).argmax() for row in range(len(self.prefixes))], np.int32)
+
+    def logits(self, row: int) -> Logits:
+        return self.model.logits(self.prefixes[row])
+
+    def hidden(self) -> object:
+        return None
+
+
+class ToySession:
+    """A session whose cache can be cut anywhere. With `tree` it takes trees. Chunked prefill, `chunk` tokens at a time."""
+
+    def __init__(
+        self, model: ToyModel, *, context_size: int = 256, tree: bool = True, chunk: int = 8,
+        check: CheckCancelled = lambda: None,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self._capabilities = Capabilities(model.vocab_size, context_size, tree, frozenset())
+        self._chunk = chunk
+        self._check = check
+        self._cache: list[int] = []
+        self._pending: tuple[int, Draft] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def position(self) -> int:
+        return len(self._cache)
+
+    @property
+    def draft_limit(self) -> int:
+        return max(0, self._capabilities.context_size - self.position - 1)
+
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+        size = self._capabilities.context_size
+        if not 0 < len(tokens) <= size:
+            raise ContextOverflow(f"{len(tokens)} tokens do not fit a context of {size}.", hint="Shorten the prompt.")
+        shared = 0
+        while shared < min(len(tokens) - 1, self.position) and tokens[shared] == self._cache[shared]:
+            shared += 1
+        done = self.rewind(shared)
+        while done < len(tokens):
+            self._check()
+            done = min(done + self._chunk, len(tokens))
+            self._advance(tokens[self.position : done])
+            yield PrefillProgress(done, len(tokens))
+        return ToyScores(self.model, (tuple(self._cache),))
+
+    def forward(self, root: int, draft: Draft) -> Scores:
+        self._check()
+        check_draft(draft, self.model.vocab_size)
+        if self._pending is not None:
+            raise RollbackError("forward without commit.", hint="Report this as a bug.")
+        if self.position + 1 + len(draft) > self._capabilities.context_size:
+            raise ContextOverflow("the draft does not fit the context.", hint="Respect draft_limit.")
+        if not (self._capabilities.tree or draft.is_chain):
+            raise ValueError("this session takes chains only")
+        base = (*self._cache, root)
+        prefixes = [base]
+        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+            prefixes.append((*prefixes[parent + 1], token))
+        self._pending = (root, draft)
+        return ToyScores(self.model, tuple(prefixes))
+
+    def commit(self, path: Sequence[int]) -> None:
+        if self._pending is None or not is_path(self._pending[1], tuple(path)):
+            raise RollbackError("commit of a path that was not forwarded.", hint="Report this as a bug.")
+        root, draft = self._pending
+        self._pending = None
+        self._advance([root, *draft.tokens[list(path)].tolist()])
+
+    def checkpoint(self) -> None:
+        """Nothing to do: this cache can be cut anywhere."""
+
+    def rewind(self, position: int) -> int:
+        self._pending = None
+        del self._cache[position:]
+        return self.position
+
+    def close(self) -> None:
+        self._cache = []
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        self._cache.extend(tokens)
+
+
+class RecurrentToySession(ToySession):
+    """A session with a running state that cannot be cut: chains only, rollback by restoring a snapshot and replaying.
+
+    The state is a digest of all tokens, advanced token by token as a recurrent layer would be; `replayed` counts the
+    tokens that had to be run again.
+    """
+
+    def __init__(self, model: ToyModel, *, context_size: int = 256, check: CheckCancelled = lambda: None) -> None:
+        super().__init__(model, context_size=context_size, tree=False, check=check)
+        self._state = 0
+        self._before = 0  # the state before the pending forward
+        self._mark = (0, 0)  # (position, state) that rewind can restore
+        self.replayed = 0
+
+    def forward(self, root: int, draft: Draft) -> Scores:
+        before = self._state
+        scores = super().forward(root, draft)
+        self._before, self._state = before, _digest(before, [root, *draft.tokens.tolist()])  # runs ahead of the verdict
+        return scores
+
+    def commit(self, path: Sequence[int]) -> None:
+        pending = self._pending
+        ahead = self._state
+        if pending is not None:
+            self._state = self._before
+        super().commit(path)
+        if pending is not None and len(path) == len(pending[1]):
+            assert self._state == ahead
+        elif pending is not None:
+            self.replayed += 1 + len(path)
+
+    def checkpoint(self) -> None:
+        self._mark = (self.position, self._state)
+
+    def rewind(self, position: int) -> int:
+        if self._pending is not None:
+            self._state = self._before
+        if position < self.position:
+            if position < self._mark[0]:
+                self._mark = (0, 0)
+            position, self._state = self._mark
+        return super().rewind(position)
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        self._state = _digest(self._state, tokens)
+        super()._advance(tokens)
+        assert self._state == _digest(0, self._cache), "the recurrent state does not belong to the cached tokens"
+
+
+def _digest(state: int, tokens: Sequence[int]) -> int:
+    for token in tokens:
+        state = (state * 1_000_003 + int(token) + 1) & ((1 << 61) - 1)
+    return state

@@ -1,0 +1,72 @@
+"""Randomness of verification and drafting: a seam that production seeds and the proofs enumerate."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.core.protocols import Probs
+
+_BLOCK = 1024
+
+
+class Chance(Protocol):
+    """Two kinds of random decision; the proofs in tests/core explore every outcome of both exactly."""
+
+    def accept(self, p: float, q: float) -> bool:
+        """True with probability min(1, p / q); q > 0."""
+
+    def choose(self, weights: Probs, position: int) -> int:
+        """Index i with probability weights[i] / sum(weights), for the token at `position` of the sequence."""
+
+
+class Seeded:
+    """Reproducible randomness.
+
+    `choose` depends on the seed and the position alone, so that a position draws the same number whether it is reached
+    by plain decoding or through a draft, on either runtime. `accept` reads a stream of its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed & _MASK
+        self._stream = np.random.Generator(np.random.PCG64([self._seed, 1]))
+
+    def accept(self, p: float, q: float) -> bool:
+        return self._stream.random() * q < p
+
+    def choose(self, weights: Probs, position: int) -> int:
+        return index_at(weights, uniform(self._seed, position))
+
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits: SplitMix64's mixer (Steele et al. 2014) over seed and position."""
+    z = _mix(_mix((seed + 0x9E3779B97F4A7C15) & _MASK) ^ ((position * 0x9E3779B97F4A7C15) & _MASK))
+    return (z >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def index_at(weights: Probs, u: float) -> int:
+    """Inverse of the cumulative distribution: the first i whose running sum exceeds u times the total.
+
+    Sums in float64, in two levels so that a vocabulary of 128k costs one pass over it. Never returns a zero weight.
+    """
+    n = len(weights)
+    starts = np.arange(0, n, _BLOCK)
+    blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))  # [n / _BLOCK]
+    level = u * blocks[-1]
+    b = min(int(np.searchsorted(blocks, level, side="right")), len(blocks) - 1)
+    inside = np.cumsum(weights[starts[b] : starts[b] + _BLOCK], dtype=np.float64)
+    i = int(starts[b]) + int(np.searchsorted(inside, level - (blocks[b - 1] if b else 0.0), side="right"))
+    if i < n and weights[i] > 0:
+        return i
+    below = np.flatnonzero(weights[:i])  # rounding at a border: the nearest token that can occur
+    return int(below[-1]) if len(below) else int(np.flatnonzero(weights)[0])

@@ -1,0 +1,88 @@
+"""The one decoding loop: draft, score in one target forward, verify exactly, keep what was accepted.
+
+It serves every runtime (a `Session`) and every `Drafter`. Plain decoding is the same loop with an empty draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from time import perf_counter
+
+from edgespec.core.protocols import (
+    NO_DRAFT,
+    CheckCancelled,
+    Controller,
+    Draft,
+    Drafter,
+    PrefillProgress,
+    Session,
+    Step,
+    Verdict,
+    Verifier,
+)
+
+
+def speculate(
+    session: Session,
+    drafter: Drafter,
+    verifier: Verifier,
+    controller: Controller,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    stop: frozenset[int],
+    check: CheckCancelled = lambda: None,
+) -> Generator[PrefillProgress | Step, None, None]:
+    """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context.
+
+    The emitted tokens follow the law that `verifier` samples from, whatever the drafter proposes. Needs len(prompt) >=
+    1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from within the session.
+    """
+    scores = yield from session.prefill(prompt)
+    session.checkpoint()  # the next turn may return here
+    started = perf_counter()
+    verdict = verifier.verify(NO_DRAFT, scores, prompt)
+    ready = perf_counter()
+    yield Step(0, (verdict.next_token,), 0, 0, 0, ready, sample_s=ready - started)
+
+    history = [*prompt, verdict.next_token]
+    # The last emitted token is never cached, so the context holds one token more than it has room for.
+    end = min(len(prompt) + max_tokens, session.capabilities.context_size + 1)
+    if len(history) < end and history[-1] not in stop:
+        drafter.begin(prompt, scores)
+    index = 0
+    while len(history) < end and history[-1] not in stop:
+        check()
+        index += 1
+        t0 = perf_counter()
+        budget = controller.budget().clamp(depth=end - len(history) - 1, nodes=session.draft_limit)
+        draft = drafter.propose(history, budget) if budget.depth and budget.nodes else NO_DRAFT
+        t1 = perf_counter()
+        scores = session.forward(history[-1], draft)
+        t2 = perf_counter()
+        verdict = verifier.verify(draft, scores, history)
+        tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
+        t3 = perf_counter()
+        verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
+        session.commit(verdict.path)
+        history += tokens
+        assert session.position == len(history) - 1
+        drafter.observe(verdict, scores)
+        t4 = perf_counter()
+        step = Step(index, tokens, len(draft), n_accepted, n_tested, t4, t1 - t0, t2 - t1, t3 - t2, t4 - t3)
+        controller.record(step)
+        yield step
+
+
+def _clip(draft: Draft, verdict: Verdict, room: int, stop: frozenset[int]) -> tuple[tuple[int, ...], int, int]:
+    """The verdict's tokens cut at `room` and after a stop token; how many of them were drafted; depths tested."""
+    n_path = len(verdict.path)
+    tokens = [*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token][:room]
+    for i, token in enumerate(tokens):
+        if token in stop:
+            del tokens[i + 1 :]
+            break
+    if len(tokens) <= n_path:  # cut within the path: nothing is known of what would have followed
+        return tuple(tokens), len(tokens), len(tokens)
+    was_rejected = bool(draft.children(verdict.path[-1] if n_path else -1))
+    return tuple(tokens), n_path, n_path + was_rejected

@@ -1,0 +1,97 @@
+"""Steps into Metrics: the only place that counts tokens and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from edgespec.core.protocols import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counts of one generation; times in seconds, None where there were too few tokens to say.
+
+    target_forwards    decode forwards of the target; the first token comes from prefill and needs none
+    tau                mean accepted tokens: (emitted_tokens - 1) / target_forwards, exactly 1.0 for plain decoding
+    acceptance_rate    accepted_tokens / drafted_tokens
+    alpha_by_depth     accepted / tested at draft depth 1, 2, ...; what follows a rejection counts as untested
+    tokens_per_second  1 / tpot_s
+    ttft_s             request to first token
+    tpot_s             first token to last, per token after the first
+    step_p50_s, step_p99_s   gaps between bursts
+    *_s                prefill, and the sums of drafting, target forwards, sampling and verification, commits
+    """
+
+    prompt_tokens: int
+    emitted_tokens: int
+    target_forwards: int
+    drafted_tokens: int
+    accepted_tokens: int
+    tau: float | None
+    acceptance_rate: float | None
+    alpha_by_depth: tuple[float, ...]
+    tokens_per_second: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    step_p50_s: float | None
+    step_p99_s: float | None
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    sample_s: float
+    commit_s: float
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Meter:
+    """Accumulates the Steps of one generation. `started_s` is time.perf_counter() when the request arrived."""
+
+    def __init__(self, prompt_tokens: int, started_s: float) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._started_s = started_s
+        self._steps: list[Step] = []
+
+    def add(self, step: Step) -> None:
+        self._steps.append(step)
+
+    def metrics(self) -> Metrics:
+        steps = self._steps
+        emitted = sum(len(s.tokens) for s in steps)
+        forwards = sum(s.index > 0 for s in steps)
+        drafted = sum(s.n_drafted for s in steps)
+        accepted = sum(s.n_accepted for s in steps)
+        gaps = np.diff([s.at_s for s in steps])
+        tpot_s = float(gaps.sum()) / (emitted - 1) if emitted > 1 else None
+        ttft_s = steps[0].at_s - self._started_s if steps else None
+        return Metrics(
+            prompt_tokens=self._prompt_tokens,
+            emitted_tokens=emitted,
+            target_forwards=forwards,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+            tau=(emitted - 1) / forwards if forwards else None,
+            acceptance_rate=accepted / drafted if drafted else None,
+            alpha_by_depth=_alpha_by_depth(steps),
+            tokens_per_second=1 / tpot_s if tpot_s else None,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            step_p50_s=float(np.percentile(gaps, 50)) if len(gaps) else None,
+            step_p99_s=float(np.percentile(gaps, 99)) if len(gaps) else None,
+            prefill_s=ttft_s - steps[0].sample_s if ttft_s is not None else 0.0,
+            draft_s=sum(s.draft_s for s in steps),
+            verify_s=sum(s.verify_s for s in steps),
+            sample_s=sum(s.sample_s for s in steps),
+            commit_s=sum(s.commit_s for s in steps),
+        )
+
+
+def _alpha_by_depth(steps: Sequence[Step]) -> tuple[float, ...]:
+    deepest = max((s.n_tested for s in steps), default=0)
+    tested = [sum(s.n_tested > d for s in steps) for d in range(deepest)]
+    accepted = [sum(s.n_accepted > d for s in steps) for d in range(deepest)]
+    return tuple(a / t for a, t in zip(accepted, tested, strict=True))

@@ -1,0 +1,204 @@
+"""Contracts between the loop and everything it drives; shapes and meaning are stated here once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.intp]
+Logits = npt.NDArray[np.float32]
+# Probabilities are float64 in production and exact fractions (dtype object) in the proofs.
+Probs = npt.NDArray[Any]
+Rng = np.random.Generator
+CheckCancelled = Callable[[], None]
+"""Returns, or raises `edgespec.errors.Cancelled`; cheap enough to call between any two operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Provisional tokens: a chain, or a tree below the root (the last emitted token, which is not part of it).
+
+    tokens   [n] int32 ids
+    parents  [n] int32; parents[i] < i, and -1 stands for the root, so nodes come in topological order
+    q        [n, V] the law each token was actually drawn from, given its earlier siblings were rejected;
+             None for deterministic children (n-gram, greedy, top-k), whose siblings are distinct
+    """
+
+    tokens: Ints
+    parents: Ints
+    q: Probs | None = None
+
+    @staticmethod
+    def chain(tokens: Sequence[int], q: Probs | None = None) -> Draft:
+        """A draft in which every token follows the one before it."""
+        return Draft(np.asarray(tokens, np.int32), np.arange(-1, len(tokens) - 1, dtype=np.int32), q)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        n = len(self.parents)
+        return n == 0 or bool((self.parents == np.arange(-1, n - 1)).all())
+
+    def children(self, node: int) -> list[int]:
+        """Nodes below `node` (-1: the root) in draft order."""
+        found: list[int] = np.flatnonzero(self.parents == node).tolist()
+        return found
+
+
+NO_DRAFT = Draft.chain(())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The accepted root-to-node path of a draft, and the token that the target emits after it."""
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a drafter may spend: `depth` tokens below the root on any path, `nodes` tokens in all.
+
+    More nodes than depth invite a tree: siblings beside the first choice.
+    """
+
+    depth: int
+    nodes: int
+
+    def clamp(self, *, depth: int, nodes: int) -> Budget:
+        return Budget(max(0, min(self.depth, depth)), max(0, min(self.nodes, nodes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a session can do; `hidden_layers` are the layers whose features `Scores.hidden` may carry."""
+
+    vocab_size: int
+    context_size: int
+    tree: bool
+    hidden_layers: frozenset[int]
+
+
+class Scores(Protocol):
+    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until the next forward."""
+
+    def argmax(self) -> Ints:
+        """[rows] the best id of each row; ties go to the lowest id."""
+
+    def logits(self, row: int) -> Logits:
+        """[V] raw scores of one row; a view that the caller must not write to."""
+
+    def hidden(self) -> object:
+        """Features for trained heads, or None."""
+
+
+class Session(Protocol):
+    """One model with its KV state for one sequence.
+
+    forward() scores provisional tokens, commit() keeps one path of them. `position` counts the tokens in the cache;
+    after commit it is len(history) - 1, because the last emitted token is the next root and not yet cached.
+    Cancelled raised from prefill or forward leaves a usable session; any other exception dirties it: close it.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def draft_limit(self) -> int:
+        """Draft nodes that the next forward can take, beside its root; 0 at the end of the context."""
+
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+        """Bring the cache to exactly `tokens`, reusing the longest prefix it can; returns scores of the last (one row).
+
+        Yields after every chunk. Raises ContextOverflow, Cancelled.
+        """
+
+    def forward(self, root: int, draft: Draft) -> Scores:
+        """Score the root and every draft node. len(draft) <= draft_limit; a tree needs capabilities.tree."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the root and the nodes of `path` (root to node) of the last forward; forget the rest."""
+
+    def checkpoint(self) -> None:
+        """Make the current position one that rewind() can reach; free where the cache can be cut anywhere."""
+
+    def rewind(self, position: int) -> int:
+        """Cut the cache back to at most `position` tokens; returns how many are left (fewer on recurrent models)."""
+
+    def close(self) -> None: ...
+
+
+class Drafter(Protocol):
+    """Anything that proposes a draft, for one generation. Sessions that it drives belong to the engine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hidden_layers(self) -> frozenset[int]: ...
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
+        """A generation starts; `scores` are the target's for the last prompt token."""
+
+    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+        """A draft that continues `tokens` (prompt and all emitted; the last one is the root) within `budget`."""
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None:
+        """What became of the last proposal, after clipping at stop tokens and length."""
+
+
+class Verifier(Protocol):
+    """An exact acceptance rule: the tokens it lets through follow the target's distribution, whatever was drafted."""
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict: ...
+
+
+class Controller(Protocol):
+    """Decides how much to draft, from what earlier steps cost and won."""
+
+    def budget(self) -> Budget: ...
+
+    def record(self, step: Step) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One burst of emitted tokens. Step 0 is the token that prefill yields; every other step is one target forward.
+
+    tokens      the first n_accepted of them were drafted, the rest is the target's own
+    n_tested    depths at which a drafted token met the target's verdict: n_accepted, plus 1 after a rejection
+    at_s        time.perf_counter() when the tokens were ready; the other times are durations in seconds
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    n_drafted: int
+    n_accepted: int
+    n_tested: int
+    at_s: float
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prompt tokens in the cache so far (reused ones included), of all."""
+
+    done: int
+    total: int
+
+
+FinishReason = Literal["stop", "length", "cancelled"]

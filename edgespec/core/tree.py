@@ -1,0 +1,67 @@
+"""Shape of draft trees: depths, root-to-leaf branches, paths, validity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgespec.core.protocols import Draft, Ints
+
+
+def depths(draft: Draft) -> Ints:
+    """[n] 1 for children of the root, and one more for each generation below."""
+    depth = np.empty(len(draft), np.int32)
+    for i, parent in enumerate(draft.parents.tolist()):
+        depth[i] = 1 if parent < 0 else depth[parent] + 1
+    return depth
+
+
+def path_to(draft: Draft, node: int) -> tuple[int, ...]:
+    """Nodes from the root's child down to `node`."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = int(draft.parents[node])
+    return tuple(reversed(path))
+
+
+def leaves(draft: Draft) -> list[int]:
+    """Nodes without children, in draft order."""
+    inner = set(draft.parents.tolist())
+    return [i for i in range(len(draft)) if i not in inner]
+
+
+def branches(draft: Draft) -> list[list[int]]:
+    """For each node the indices (into `leaves`) of the leaves at or below it: the branches that it is part of."""
+    member: list[list[int]] = [[] for _ in range(len(draft))]
+    for b, leaf in enumerate(leaves(draft)):
+        for node in path_to(draft, leaf):
+            member[node].append(b)
+    return member
+
+
+def is_path(draft: Draft, path: tuple[int, ...]) -> bool:
+    """Whether `path` descends from the root, each node a child of the one before."""
+    at = -1
+    for node in path:
+        if not 0 <= node < len(draft) or draft.parents[node] != at:
+            return False
+        at = node
+    return True
+
+
+def check_draft(draft: Draft, vocab_size: int) -> None:
+    """Raise ValueError unless this is a tree in topological order of known tokens, deterministic siblings distinct."""
+    n = len(draft)
+    if draft.tokens.shape != (n,) or draft.parents.shape != (n,):
+        raise ValueError(f"tokens and parents must both be [n]: {draft.tokens.shape}, {draft.parents.shape}")
+    if n == 0:
+        return
+    if draft.tokens.min() < 0 or draft.tokens.max() >= vocab_size:
+        raise ValueError(f"token ids must be in 0..{vocab_size - 1}")
+    if (draft.parents < -1).any() or (draft.parents >= np.arange(n)).any():
+        raise ValueError("parents must come before their children, and -1 is the root")
+    if draft.q is None:
+        if len(set(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))) != n:
+            raise ValueError("deterministic siblings must be distinct tokens")
+    elif draft.q.shape != (n, vocab_size):
+        raise ValueError(f"q must be [{n}, {vocab_size}], not {draft.q.shape}")

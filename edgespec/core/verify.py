@@ -1,0 +1,159 @@
+"""The exact acceptance rules. Each leaves the target's distribution unchanged; tests/core proves it by enumeration.
+
+p is the target's law after the whole sampler chain, q the law a drafted token was actually drawn from.
+A row's law is computed only when the rule visits that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.core.chance import Chance
+from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict
+from edgespec.core.sampling import Law
+
+
+class LawSource(Protocol):
+    """What a verifier needs of `sampling.Sampler`."""
+
+    window: int
+
+    @property
+    def is_argmax(self) -> bool: ...
+
+    def law(self, logits: Logits, prefix: Sequence[int]) -> Law: ...
+
+
+class TargetSample:
+    """For deterministic children: draw y from the target; if y was drafted, descend, else emit y.
+
+    Exact and maximal for the child set, since the emitted token is the target's own draw at every position. With
+    `Seeded` chance that draw depends on the position alone: a seed gives the text that plain decoding gives.
+    """
+
+    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+        self._sampler = sampler
+        self._chance = chance
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        if draft.q is not None:
+            raise ValueError("a sampled draft needs TokenRejection or BlockVerification")
+        best = scores.argmax().tolist() if self._sampler.is_argmax else None
+        context = _context(prefix, self._sampler.window)
+        path: list[int] = []
+        node = -1
+        while True:
+            if best is not None:
+                y = best[node + 1]
+            else:
+                law = self._sampler.law(scores.logits(node + 1), context)
+                y = law.token(self._chance.choose(law.weights, len(prefix) + len(path)))
+            for child in draft.children(node):
+                if draft.tokens[child] == y:
+                    node = child
+                    path.append(child)
+                    context.append(y)
+                    break
+            else:
+                return Verdict(tuple(path), y)
+
+
+class TokenRejection:
+    """Speculative sampling for drawn tokens: chains (Leviathan et al. 2023; Chen et al. 2023) and sibling sets
+    (recursive rejection: Miao et al. 2024, SpecInfer).
+
+    Siblings drawn without replacement carry their conditional q: the law given that the earlier ones were not drawn.
+    """
+
+    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+        self._sampler = sampler
+        self._chance = chance
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        context = _context(prefix, self._sampler.window)
+        path: list[int] = []
+        node = -1
+        while True:
+            p = _dense(self._sampler, scores, node + 1, context)  # [V]
+            for child in draft.children(node):
+                q, x = _q(draft, child), int(draft.tokens[child])
+                if self._chance.accept(p[x], q[x]):
+                    node = child
+                    path.append(child)
+                    context.append(x)
+                    break
+                p = residual(p, q)
+            else:
+                return Verdict(tuple(path), self._chance.choose(p, len(prefix) + len(path)))
+
+
+class BlockVerification:
+    """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444): never accepts less than the token rule.
+
+    P_0 = 1;  P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i))
+    i < k:  Z_i = sum(max(P_i p_{i+1} - q_{i+1}, 0));  h_i = Z_i / (Z_i + 1 - P_i), 0/0 -> 1;   h_k = P_k
+    tau = the largest i whose own coin shows acceptance with h_i (no early break), else 0
+    next ~ p_{k+1} after tau = k, else the normalised max(P_tau p_{tau+1} - q_{tau+1}, 0)
+    """
+
+    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+        self._sampler = sampler
+        self._chance = chance
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        if not draft.is_chain:
+            raise ValueError("block verification takes chains; use TokenRejection for sibling sets")
+        context = _context(prefix, self._sampler.window)
+        k = len(draft)
+        p = [_dense(self._sampler, scores, 0, context)]  # p[i]: the law after x_1..x_i, [V]
+        keep = [p[0].sum()]  # P_i; starts at one, in the laws' own number type
+        for i, x in enumerate(draft.tokens.tolist()):
+            keep.append(min(keep[0], keep[i] * p[i][x] / _q(draft, i)[x]))
+            context.append(x)
+            p.append(_dense(self._sampler, scores, i + 1, context))
+        owed = [_positive(keep[i] * p[i] - _q(draft, i)) for i in range(k)] + [p[k]]
+        tau = 0
+        for i in range(1, k + 1):
+            z = owed[i].sum() if i < k else keep[k]
+            total = z + 1 - keep[i] if i < k else 1
+            if total <= 0 or self._chance.accept(z, total):
+                tau = i
+        weights = owed[tau] if owed[tau].sum() > 0 else p[tau]  # nothing owed: p = q here, reached by rounding alone
+        return Verdict(tuple(range(tau)), self._chance.choose(weights, len(prefix) + tau))
+
+
+def residual(p: Probs, q: Probs) -> Probs:
+    """norm(max(p - q, 0)): what the target still owes after a token drawn from q was rejected. [V]
+
+    p itself where nothing is owed, which only rounding can reach: then p = q, and q's draw is never rejected.
+    """
+    r = _positive(p - q)
+    total = r.sum()
+    return r / total if total > 0 else p
+
+
+def _positive(x: Probs) -> Probs:
+    positive: Probs = np.maximum(x, 0)
+    return positive
+
+
+def _q(draft: Draft, node: int) -> Probs:
+    if draft.q is None:
+        raise ValueError(
+            "rejection rules need the law each token was drawn from; use TargetSample for deterministic drafts"
+        )
+    q: Probs = draft.q[node]
+    return q
+
+
+def _dense(sampler: LawSource, scores: Scores, row: int, context: Sequence[int]) -> Probs:
+    logits = scores.logits(row)
+    return sampler.law(logits, context).dense(len(logits))
+
+
+def _context(prefix: Sequence[int], window: int) -> list[int]:
+    """The part of the prefix that the sampler looks at, as a list that grows along the accepted path."""
+    return list(prefix[-window:]) if window else []

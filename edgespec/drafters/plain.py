@@ -1,0 +1,19 @@
+"""No drafting: plain decoding through the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Verdict
+
+
+class PlainDrafter:
+    name = "none"
+    hidden_layers: frozenset[int] = frozenset()
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
+
+    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+        return NO_DRAFT
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None: ...

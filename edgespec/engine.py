@@ -1,0 +1,239 @@
+"""Composition root: models, drafter, verifier and controller into a stream of events. The loop is core/loop.py."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from edgespec.backends import Model
+from edgespec.core.chance import Seeded
+from edgespec.core.control import FixedBudget
+from edgespec.core.loop import speculate
+from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.protocols import (
+    Budget,
+    CheckCancelled,
+    Drafter,
+    FinishReason,
+    PrefillProgress,
+    Session,
+    Step,
+    Verifier,
+)
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
+from edgespec.drafters.model import GreedyChoice, ModelDrafter, SampledChoice
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.plain import PlainDrafter
+from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.text.chat import ChatTemplate, Message, encode_prompt
+from edgespec.text.reasoning import detect_format
+from edgespec.text.stream import Piece, TextStream
+from edgespec.text.vocabulary import vocabulary_mismatch
+
+DraftKind = Literal["none", "ngram", "model"]
+Rule = Literal["sample", "rejection", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How to draft and verify; may change between requests.
+
+    gamma   drafted tokens on a path at most; 0 is plain decoding
+    nodes   drafted tokens in all; more than gamma make a tree
+    rule    'sample' for deterministic drafts (the default); 'rejection' and 'block' for drafts drawn at random
+    """
+
+    kind: DraftKind
+    gamma: int
+    nodes: int
+    rule: Rule = "sample"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 63 or not 0 <= self.nodes <= 63:
+            raise InvalidRequest("gamma and tree nodes must be 0 to 63.", hint="Use --gamma 3 to begin with.")
+        if self.rule == "block" and self.nodes > self.gamma:
+            raise InvalidRequest("block verification takes chains only.", hint="Drop --nodes, or use --verify rejection.")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate. `prompt` is text to continue as it stands, or the messages of a chat.
+
+    max_tokens  None: to the end of the context
+    seed        None: a fresh one, reported in Finished
+    """
+
+    prompt: str | tuple[Message, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. `tokens` are the emitted ids, end-of-generation tokens included."""
+
+    reason: FinishReason
+    tokens: tuple[int, ...]
+    seed: int
+    metrics: Metrics
+
+
+Event = PrefillProgress | Step | Piece | Finished
+
+
+class Engine:
+    """A target, perhaps a draft model, and their sessions, which live from request to request and reuse their caches.
+
+    Everything here happens on the thread that called the constructor. Raises DraftRefused when the draft model's
+    vocabulary is not the target's.
+    """
+
+    def __init__(self, target: Model, draft: Model | None, speculation: Speculation) -> None:
+        if draft is not None and (reason := vocabulary_mismatch(target.tokenizer, draft.tokenizer)):
+            raise DraftRefused(f"this draft cannot serve this target: {reason}.", hint="Use --draft ngram, or another draft.")
+        self.target = target
+        self.draft = draft
+        self.speculation = speculation
+        tokenizer = target.tokenizer
+        bos = tokenizer.special_text(tokenizer.bos) if tokenizer.bos is not None else ""
+        source = target.chat_template
+        self._template = ChatTemplate(source, bos, "") if source else None
+        self._reasoning = detect_format(source) if source else None
+        self._sessions: tuple[Session, Session | None] | None = None
+        self._check: CheckCancelled = lambda: None
+
+    def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
+        """Generate: PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished.
+
+        `check` is polled throughout; when it raises Cancelled the stream ends with Finished("cancelled") and the engine
+        stays usable. Raises InvalidRequest, ContextOverflow, TemplateError, BackendError.
+        """
+        started_s = perf_counter()
+        self._check = check
+        prompt, tail = self._encode(request.prompt)
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise InvalidRequest(f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger number.")
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        tokenizer = self.target.tokenizer
+        text = TextStream(tokenizer, request.stop, self._reasoning, tail)
+        meter = Meter(len(prompt), started_s)
+        emitted: list[int] = []
+        reason: FinishReason = "length"
+        try:
+            session, draft_session = self._open_sessions()
+            sampler = Sampler(request.sampling, tokenizer.vocab_size)
+            for event in speculate(
+                session,
+                self._drafter(draft_session, sampler, seed),
+                self._verifier(sampler, seed),
+                FixedBudget(self._budget(session)),
+                prompt,
+                max_tokens=request.max_tokens or self.target.context_size,
+                stop=tokenizer.end_of_generation,
+                check=check,
+            ):
+                if isinstance(event, PrefillProgress):
+                    yield event
+                    continue
+                pieces: list[Piece] = []
+                for i, token in enumerate(event.tokens):
+                    pieces += text.push(token, i < event.n_accepted)
+                    if text.stopped:  # what the burst holds beyond the stop string was never asked for
+                        kept = i + 1
+                        event = replace(
+                            event,
+                            tokens=event.tokens[:kept],
+                            n_accepted=min(event.n_accepted, kept),
+                            n_tested=min(event.n_tested, kept),
+                        )
+                        break
+                meter.add(event)
+                emitted += event.tokens
+                yield event
+                yield from pieces
+                if text.stopped or emitted[-1] in tokenizer.end_of_generation:
+                    reason = "stop"
+                    break
+        except Cancelled:
+            reason = "cancelled"
+        except Exception:
+            self._drop_sessions()  # between forward and commit a cache is in no defined state
+            raise
+        yield from text.finish()
+        yield Finished(reason, tuple(emitted), seed, meter.metrics())
+
+    def count_tokens(self, prompt: str | tuple[Message, ...]) -> int:
+        """Tokens that `prompt` takes in the context, template included."""
+        return len(self._encode(prompt)[0])
+
+    def close(self) -> None:
+        self._drop_sessions()
+        if self.draft is not None:
+            self.draft.close()
+        self.target.close()
+
+    def _encode(self, prompt: str | tuple[Message, ...]) -> tuple[list[int], str]:
+        """Token ids, and the end of the text they came from, by which reasoning is recognised."""
+        if isinstance(prompt, str):
+            text = prompt
+        elif self._template is not None:
+            text = self._template.render(prompt)
+        else:
+            text = "".join(message.content for message in prompt)
+        tokens = encode_prompt(self.target.tokenizer, text, parse_special=True) if text else []
+        if not tokens:
+            raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
+        size = self.target.context_size
+        if len(tokens) > size:
+            raise ContextOverflow(
+                f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.",
+                hint="Shorten it, or set a larger --ctx; in a chat, /clear starts anew.",
+            )
+        return tokens, text[-256:]
+
+    def _open_sessions(self) -> tuple[Session, Session | None]:
+        if self._sessions is None:
+            target = self.target.open_session(lambda: self._check())
+            draft = self.draft.open_session(lambda: self._check()) if self.draft is not None else None
+            self._sessions = target, draft
+        return self._sessions
+
+    def _drop_sessions(self) -> None:
+        sessions, self._sessions = self._sessions, None
+        for session in sessions or ():
+            if session is not None:
+                session.close()
+
+    def _drafter(self, draft_session: Session | None, sampler: Sampler, seed: int) -> Drafter:
+        kind, rule = self.speculation.kind, self.speculation.rule
+        if kind == "none" or not self.speculation.gamma:
+            return PlainDrafter()
+        if kind == "ngram":
+            return NgramDrafter()
+        if draft_session is None:
+            raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
+        vocab_size = self.target.tokenizer.vocab_size
+        if rule == "sample" or sampler.is_argmax:
+            return ModelDrafter(draft_session, vocab_size, GreedyChoice())
+        rng = np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))  # a stream apart from the verifier's
+        return ModelDrafter(draft_session, vocab_size, SampledChoice(sampler, rng))
+
+    def _verifier(self, sampler: Sampler, seed: int) -> Verifier:
+        rule = self.speculation.rule
+        if rule == "sample" or self.speculation.kind != "model" or not self.speculation.gamma or sampler.is_argmax:
+            return TargetSample(sampler, Seeded(seed))
+        return (TokenRejection if rule == "rejection" else BlockVerification)(sampler, Seeded(seed))
+
+    def _budget(self, session: Session) -> Budget:
+        spec = self.speculation
+        depth = 0 if spec.kind == "none" else spec.gamma
+        takes_trees = session.capabilities.tree and spec.rule == "sample"
+        return Budget(depth, max(depth, spec.nodes) if takes_trees else depth)

@@ -1,0 +1,111 @@
+"""One thread owns the models: jobs run on it in order, their events cross a bounded queue, any of them can be cancelled."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import Cancelled
+
+T = TypeVar("T")
+
+_EVENTS_AHEAD = 256  # how far generation may run ahead of whoever reads it
+_POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None
+
+
+class Job(Generic[T]):
+    """The events of one piece of work, in order. Iterate it from any one thread; `cancel` from any."""
+
+    def __init__(self, work: Callable[[CheckCancelled], Iterator[T]]) -> None:
+        self._work = work
+        self._events: queue.Queue[T | _End] = queue.Queue(_EVENTS_AHEAD)
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the work to stop; it still delivers what it has to say about that."""
+        self._cancelled.set()
+
+    def __iter__(self) -> Iterator[T]:
+        """Events until the work ends. Raises what the work raised; Cancelled if it was cancelled before it began."""
+        while True:
+            try:
+                event = self._events.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, _End):
+                if event.error is not None:
+                    raise event.error
+                return
+            yield event
+
+    def check(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled
+
+    def run(self) -> None:
+        """Do the work; called on the owner thread."""
+        try:
+            for event in self._work(self.check):
+                self._put(event)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the reader has to hear of it
+            self._put(_End(error))
+        else:
+            self._put(_End(None))
+
+    def _put(self, event: T | _End) -> None:
+        """Wait for room, unless cancelled: then the newest events replace the oldest, so that nobody waits for a reader."""
+        while True:
+            try:
+                self._events.put(event, timeout=_POLL_S)
+                return
+            except queue.Full:
+                if self._cancelled.is_set():
+                    self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        try:
+            self._events.get_nowait()
+        except queue.Empty:
+            pass
+
+
+class Worker:
+    """The thread that models are loaded, used and freed on."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Job[object] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._serve, name="edgespec-worker", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
+        """Queue `work`; it is given the cancellation check to poll."""
+        job: Job[T] = Job(work)
+        self._jobs.put(job)  # type: ignore[arg-type]  # the queue does not look at the events
+        return job
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the owner thread and wait for its result. Raises what it raises."""
+
+        def once(_check: CheckCancelled) -> Iterator[T]:
+            yield function()
+
+        (result,) = self.submit(once)
+        return result
+
+    def close(self) -> None:
+        """Finish the queued jobs and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
