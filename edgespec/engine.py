@@ -58,7 +58,9 @@ class Speculation:
         if not 0 <= self.gamma <= 63 or not 0 <= self.nodes <= 63:
             raise InvalidRequest("gamma and tree nodes must be 0 to 63.", hint="Use --gamma 3 to begin with.")
         if self.rule == "block" and self.nodes > self.gamma:
-            raise InvalidRequest("block verification takes chains only.", hint="Drop --nodes, or use --verify rejection.")
+            raise InvalidRequest(
+                "block verification takes chains only.", hint="Drop --nodes, or use --verify rejection."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Engine:
 
     def __init__(self, target: Model, draft: Model | None, speculation: Speculation) -> None:
         if draft is not None and (reason := vocabulary_mismatch(target.tokenizer, draft.tokenizer)):
-            raise DraftRefused(f"this draft cannot serve this target: {reason}.", hint="Use --draft ngram, or another draft.")
+            raise DraftRefused(
+                f"this draft cannot serve this target: {reason}.", hint="Use --draft ngram, or another draft."
+            )
         self.target = target
         self.draft = draft
         self.speculation = speculation
@@ -120,7 +124,9 @@ class Engine:
         self._check = check
         prompt, tail = self._encode(request.prompt)
         if request.max_tokens is not None and request.max_tokens < 1:
-            raise InvalidRequest(f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger number.")
+            raise InvalidRequest(
+                f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger number."
+            )
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tokenizer = self.target.tokenizer
         text = TextStream(tokenizer, request.stop, self._reasoning, tail)

@@ -1,7 +1,8 @@
-"""One thread owns the models: jobs run on it in order, their events cross a bounded queue, any of them can be cancelled."""
+"""One thread owns the models: jobs run on it in order, events cross a bounded queue, any job can be cancelled."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ class Job(Generic[T]):
             self._put(_End(None))
 
     def _put(self, event: T | _End) -> None:
-        """Wait for room, unless cancelled: then the newest events replace the oldest, so that nobody waits for a reader."""
+        """Wait for room; once cancelled, replace the oldest events instead, so that nobody waits for a reader."""
         while True:
             try:
                 self._events.put(event, timeout=_POLL_S)
@@ -72,10 +73,8 @@ class Job(Generic[T]):
                     self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        try:
+        with contextlib.suppress(queue.Empty):
             self._events.get_nowait()
-        except queue.Empty:
-            pass
 
 
 class Worker:

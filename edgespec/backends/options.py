@@ -25,7 +25,8 @@ class LoadOptions:
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
     mmap             map the weights instead of reading them
-    exact            one numeric result whatever the number of rows in a forward, at some cost in speed: flash attention,
+    exact            one numeric result whatever the number of rows in a forward, at some cost in speed: flash
+    attention,
                      no weight repacking, no tiled f16 kernels, q8_0 cache
     """
 
@@ -44,16 +45,20 @@ class LoadOptions:
             ("GPU layers", self.gpu_layers, 0, 100_000),
         ):
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} must be {low} to {high}, not {value}.", hint=f"Give another number of {name}.")
+                raise InvalidRequest(
+                    f"{name} must be {low} to {high}, not {value}.", hint=f"Give another number of {name}."
+                )
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
 
 
 def physical_cores() -> int:
-    """Cores worth a thread each: performance cores on Apple Silicon, physical cores elsewhere, within the CPU affinity."""
+    """Cores worth a thread: performance cores on Apple Silicon, else physical ones, within the CPU affinity."""
     cores = psutil.cpu_count(logical=False) or 1
     if sys.platform == "darwin":
-        query = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=False)
+        query = subprocess.run(
+            ["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=False
+        )
         cores = int(query.stdout) if query.stdout.strip().isdigit() else cores
     if hasattr(os, "sched_getaffinity"):
         cores = min(cores, len(os.sched_getaffinity(0)))

@@ -56,7 +56,7 @@ class GreedyChoice:
 
 
 class SampledChoice:
-    """Tokens drawn from the draft's own law, which the draft then carries as q; for the rejection rules. Chains only."""
+    """Tokens drawn from the draft's own law, which the draft carries as q for the rejection rules. Chains only."""
 
     def __init__(self, sampler: Sampler, rng: Rng) -> None:
         self._sampler = sampler

@@ -1,4 +1,4 @@
-"""Prompt and history lookup (Saxena 2023, prompt lookup decoding): what followed the last tokens before follows again."""
+"""Prompt and history lookup (prompt lookup decoding, Saxena 2023): what followed before follows again."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.options import LoadOptions, physical_cores
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
+from edgespec.backends.options import LoadOptions, physical_cores
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
 

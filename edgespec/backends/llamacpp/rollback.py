@@ -18,7 +18,7 @@ class Rollback(Protocol):
         """A forward of 1 + n_draft rows is about to start at `position`."""
 
     def keep(self, position: int, end: int) -> int:
-        """Cut to `position` tokens after a forward that reached `end`; returns how many are left, fewer if it could not."""
+        """Cut to `position` after a forward that reached `end`; returns how many tokens are left, perhaps fewer."""
 
     def checkpoint(self, position: int) -> None:
         """Make `position`, the current one, reachable by `rewind`."""
@@ -83,7 +83,7 @@ class CutCache(_Memory):
 
 
 class SnapshotCache(_Memory):
-    """Recurrent and hybrid models without a ring: save the state before a draft, restore and replay after a rejection."""
+    """Recurrent and hybrid models without a ring: save before a draft, restore and replay after a rejection."""
 
     tree = False
     max_draft = 2**31
@@ -118,7 +118,9 @@ class SnapshotCache(_Memory):
         size = self._api.llama_state_seq_get_size_ext(self._context, 0, flags)
         buffer = (ctypes.c_uint8 * size)()
         if self._api.llama_state_seq_get_data_ext(self._context, buffer, size, 0, flags) != size:
-            raise RollbackError("llama.cpp could not save its recurrent state.", hint="Use --draft none for this model.")
+            raise RollbackError(
+                "llama.cpp could not save its recurrent state.", hint="Use --draft none for this model."
+            )
         return buffer
 
     def _restore(self, saved: tuple[int, Any] | None) -> int:
@@ -128,7 +130,9 @@ class SnapshotCache(_Memory):
         position, state = saved
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if self._api.llama_state_seq_set_data_ext(self._context, state, len(state), 0, flags) == 0:
-            raise RollbackError("llama.cpp could not restore its recurrent state.", hint="Use --draft none for this model.")
+            raise RollbackError(
+                "llama.cpp could not restore its recurrent state.", hint="Use --draft none for this model."
+            )
         if not self.cut(0, position):  # the attention half keeps its tail until told
             raise RollbackError(f"llama.cpp could not cut its cache to {position} tokens.", hint="Start a new chat.")
         return position
@@ -146,5 +150,7 @@ class SnapshotRing(SnapshotCache):
 
     def keep(self, position: int, end: int) -> int:
         if position < end and not self.cut(0, position):
-            raise RollbackError(f"llama.cpp could not roll back {end - position} tokens.", hint="Use a smaller --gamma.")
+            raise RollbackError(
+                f"llama.cpp could not roll back {end - position} tokens.", hint="Use a smaller --gamma."
+            )
         return position

@@ -52,7 +52,7 @@ class ToyScores:
 
 
 class ToySession:
-    """A session whose cache can be cut anywhere. With `tree` it takes trees. Chunked prefill, `chunk` tokens at a time."""
+    """A session whose cache can be cut anywhere; with `tree` it takes trees. Prefill goes `chunk` tokens at a time."""
 
     def __init__(
         self, model: ToyModel, *, context_size: int = 256, tree: bool = True, chunk: int = 8,
