@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
@@ -9,6 +10,7 @@ from typing import Literal, Protocol
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendUnavailable
+from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
 
 BackendName = Literal["llamacpp", "mlx", "toy"]
@@ -60,3 +62,16 @@ def open_model(
 
         return load_toy(path.name, options)
     raise BackendUnavailable("this version has no MLX backend yet.", hint="Use --backend llamacpp.")
+
+
+def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
+    """Accelerators that the runtime would use, with their free memory. Raises BackendUnavailable."""
+    if backend != "llamacpp":
+        return ()
+    from edgespec.backends.llamacpp.library import library
+
+    return tuple(
+        DeviceMemory(device.name, device.free, device.total, device.kind == "igpu" or sys.platform == "darwin")
+        for device in library().devices()
+        if device.kind in ("gpu", "igpu")
+    )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import psutil
@@ -20,7 +21,7 @@ class LoadOptions:
     """Raises InvalidRequest for values that cannot work.
 
     context_size     tokens; None: what the model was trained for, at most 8,192
-    threads          None: the machine's physical (performance) cores
+    threads          None: the machine's physical (performance) cores, less those that are busy
     gpu_layers       None: all of them, where there is a device to put them on
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
@@ -63,3 +64,14 @@ def physical_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = min(cores, len(os.sched_getaffinity(0)))
     return max(1, cores)
+
+
+@cache
+def idle_cores() -> int:
+    """Physical cores that nothing else is using now, at least one; measured once, for 50 ms.
+
+    One thread more than there are idle cores makes every decode wait for a time slice, which costs far more than the
+    thread brings.
+    """
+    busy = psutil.cpu_percent(interval=0.05) / 100 * (psutil.cpu_count() or 1)
+    return max(1, physical_cores() - round(busy))

@@ -91,7 +91,7 @@ class TokenRejection:
 
 
 class BlockVerification:
-    """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444): never accepts less than the token rule.
+    """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444): accepts no less than the token rule.
 
     P_0 = 1;  P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i))
     i < k:  Z_i = sum(max(P_i p_{i+1} - q_{i+1}, 0));  h_i = Z_i / (Z_i + 1 - P_i), 0/0 -> 1;   h_k = P_k

@@ -12,7 +12,7 @@ from edgespec.backends.llamacpp.library import Library, library
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
-from edgespec.backends.options import LoadOptions, physical_cores
+from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
 
@@ -60,7 +60,7 @@ class LlamaModel:
         params.n_seq_max = 1 if self.is_recurrent else MAX_ROWS
         params.kv_unified = True
         params.n_rs_seq = _STATE_SNAPSHOTS
-        params.n_threads = params.n_threads_batch = options.threads or physical_cores()
+        params.n_threads = params.n_threads_batch = options.threads or idle_cores()
         params.type_k = params.type_v = _KV_TYPES["q8_0" if options.exact else options.kv_type]
         needs_flash = options.exact or options.kv_type != "f16"
         params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]

@@ -112,19 +112,22 @@ class ToySession:
         if self._pending is None or not is_path(self._pending[1], tuple(path)):
             raise RollbackError("commit of a path that was not forwarded.", hint="Report this as a bug.")
         root, draft = self._pending
-        self._pending = None
+        self._drop_pending()
         self._advance([root, *draft.tokens[list(path)].tolist()])
 
     def checkpoint(self) -> None:
         """Nothing to do: this cache can be cut anywhere."""
 
     def rewind(self, position: int) -> int:
-        self._pending = None
+        self._drop_pending()
         del self._cache[position:]
         return self.position
 
     def close(self) -> None:
         self._cache = []
+
+    def _drop_pending(self) -> None:
+        self._pending = None
 
     def _advance(self, tokens: Sequence[int]) -> None:
         self._cache.extend(tokens)
@@ -152,26 +155,25 @@ class RecurrentToySession(ToySession):
 
     def commit(self, path: Sequence[int]) -> None:
         pending = self._pending
-        ahead = self._state
-        if pending is not None:
-            self._state = self._before
         super().commit(path)
-        if pending is not None and len(path) == len(pending[1]):
-            assert self._state == ahead
-        elif pending is not None:
+        if pending is not None and len(path) < len(pending[1]):
             self.replayed += 1 + len(path)
 
     def checkpoint(self) -> None:
         self._mark = (self.position, self._state)
 
     def rewind(self, position: int) -> int:
-        if self._pending is not None:
-            self._state = self._before
+        self._drop_pending()
         if position < self.position:
             if position < self._mark[0]:
                 self._mark = (0, 0)
             position, self._state = self._mark
         return super().rewind(position)
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            self._state = self._before
+        super()._drop_pending()
 
     def _advance(self, tokens: Sequence[int]) -> None:
         self._state = _digest(self._state, tokens)

@@ -1,0 +1,21 @@
+"""`edgespec completion`: the script that makes a shell complete edgespec's commands and options."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print the completion script for a shell.
+
+    bash: eval "$(edgespec completion bash)"; zsh the same; fish: edgespec completion fish | source
+    """
+    from click.shell_completion import get_completion_class
+
+    from edgespec.cli.main import cli
+
+    completion = get_completion_class(shell)
+    assert completion is not None
+    click.echo(completion(cli, {}, "edgespec", "_EDGESPEC_COMPLETE").source())

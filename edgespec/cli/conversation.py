@@ -1,0 +1,102 @@
+"""The state of a chat: messages, settings, and their form on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Request
+from edgespec.errors import CacheError, InvalidRequest
+from edgespec.text.chat import Message
+
+_NUMBERS = {
+    f.name: float if isinstance(f.default, float) else int for f in fields(SamplingParams) if f.name != "logit_bias"
+}
+SETTINGS = (*_NUMBERS, "max_tokens", "seed", "system")
+
+
+class Conversation:
+    """Messages so far, and how the next answer is sampled."""
+
+    def __init__(
+        self, system: str | None, sampling: SamplingParams, max_tokens: int, seed: int | None, stop: tuple[str, ...]
+    ) -> None:
+        self.system = system
+        self.sampling = sampling
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self._stop = stop
+        self.messages: list[Message] = []
+
+    def request(self) -> Request:
+        system = [Message("system", self.system)] if self.system else []
+        return Request((*system, *self.messages), self.sampling, self.max_tokens, self.seed, self._stop)
+
+    def undo(self) -> str | None:
+        """Drop the last question and its answer; returns the question, or None where there is none."""
+        while self.messages:
+            message = self.messages.pop()
+            if message.role == "user":
+                return message.content
+        return None
+
+    def set(self, name: str, text: str) -> None:
+        """Change one of SETTINGS. Raises InvalidRequest."""
+        if name == "system":
+            self.system = text or None
+            return
+        if name not in SETTINGS:
+            raise InvalidRequest(f"there is no setting '{name}'.", hint=f"Set one of {', '.join(SETTINGS)}.")
+        number = _NUMBERS.get(name, int)
+        try:
+            value = number(text)
+        except ValueError:
+            raise InvalidRequest(f"{name} is a number, not '{text}'.", hint=f"For example: /set {name} 1") from None
+        if name == "seed":
+            self.seed = int(value)
+        elif name == "max_tokens":
+            if value < 1:
+                raise InvalidRequest("max_tokens must be at least 1.", hint="Give a larger number.")
+            self.max_tokens = int(value)
+        else:
+            change: dict[str, Any] = {name: value}
+            self.sampling = replace(self.sampling, **change)
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON. Raises CacheError."""
+        state = {
+            "edgespec_chat": 1,
+            "system": self.system,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "sampling": asdict(self.sampling),
+            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+        }
+        try:
+            path.write_text(json.dumps(state, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CacheError(f"cannot write {path}: {error.strerror}.", hint="Choose another place.") from error
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote; on failure nothing changes. Raises InvalidRequest."""
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            messages = [Message(str(m["role"]), str(m["content"])) for m in state["messages"]]
+            sampling = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
+            bias = tuple((int(t), float(b)) for t, b in state["sampling"].get("logit_bias", ()))
+            params = SamplingParams(**sampling, logit_bias=bias)
+            max_tokens, seed, system = int(state["max_tokens"]), state["seed"], state["system"]
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file that /save wrote.") from error
+        self.messages, self.sampling, self.max_tokens, self.seed, self.system = (
+            messages,
+            params,
+            max_tokens,
+            seed,
+            system,
+        )

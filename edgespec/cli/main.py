@@ -1,0 +1,104 @@
+"""The `edgespec` command: its subcommands, and the one place where errors become text and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from edgespec import __version__
+from edgespec.cli.interrupts import INTERRUPTED
+from edgespec.errors import Cancelled, EdgespecError
+
+# In the order that --help shows them.
+_COMMANDS = {
+    "chat": "edgespec.cli.chat",
+    "run": "edgespec.cli.run",
+    "pull": "edgespec.cli.models",
+    "list": "edgespec.cli.models",
+    "show": "edgespec.cli.models",
+    "rm": "edgespec.cli.models",
+    "doctor": "edgespec.cli.doctor",
+    "completion": "edgespec.cli.completion",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(module), f"{cmd_name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            told = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"There is no command '{args[0]}'.{told}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="edgespec")
+def cli() -> None:
+    """Run language models on this machine, decoded speculatively: as fast as it allows, the same distribution.
+
+    `edgespec chat` and `edgespec run` work offline with a small embedded pair; name a model for more.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: runs the command and exits with its code."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The exit code of one command; every expected error is printed as a sentence and the next thing to do."""
+    try:
+        result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except EdgespecError as error:
+        click.echo(f"error: {_sentence(error.message)}", err=True)
+        click.echo(f"hint: {_sentence(error.hint)}", err=True)
+        return error.exit_code
+    except (Cancelled, KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a bug of ours: the user gets a sentence, the traceback goes to a file
+        click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
+        click.echo(f"hint: Please report it, with {_traceback_file()}.", err=True)
+        return 70
+
+
+def _traceback_file() -> str:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+    return file.name
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."

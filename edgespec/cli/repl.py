@@ -1,0 +1,196 @@
+"""The plain chat loop: reads lines, streams answers, obeys slash commands. It holds no engine logic."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from edgespec.cli.conversation import SETTINGS, Conversation
+from edgespec.cli.host import Host
+from edgespec.cli.terminal import summary
+from edgespec.core.metrics import Metrics
+from edgespec.engine import Finished, Speculation
+from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.planning import OpenRequest
+from edgespec.text.chat import Message
+from edgespec.text.stream import Piece
+
+_HELP = """\
+/help                 this list
+/stats                figures of the last answer
+/spec on|off|N        speculation on, off, or N drafted tokens at a time
+/draft KIND|REF       draft by auto, model, ngram, none, or a model of your choice
+/set [NAME VALUE]     show or change: {settings}
+/clear                forget the conversation
+/retry                answer the last question anew
+/undo                 take the last question and its answer back
+/save FILE            write the conversation to a file
+/load FILE            read it back
+/exit                 leave (Ctrl-D too)
+\"\"\"                   begins and ends a message of several lines
+Ctrl-C stops an answer and keeps its text; twice leaves."""
+
+
+class Repl:
+    """One conversation on one terminal or pipe."""
+
+    def __init__(self, host: Host, opened_as: OpenRequest, conversation: Conversation, *, interactive: bool) -> None:
+        self._host = host
+        self._request = opened_as
+        self._chat = conversation
+        self._interactive = interactive
+        self._last: Metrics | None = None
+        self._was_speculation = host.opened.engine.speculation
+        self._commands = {
+            "help": self._help, "?": self._help, "stats": self._stats, "spec": self._spec, "draft": self._draft,
+            "set": self._set, "clear": self._clear, "retry": self._retry, "undo": self._undo, "save": self._save,
+            "load": self._load,
+        }  # fmt: skip
+
+    def loop(self) -> int:
+        """Until /exit or the end of input; returns the exit code."""
+        if self._interactive:
+            with suppress(ImportError):
+                import readline  # noqa: F401 - importing it gives input() editing and history
+            opened = self._host.opened
+            click.echo(f"{opened.name} on {opened.backend}, draft {opened.draft}. /help for help, Ctrl-D to leave.")
+        while True:
+            try:
+                line = self._read()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:
+                click.echo()
+                return 0
+            if line.strip() in ("/exit", "/bye", "/quit"):
+                return 0
+            try:
+                if line.startswith("/"):
+                    self._command(line[1:])
+                elif line.strip():
+                    self._chat.messages.append(Message("user", line))
+                    self._answer()
+            except EdgespecError as error:
+                click.echo(f"{error.message}\n{error.hint}", err=True)
+            except Cancelled:
+                click.echo("interrupted", err=True)
+
+    def _read(self) -> str:
+        line = input(">>> " if self._interactive else "")
+        if not line.startswith('"""'):
+            return line
+        lines = [line[3:]]
+        while not lines[-1].endswith('"""') or (len(lines) == 1 and not lines[0]):
+            lines.append(input("... " if self._interactive else ""))
+        return "\n".join(lines).removesuffix('"""').strip("\n")
+
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            raise InvalidRequest(f"there is no command /{name}.", hint="/help lists them.")
+        command(argument.strip())
+
+    def _answer(self) -> None:
+        """Generate for the conversation as it is; a refused question is taken back."""
+        answer: list[str] = []
+        try:
+            for event in self._host.stream(self._chat.request()):
+                if isinstance(event, Piece):
+                    reasoning = event.channel == "reasoning"
+                    click.echo(click.style(event.text, dim=True) if reasoning else event.text, nl=False)
+                    if not reasoning:
+                        answer.append(event.text)
+                elif isinstance(event, Finished):
+                    finished = event
+        except EdgespecError:
+            if not answer:
+                self._chat.undo()
+            raise
+        finally:
+            if answer:
+                self._chat.messages.append(Message("assistant", "".join(answer)))
+        click.echo()
+        self._last = finished.metrics
+        if self._interactive or finished.reason == "cancelled":
+            click.echo(
+                click.style(summary(finished.metrics, self._host.opened.draft, finished.reason), dim=True), err=True
+            )
+
+    def _help(self, _argument: str) -> None:
+        click.echo(_HELP.format(settings=", ".join(SETTINGS)))
+
+    def _stats(self, _argument: str) -> None:
+        if self._last is None:
+            raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
+        for name, value in self._last.to_dict().items():
+            shown = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+            if isinstance(value, tuple):
+                shown = " ".join(f"{each:.2f}" for each in value) or "-"
+            click.echo(f"{name:18} {shown}")
+
+    def _spec(self, argument: str) -> None:
+        engine = self._host.opened.engine
+        if argument == "off":
+            if engine.speculation.gamma:
+                self._was_speculation = engine.speculation
+            engine.speculation = replace(engine.speculation, gamma=0, nodes=0)
+        elif argument == "on":
+            engine.speculation = self._was_speculation
+        elif argument.isdigit():
+            gamma = int(argument)
+            engine.speculation = Speculation(engine.speculation.kind, gamma, gamma, engine.speculation.rule)
+        elif argument:
+            raise InvalidRequest(f"/spec takes on, off or a number, not '{argument}'.", hint="For example: /spec 4")
+        spec = engine.speculation
+        told = f"{spec.gamma} tokens at a time by {self._host.opened.draft}" if spec.gamma else "off"
+        click.echo(f"speculation: {told}")
+
+    def _draft(self, argument: str) -> None:
+        if argument:
+            request = replace(self._request, draft=argument)
+            self._host.replace(request)
+            self._request = request
+            self._was_speculation = self._host.opened.engine.speculation
+        click.echo(f"draft: {self._host.opened.draft}")
+
+    def _set(self, argument: str) -> None:
+        name, _, value = argument.partition(" ")
+        if name:
+            self._chat.set(name.replace("-", "_"), value.strip())
+        chat = self._chat
+        for setting in SETTINGS:
+            current = getattr(chat, setting) if hasattr(chat, setting) else getattr(chat.sampling, setting)
+            if not name or setting == name.replace("-", "_"):
+                click.echo(f"{setting:18} {'-' if current is None else current}")
+
+    def _clear(self, _argument: str) -> None:
+        self._chat.messages.clear()
+
+    def _retry(self, _argument: str) -> None:
+        question = self._chat.undo()
+        if question is None:
+            raise InvalidRequest("there is no question to answer anew.", hint="Ask something first.")
+        self._chat.messages.append(Message("user", question))
+        self._answer()
+
+    def _undo(self, _argument: str) -> None:
+        question = self._chat.undo()
+        click.echo("nothing to take back" if question is None else f"took back: {question.splitlines()[0][:70]}")
+
+    def _save(self, argument: str) -> None:
+        self._chat.save(_path(argument))
+        click.echo(f"saved {len(self._chat.messages)} messages")
+
+    def _load(self, argument: str) -> None:
+        self._chat.load(_path(argument))
+        click.echo(f"loaded {len(self._chat.messages)} messages")
+
+
+def _path(argument: str) -> Path:
+    if not argument:
+        raise InvalidRequest("which file?", hint="For example: /save chat.json")
+    return Path(argument).expanduser()

@@ -1,0 +1,104 @@
+"""`edgespec run`: one prompt, its answer on stdout, statistics on stderr or everything as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.options import generation_options, open_request, sampling_params
+
+if TYPE_CHECKING:
+    from edgespec.engine import Finished, Request
+    from edgespec.opening import Opened
+
+
+@click.command("run")
+@click.argument("prompt", required=False)
+@click.option("--model", "-m", metavar="REF", help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.")
+@click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path), help="Read the prompt from a file.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
+@generation_options
+def run_command(
+    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, **given: Any
+) -> int:
+    """Answer one PROMPT (an argument, --file, or standard input) and exit.
+
+    Without --model the embedded pair answers; it completes Python code.
+    """
+    from edgespec.cli.host import Host
+    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.terminal import summary
+    from edgespec.engine import Finished
+    from edgespec.text.stream import Piece
+
+    text = _prompt(prompt, file)
+    host = Host(open_request(model, given), verbose=given["verbose"])
+    request = _request(text, raw, given, host.opened)
+    spoken: dict[str, list[str]] = {"answer": [], "reasoning": []}
+    for event in host.stream(request):
+        if isinstance(event, Piece):
+            spoken[event.channel].append(event.text)
+            if not as_json:
+                click.echo(event.text, nl=False, err=event.channel == "reasoning")
+        elif isinstance(event, Finished):
+            finished = event
+    host.close()
+    if as_json:
+        click.echo(json.dumps(_result(host.opened, finished, spoken), ensure_ascii=False))
+    else:
+        click.echo()
+        click.echo(summary(finished.metrics, host.opened.draft, finished.reason), err=True)
+    return INTERRUPTED if finished.reason == "cancelled" else 0
+
+
+def _request(text: str, raw: bool, given: dict[str, Any], opened: Opened) -> Request:
+    from edgespec.engine import Request
+    from edgespec.text.chat import Message
+
+    system = [Message("system", given["system"])] if given["system"] else []
+    return Request(
+        prompt=text if raw else (*system, Message("user", text)),
+        sampling=sampling_params(given, opened.sampling),
+        max_tokens=given["max_tokens"],
+        seed=given["seed"],
+        stop=given["stop"],
+    )
+
+
+def _result(opened: Opened, finished: Finished, spoken: dict[str, list[str]]) -> dict[str, object]:
+    reasoning = {"reasoning": "".join(spoken["reasoning"])} if spoken["reasoning"] else {}
+    return {
+        "text": "".join(spoken["answer"]),
+        **reasoning,
+        "tokens": finished.tokens,
+        "finish_reason": finished.reason,
+        "backend": opened.backend,
+        "model": opened.name,
+        "draft": opened.draft,
+        "seed": finished.seed,
+        "metrics": finished.metrics.to_dict(),
+    }
+
+
+def _prompt(argument: str | None, file: Path | None) -> str:
+    from edgespec.errors import InvalidRequest
+
+    if argument is not None and file is not None:
+        raise click.UsageError("Give the prompt as an argument or with --file, not both.")
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {file}: {error.strerror}.", hint="Check the path.") from error
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{file} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
+    if argument is not None and argument != "-":
+        return argument
+    if sys.stdin is None or (argument is None and sys.stdin.isatty()):
+        raise click.UsageError("There is no prompt: give one as an argument, with --file, or on standard input.")
+    return sys.stdin.buffer.read().decode("utf-8", "replace")

@@ -1,0 +1,182 @@
+"""Before any weights: which target and draft, are their headers sound, do their tokenizers agree, do they fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.backends import BackendName, device_memory
+from edgespec.backends.options import LoadOptions
+from edgespec.engine import DraftKind, Rule
+from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
+from edgespec.registry.fit import DeviceMemory, check_fit, host_memory
+from edgespec.registry.gguf import Header, check_model
+from edgespec.registry.hub import Hub
+from edgespec.registry.pairing import tokenizer_mismatch
+from edgespec.registry.reference import Alias, Reference, parse_reference
+from edgespec.registry.resolve import HubMlx, LocalMlx, Source, open_pair, open_source, source_header, source_path
+from edgespec.registry.schema import Registry, SamplingDefaults
+
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What to open.
+
+    model    a reference, or None for the embedded pair
+    backend  None: the best for this machine
+    draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', or a model reference
+    gamma    drafted tokens on a path at most; None: the default
+    nodes    drafted tokens in all; None: as many as gamma, a chain
+    force    load even if it does not fit in memory
+    """
+
+    model: str | None = None
+    backend: BackendName | None = None
+    draft: str = "auto"
+    gamma: int | None = None
+    nodes: int | None = None
+    rule: Rule = "sample"
+    load: LoadOptions = field(default_factory=LoadOptions)
+    force: bool = False
+
+
+class Reporter(Protocol):
+    """Who hears how opening goes on."""
+
+    def notice(self, text: str) -> None:
+        """One sentence that the user should read, such as why a draft was refused."""
+
+    def download(self, name: str, done: int, total: int) -> None:
+        """Bytes of a file that are here, of all."""
+
+    def loading(self, name: str, fraction: float) -> None:
+        """A model is being loaded, 0.0 to 1.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A draft model before it is loaded."""
+
+    reference: Reference
+    source: Source
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be opened: `options` have a definite context size; no `draft` means n-grams or plain decoding."""
+
+    name: str
+    target: Source
+    draft: PlannedDraft | None
+    kind: DraftKind
+    options: LoadOptions
+    sampling: SamplingDefaults
+
+
+def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+    """Resolve, read both headers (by range requests where they are not here), compare tokenizers, price the memory.
+
+    Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
+    """
+    if request.backend == "mlx":
+        raise BackendUnavailable("this version has no MLX backend yet.", hint="Use --backend llamacpp.")
+    resolved = open_pair(request.model, "llamacpp", registry, hub)
+    header = _header(resolved.target, hub)
+    draft = _find_draft(request, resolved.draft, header, registry, hub, reporter)
+    options = _sized(request.load, header, reporter)
+    draft = _fitting(request, options, header, draft, reporter)
+    kind: DraftKind = "model" if draft else "none" if request.draft == "none" else "ngram"
+    return Plan(resolved.name, resolved.target, draft, kind, options, resolved.sampling)
+
+
+def fetch(source: Source, hub: Hub, reporter: Reporter) -> Path:
+    """The file to load, downloaded if need be. Raises HubError, CacheError, InvalidModelFile."""
+    return source_path(source, hub, reporter.download)
+
+
+def _header(source: Source, hub: Hub) -> Header:
+    assert not isinstance(source, LocalMlx | HubMlx)  # resolution for llama.cpp yields GGUF sources
+    header = source_header(source, hub)
+    check_model(header)
+    return header
+
+
+def _find_draft(
+    request: OpenRequest, paired: Reference | None, target: Header, registry: Registry, hub: Hub, reporter: Reporter
+) -> PlannedDraft | None:
+    """The draft model that `request.draft` asks for, its tokenizer compared; None for drafting without a model.
+
+    What the user names must work, or DraftRefused says why; 'auto' falls back to n-grams and says so.
+    """
+    if request.draft in ("none", "ngram") or (request.draft == "auto" and paired is None):
+        return None
+    if request.draft == "auto":
+        assert paired is not None
+        try:
+            return _checked_draft(paired, target, registry, hub)
+        except EdgespecError as refusal:
+            reporter.notice(f"Drafting by n-grams, without {paired}: {refusal.message}")
+            return None
+    if request.draft == "model":
+        if paired is None:
+            raise DraftRefused("no draft model is paired with this target.", hint="Use --draft ngram, or name one.")
+        return _checked_draft(paired, target, registry, hub)
+    return _checked_draft(parse_reference(request.draft), target, registry, hub)
+
+
+def _checked_draft(reference: Reference, target: Header, registry: Registry, hub: Hub) -> PlannedDraft:
+    if isinstance(reference, Alias):
+        pair = registry.get(reference.name).pair("llamacpp")
+        if pair is None:
+            raise UnknownModel(f"{reference.name} has no GGUF model.", hint="Name another draft.")
+        reference = pair.target
+    source = open_source(reference, "llamacpp", hub)
+    header = _header(source, hub)
+    if reason := tokenizer_mismatch(target, header):
+        raise DraftRefused(
+            f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
+        )
+    return PlannedDraft(reference, source, header)
+
+
+def _sized(options: LoadOptions, header: Header, reporter: Reporter) -> LoadOptions:
+    """Options with a definite context size."""
+    trained = header.own("context_length") or DEFAULT_CONTEXT
+    size = options.context_size or min(trained, DEFAULT_CONTEXT)
+    if size > trained:
+        reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
+    return replace(options, context_size=size)
+
+
+def _fitting(
+    request: OpenRequest, options: LoadOptions, target: Header, draft: PlannedDraft | None, reporter: Reporter
+) -> PlannedDraft | None:
+    """The draft, or None where 'auto' has to leave it out for the target to fit. Raises DoesNotFit."""
+    memory = host_memory(_devices())
+    kv_type = "q8_0" if options.exact else options.kv_type
+    assert options.context_size is not None
+
+    def price(with_draft: Header | None) -> None:
+        context = options.context_size or 0
+        check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
+
+    try:
+        price(draft.header if draft else None)
+    except DoesNotFit:
+        if draft is None or request.draft != "auto":
+            raise
+        price(None)
+        reporter.notice(f"Drafting by n-grams: there is no memory left for {draft.reference} beside the target.")
+        return None
+    return draft
+
+
+def _devices() -> tuple[DeviceMemory, ...]:
+    try:
+        return device_memory("llamacpp")
+    except BackendUnavailable:  # one can pull before the runtime is installed
+        return ()

@@ -1,0 +1,78 @@
+"""The runtimes that the contract suite runs over: each opens fresh sessions on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
+from edgespec.core.protocols import CheckCancelled, Logits, Session
+from tests.models import MAKERS, TARGET
+
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """`open` gives a fresh session; logits of equal prefixes differ by less than `tolerance` (absolute)."""
+
+    name: str
+    open: Callable[[CheckCancelled], Session]
+    tolerance: float
+
+    def session(self, check: CheckCancelled = lambda: None) -> Session:
+        return self.open(check)
+
+    def prefilled(self, tokens: list[int], check: CheckCancelled = lambda: None) -> Session:
+        session = self.session(check)
+        prefill(session, tokens)
+        return session
+
+    def logits_after(self, tokens: list[int]) -> Logits:
+        """[V] what a fresh session says after `tokens`."""
+        session = self.session()
+        z = prefill(session, tokens).copy()
+        session.close()
+        return z
+
+    def same(self, a: Logits, b: Logits) -> bool:
+        return bool(np.abs(a - b).max() <= self.tolerance)
+
+
+def prefill(session: Session, tokens: list[int]) -> Logits:
+    """[V] scores of the last token."""
+    steps = session.prefill(tokens)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            z: Logits = end.value.logits(0)
+            return z
+
+
+def toys() -> list[Runtime]:
+    rule = ToyModel(seed=3, vocab_size=64)
+    return [
+        Runtime("toy-linear", lambda c: ToySession(rule, context_size=CONTEXT, tree=False, check=c), 0.0),
+        Runtime("toy-tree", lambda c: ToySession(rule, context_size=CONTEXT, check=c), 0.0),
+        Runtime("toy-recurrent", lambda c: RecurrentToySession(rule, context_size=CONTEXT, check=c), 0.0),
+    ]
+
+
+# Logits have a standard deviation of about 3 in all of these models. The packaged one is quantized to 8 bits with an
+# f16 cache, whose rounding depends on the number of rows.
+LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
+
+
+def llama_model(name: str, folder: Path) -> LlamaModel:
+    if name.startswith("packaged"):
+        path = TARGET
+    else:
+        path = folder / f"{name}.gguf"
+        MAKERS[name](path)
+    return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact")))
