@@ -5,12 +5,9 @@ Works with no runtime installed: runtimes are probed in a child process, which m
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -42,6 +39,8 @@ def doctor_command(as_json: bool) -> int:
 
 
 def _machine() -> dict[str, Any]:
+    import platform
+
     import psutil
 
     from edgespec.backends.options import physical_cores
@@ -58,6 +57,8 @@ def _machine() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -65,6 +66,8 @@ def _version(package: str) -> str | None:
 
 
 def _llamacpp() -> dict[str, Any]:
+    import subprocess
+
     version = _version("llama-cpp-python")
     if version is None:
         return {"state": "missing", "fix": "pip install llama-cpp-python"}
@@ -85,6 +88,8 @@ _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
 def _mlx() -> dict[str, Any]:
+    import platform
+
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return {"state": "unsupported", "version": _version("mlx-lm"), "reason": "this version has no MLX backend yet"}
     return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}

@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.worker import Job
+if TYPE_CHECKING:
+    from edgespec.worker import Job
 
 INTERRUPTED = 130  # the shells' exit code for an end by Ctrl-C
 

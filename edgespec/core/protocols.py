@@ -74,7 +74,10 @@ class Budget:
     nodes: int
 
     def clamp(self, *, depth: int, nodes: int) -> Budget:
-        return Budget(max(0, min(self.depth, depth)), max(0, min(self.nodes, nodes)))
+        """At most `depth` and `nodes`; what invited a chain still does."""
+        clamped = max(0, min(self.depth, depth))
+        most = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
+        return Budget(clamped, max(0, min(most, nodes)))
 
 
 @dataclass(frozen=True, slots=True)

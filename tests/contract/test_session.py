@@ -138,8 +138,12 @@ def test_what_does_not_fit_is_refused_and_the_session_goes_on(runtime: Runtime) 
         prefill(session, [1] * (CONTEXT + 1))
     with pytest.raises(ContextOverflow):
         session.forward(1, Draft.chain([2] * CONTEXT))
-    for bad in (Draft.chain([99_999]), Draft.chain([-1]), Draft(np.array([1, 1], np.int32), np.array([-1, -1], np.int32))):
-        with pytest.raises(ValueError, match="token|siblings|chains"):
+    for bad in (
+        Draft.chain([99_999]),
+        Draft.chain([-1]),
+        Draft(np.array([1, 1], np.int32), np.array([-1, -1], np.int32)),
+    ):
+        with pytest.raises(ValueError, match=r"token|siblings|chains"):
             session.forward(1, bad)
     assert session.position == len(PROMPT)
     scores = session.forward(7, NO_DRAFT)

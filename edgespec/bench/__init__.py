@@ -1,0 +1,1 @@
+"""Measurements that benchmarks, tests and commands share."""

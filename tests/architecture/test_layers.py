@@ -1,0 +1,112 @@
+"""Import layers: what may import what, and that nothing heavy is imported before a model is opened."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models import REPOSITORY
+
+PACKAGE = REPOSITORY / "edgespec"
+# Lowest first; a module imports from its own group of a layer and from layers below.
+LAYERS = (
+    ("errors",),
+    ("core",),
+    ("drafters", "text"),
+    ("registry",),
+    ("backends",),
+    ("engine",),
+    ("planning",),
+    ("opening",),
+    ("worker",),
+    ("bench",),
+    ("cli",),
+)
+RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
+# Third-party packages that a layer may import at all.
+ALLOWED = {
+    "core": {"numpy"},
+    "drafters": {"numpy"},
+    "text": {"numpy", "jinja2"},
+    "registry": {"numpy", "huggingface_hub", "psutil", "platformdirs", "httpx"},
+    "backends": {"numpy", "psutil", "llama_cpp"},
+    "engine": {"numpy"},
+    "planning": set(),
+    "opening": set(),
+    "worker": set(),
+    "bench": {"numpy"},
+    "cli": {"click", "psutil", "readline"},
+    "errors": set(),
+}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def group_of(path: Path) -> str | None:
+    """The layer member a file belongs to; None for the package's own __init__."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return None if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at whatever depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_respect_the_layers(path: Path) -> None:
+    group = group_of(path)
+    if group is None:
+        return
+    level = {member: i for i, members in enumerate(LAYERS) for member in members}
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "edgespec":
+            if len(parts) == 1:
+                continue
+            assert parts[1] == group or level[parts[1]] < level[group], f"{group} must not import {name}"
+        elif parts[0] not in sys.stdlib_module_names:
+            assert parts[0] in ALLOWED[group], f"{group} must not import {name}"
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    groups = {group for path in MODULES if (group := group_of(path))}
+    assert groups == {member for members in LAYERS for member in members}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["doctor"], ["run", "--help"], ["completion", "bash"]])
+def test_no_runtime_is_imported_by(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from edgespec.cli.main import run; run(sys.argv[1:]);"
+        f"loaded = set(sys.modules) & set({RUNTIMES!r});"
+        "assert 'click' in sys.modules; sys.exit(f'imported {loaded}' if loaded else 0)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout
+
+
+def test_help_needs_neither_numpy_nor_the_hub_client() -> None:
+    code = (
+        "import sys; from edgespec.cli.main import run; run(['--help']);"
+        "sys.exit(str(set(sys.modules) & {'numpy', 'huggingface_hub', 'jinja2'} or ''))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == "", child.stderr
+
+
+def test_no_file_is_two_files() -> None:
+    long = {str(p.relative_to(REPOSITORY)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 320}
+    assert not long

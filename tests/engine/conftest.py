@@ -1,0 +1,41 @@
+"""Engines on the trained pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.engine import Engine, Finished, Request, Speculation
+from edgespec.text.stream import Piece
+from tests.models import trained
+
+PLAIN = Speculation("none", 0, 0)
+
+
+def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:
+    models = [open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
+    return Engine(models[0], models[1], PLAIN)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    opened = open_engine(trained("target"), trained("draft"), LoadOptions(threads=1, context_size=512))
+    yield opened
+    opened.close()
+
+
+def generate(engine: Engine, request: Request, check: Callable[[], None] = lambda: None) -> tuple[str, Finished]:
+    """The whole answer and the last event."""
+    pieces: list[str] = []
+    finished = None
+    for event in engine.stream(request, check):
+        if isinstance(event, Piece):
+            pieces.append(event.text)
+        if isinstance(event, Finished):
+            finished = event
+    assert finished is not None
+    return "".join(pieces), finished

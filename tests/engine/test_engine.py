@@ -1,0 +1,162 @@
+"""The engine: events, stops, cancellation, reuse, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import PrefillProgress, Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Finished, Request, Speculation
+from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.text.chat import Message
+from edgespec.text.stream import Piece
+from tests.engine.conftest import PLAIN, generate
+from tests.engine.prompts import CODE
+from tests.models import hybrid, llama, mamba
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def test_events_come_in_order_and_add_up(engine: Engine) -> None:
+    engine.speculation = Speculation("model", 3, 3)
+    events = list(engine.stream(Request(CODE[0], GREEDY, max_tokens=30)))
+    kinds = [type(event) for event in events]
+    assert kinds[0] is PrefillProgress
+    assert kinds[-1] is Finished
+    steps = [event for event in events if isinstance(event, Step)]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert [t for s in steps for t in s.tokens] == list(finished.tokens)
+    text = "".join(event.text for event in events if isinstance(event, Piece))
+    assert text == b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
+    drafted = sum(len(e.text) for e in events if isinstance(e, Piece) and e.drafted)
+    assert 0 < drafted < len(text)
+    m = finished.metrics
+    assert m.emitted_tokens == len(finished.tokens) == 30
+    assert m.tau == pytest.approx(29 / m.target_forwards)
+    assert m.tau is not None and m.tau > 1
+
+
+def test_plain_decoding_has_tau_one(engine: Engine) -> None:
+    engine.speculation = PLAIN
+    _, finished = generate(engine, Request(CODE[1], GREEDY, max_tokens=10))
+    assert finished.metrics.tau == 1.0
+    assert (finished.metrics.drafted_tokens, finished.metrics.acceptance_rate) == (0, None)
+    assert finished.reason == "length"
+
+
+@pytest.mark.parametrize("speculation", [PLAIN, Speculation("model", 8, 8)], ids=["plain", "model"])
+def test_a_stop_string_ends_the_answer_before_it(engine: Engine, speculation: Speculation) -> None:
+    engine.speculation = PLAIN
+    whole, _ = generate(engine, Request(CODE[0], GREEDY, max_tokens=60))
+    stop = whole[len(whole) // 2 :][:5]
+    engine.speculation = speculation
+    text, finished = generate(engine, Request(CODE[0], GREEDY, max_tokens=60, stop=(stop,)))
+    assert finished.reason == "stop"
+    assert text == whole[: whole.index(stop)]
+    decoded = b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
+    assert stop in decoded  # the metrics count what was decoded up to the stop, and nothing beyond
+    assert finished.metrics.emitted_tokens == len(finished.tokens)
+
+
+def test_cancel_keeps_the_text_and_the_engine(engine: Engine) -> None:
+    engine.speculation = Speculation("model", 3, 3)
+    expected, _ = generate(engine, Request(CODE[2], GREEDY, max_tokens=40))
+    cancelled = False
+
+    def check() -> None:
+        if cancelled:
+            raise Cancelled
+
+    pieces = []
+    for event in engine.stream(Request(CODE[2], GREEDY, max_tokens=40), check):
+        if isinstance(event, Piece):
+            pieces.append(event.text)
+            cancelled = len(pieces) > 3
+        if isinstance(event, Finished):
+            assert event.reason == "cancelled"
+    text = "".join(pieces)
+    assert text and expected.startswith(text) and text != expected
+    assert generate(engine, Request(CODE[2], GREEDY, max_tokens=40))[0] == expected
+
+
+def test_turns_reuse_the_cache(engine: Engine) -> None:
+    engine.speculation = PLAIN
+    first, _ = generate(engine, Request(CODE[3], GREEDY, max_tokens=20))
+    longer = (Message("user", CODE[3]), Message("assistant", first), Message("user", "\n# more\n"))
+    progress = [e for e in engine.stream(Request(longer, GREEDY, max_tokens=2)) if isinstance(e, PrefillProgress)]
+    fresh = Engine(engine.target, None, PLAIN)
+    text = generate(engine, Request(longer, GREEDY, max_tokens=20))[0]
+    assert text == generate(fresh, Request(longer, GREEDY, max_tokens=20))[0]
+    assert progress[-1].done == progress[-1].total
+    fresh._drop_sessions()
+
+
+def test_the_context_end_is_a_length_stop(engine: Engine) -> None:
+    engine.speculation = Speculation("ngram", 6, 6)
+    size = engine.target.context_size
+    prompt = "x = 1\n" * 120
+    n = engine.count_tokens(prompt)
+    assert n < size
+    _, finished = generate(
+        engine, Request(prompt, SamplingParams(logit_bias=((0, -1000.0), (3, -1000.0)), temperature=0))
+    )
+    assert finished.reason == "length"
+    assert finished.metrics.emitted_tokens == size - n + 1
+
+
+def test_refusals_are_sentences(engine: Engine) -> None:
+    for request, error in (
+        (Request(""), InvalidRequest),
+        (Request(()), InvalidRequest),
+        (Request("x = 1\n" * 5000), ContextOverflow),
+        (Request("x", max_tokens=0), InvalidRequest),
+        (Request("x", SamplingParams(logit_bias=((5000, 1.0),))), InvalidRequest),
+    ):
+        with pytest.raises(error) as caught:
+            list(engine.stream(request))
+        assert caught.value.message.endswith(".")
+        assert caught.value.hint
+    assert generate(engine, Request("x", GREEDY, max_tokens=2))[1].reason == "length"
+
+
+def test_a_draft_with_another_vocabulary_is_refused_with_the_reason(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    llama(path)
+    _spoil_token(path, b"return")
+    draft = open_model("llamacpp", path, LoadOptions(threads=1), progress=lambda f: None, check=lambda: None)
+    with pytest.raises(DraftRefused, match=r"token \d+ is 'return' in the target and 'retorn' in the draft"):
+        Engine(engine.target, draft, PLAIN)
+    draft.close()
+
+
+def _spoil_token(path: Path, text: bytes) -> None:
+    """Rename the vocabulary entry `text`, its letter u to o, in place."""
+    data = path.read_bytes()
+    entry = len(text).to_bytes(8, "little") + text
+    assert data.count(entry) >= 1
+    path.write_bytes(data.replace(entry, entry.replace(b"u", b"o"), 1))
+
+
+def test_recurrent_target_and_draft(tmp_path: Path) -> None:
+    """A hybrid model drafting for itself accepts everything, and stays in step through its ring and its snapshots."""
+    for make in (hybrid, mamba):
+        path = tmp_path / f"{make.__name__}.gguf"
+        make(path)
+        options = LoadOptions(threads=1, context_size=256)
+        target, draft = (
+            open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(2)
+        )
+        engine = Engine(target, draft, PLAIN)
+        expected = generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].tokens
+        for speculation in (Speculation("model", 3, 3), Speculation("model", 3, 9), Speculation("ngram", 5, 5)):
+            engine.speculation = speculation
+            assert generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].tokens == expected
+        engine.speculation = Speculation("model", 4, 4)
+        metrics = generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].metrics
+        assert metrics.acceptance_rate is not None and metrics.acceptance_rate > 0.9
+        engine.close()
