@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,5 +107,7 @@ class Worker:
         self._thread.join()
 
     def _serve(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is the main thread's, even while that waits in a system call
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (job := self._jobs.get()) is not None:
             job.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -80,9 +79,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001 - a bug of ours: the user gets a sentence, the traceback goes to a file
         click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
         click.echo(f"hint: Please report it, with {_traceback_file()}.", err=True)
@@ -100,5 +96,6 @@ def _traceback_file() -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip()
-    text = text[:1].upper() + text[1:]
+    if text.split(" ", 1)[0].isalpha():  # not a file or model name
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."

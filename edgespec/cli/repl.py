@@ -57,14 +57,19 @@ class Repl:
                 import readline  # noqa: F401 - importing it gives input() editing and history
             opened = self._host.opened
             click.echo(f"{opened.name} on {opened.backend}, draft {opened.draft}. /help for help, Ctrl-D to leave.")
+        pressed = False  # Ctrl-C at the prompt just before
         while True:
             try:
                 line = self._read()
+                pressed = False
             except EOFError:
                 return 0
             except KeyboardInterrupt:
-                click.echo()
-                return 0
+                if pressed:
+                    return 0
+                pressed = True
+                click.echo("\nCtrl-C once more leaves.")
+                continue
             if line.strip() in ("/exit", "/bye", "/quit"):
                 return 0
             try:

@@ -9,6 +9,7 @@ import numpy as np
 from edgespec.core.protocols import Probs
 
 _BLOCK = 1024
+_MASK = (1 << 64) - 1
 
 
 class Chance(Protocol):
@@ -37,9 +38,6 @@ class Seeded:
 
     def choose(self, weights: Probs, position: int) -> int:
         return index_at(weights, uniform(self._seed, position))
-
-
-_MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:

@@ -48,9 +48,11 @@ def speculate(
     history = [*prompt, verdict.next_token]
     # The last emitted token is never cached, so the context holds one token more than it has room for.
     end = min(len(prompt) + max_tokens, session.capabilities.context_size + 1)
+    index = 0
+    begin_s = 0.0  # counted as drafting, in the first step that drafts
     if len(history) < end and history[-1] not in stop:
         drafter.begin(prompt, scores)
-    index = 0
+        begin_s = perf_counter() - ready
     while len(history) < end and history[-1] not in stop:
         check()
         index += 1
@@ -64,12 +66,13 @@ def speculate(
         tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
         t3 = perf_counter()
         verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
+        drafter.observe(verdict, scores)
         session.commit(verdict.path)
         history += tokens
         assert session.position == len(history) - 1
-        drafter.observe(verdict, scores)
         t4 = perf_counter()
-        step = Step(index, tokens, len(draft), n_accepted, n_tested, t4, t1 - t0, t2 - t1, t3 - t2, t4 - t3)
+        step = Step(index, tokens, len(draft), n_accepted, n_tested, t4, begin_s + t1 - t0, t2 - t1, t3 - t2, t4 - t3)
+        begin_s = 0.0
         controller.record(step)
         yield step
 

@@ -91,7 +91,7 @@ class Capabilities:
 
 
 class Scores(Protocol):
-    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until the next forward."""
+    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until commit or prefill."""
 
     def argmax(self) -> Ints:
         """[rows] the best id of each row; ties go to the lowest id."""

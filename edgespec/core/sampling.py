@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.core.protocols import Indices, Ints, Logits, Probs
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BackendError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SamplingParams:
     repetition_penalty divides positive logits and multiplies negative ones of tokens seen (CTRL, Keskar et al. 2019)
     presence_penalty   subtracted once, frequency_penalty once per occurrence
     penalty_window     how many last tokens of the prefix (prompt included) the penalties look at
-    logit_bias         (token, bias) pairs
+    logit_bias         (token, bias) pairs; those of one token add up
     """
 
     temperature: float = 1.0
@@ -61,10 +61,8 @@ class SamplingParams:
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise InvalidRequest(
-            f"{name} must be between {low:g} and {high:g}, not {value:g}.", hint=f"Give another {name}."
-        )
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value}.", hint=f"Give another {name}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Sampler:
             return Law(np.array([z.argmax()], np.int32), np.ones(1))
         ids: Ints | None = None
         if 0 < params.top_k < len(z):
-            ids = _top_k(z, params.top_k)
+            ids = top_k(z, params.top_k)
         for keep in (self._typical, self._top_p, self._min_p):
             kept = keep(z if ids is None else z[ids])
             if kept is not None:
@@ -128,7 +126,7 @@ class Sampler:
         if not len(self._bias) and not self.window:
             return logits
         z = logits.copy()
-        z[self._bias_ids] += self._bias
+        np.add.at(z, self._bias_ids, self._bias)
         if self.window:
             seen, counts = np.unique(np.asarray(prefix[-self.window :], np.int64), return_counts=True)
             if len(seen):
@@ -167,7 +165,7 @@ class Sampler:
         return np.flatnonzero(z >= z.max() + np.float32(math.log(self.params.min_p)))
 
 
-def _top_k(z: Logits, k: int) -> Ints:
+def top_k(z: Logits, k: int) -> Ints:
     """[k] ids of the k largest, ascending; equal logits at the border go to the lower id."""
     border = np.partition(z, len(z) - k)[len(z) - k]
     above = np.flatnonzero(z > border)
@@ -182,9 +180,15 @@ def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
 
 
 def _softmax_weights(z: Logits, temperature: float) -> Probs:
-    """exp((z - max) / temperature), float32; -inf stays 0."""
-    scaled = z - z.max()
+    """exp((z - max) / temperature), float32; -inf stays 0. Raises BackendError when no score is a number."""
+    best = z.max()
+    if not np.isfinite(best):
+        raise BackendError(
+            "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
+        )
+    scaled = z - best
     if temperature != 1.0:
-        scaled = scaled / np.float32(max(temperature, 1e-6))
+        with np.errstate(over="ignore"):  # towards -inf, which is what a tiny temperature means
+            scaled = scaled / np.float32(max(temperature, 1e-6))
     weights: Probs = np.exp(scaled)
     return weights

@@ -65,3 +65,5 @@ def check_draft(draft: Draft, vocab_size: int) -> None:
             raise ValueError("deterministic siblings must be distinct tokens")
     elif draft.q.shape != (n, vocab_size):
         raise ValueError(f"q must be [{n}, {vocab_size}], not {draft.q.shape}")
+    elif (draft.q[np.arange(n), draft.tokens] <= 0).any():
+        raise ValueError("q gives no probability to a token that was drawn from it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
     Draft,
-    Indices,
+    Ints,
     Logits,
     Probs,
     Rng,
@@ -20,14 +19,14 @@ from edgespec.core.protocols import (
     Session,
     Verdict,
 )
-from edgespec.core.sampling import Sampler
+from edgespec.core.sampling import Sampler, top_k
 
 
 class GreedyChoice:
     """The draft's best token, with the runners-up as siblings when the budget has nodes to spare."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Indices, Probs]] = []
+        self._rows: list[tuple[Ints, Probs]] = []
 
     def start(self) -> None:
         self._rows = []
@@ -36,8 +35,8 @@ class GreedyChoice:
         """The next spine token; remembers `spare` alternatives with their probabilities."""
         if not spare:
             return int(logits.argmax())
-        top = np.argpartition(-logits, min(spare, len(logits) - 1))[: spare + 1]
-        top = top[np.lexsort((top, -logits[top]))]  # by score, then by id
+        top = top_k(logits, min(spare + 1, len(logits)))
+        top = top[np.argsort(-logits[top], kind="stable")]  # by score, then by id
         weights = np.exp(logits - logits[top[0]], dtype=np.float64)
         self._rows.append((top, weights[top] / weights.sum()))
         return int(top[0])
@@ -75,15 +74,6 @@ class SampledChoice:
         return Draft.chain(spine, np.stack(self._q))
 
 
-@dataclass(slots=True)
-class _Round:
-    """One proposal: the draft cache held `base` history tokens and then the first `n_cached` of the spine."""
-
-    base: int
-    spine: list[int]
-    n_cached: int
-
-
 class ModelDrafter:
     """Drafts by a session on a model with the target's vocabulary (text.vocabulary says whether it has)."""
 
@@ -95,19 +85,21 @@ class ModelDrafter:
         self._session = session
         self._vocab_size = vocab_size
         self._choice = choice
-        self._round: _Round | None = None
+        self._base: int | None = None  # history tokens that the cache held when the last draft was made
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._round = None
-        if len(prompt) <= self._session.capabilities.context_size:
+        self._base = None
+        if self._can_read(prompt):
             for _ in self._session.prefill(prompt):
                 pass
+        else:
+            self._session.rewind(0)
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
         session = self._session
-        self._round = None
+        self._base = None
         depth = min(budget.depth, session.capabilities.context_size - len(tokens) + 1)
-        if depth <= 0:
+        if depth <= 0 or not self._can_read(tokens[session.position :]):
             return NO_DRAFT
         scores, row = self._catch_up(tokens)
         session.checkpoint()
@@ -122,17 +114,22 @@ class ModelDrafter:
             prefix.append(spine[-1])
             scores, row = session.forward(spine[-1], NO_DRAFT), 0
             session.commit(())
-        self._round = _Round(len(tokens), spine, len(spine) - 1)
+        self._base = len(tokens)
         return self._choice.draft(spine, spare)
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        if self._round is None:
+        if self._base is None:
             return
-        agreed = 0
-        while agreed < min(len(verdict.path), self._round.n_cached) and verdict.path[agreed] == agreed:
+        agreed = 0  # how far the accepted path follows the spine, whose nodes come first: 0, 1, 2 ...
+        while agreed < len(verdict.path) and verdict.path[agreed] == agreed:
             agreed += 1
-        self._session.rewind(self._round.base + agreed)
-        self._round = None
+        self._session.rewind(self._base + agreed)  # the last spine token was never cached: rewind is "at most"
+        self._base = None
+
+    def _can_read(self, tokens: Sequence[int]) -> bool:
+        """Whether the draft model has all these ids and a context that long."""
+        limits = self._session.capabilities
+        return len(tokens) <= limits.context_size and max(tokens) < limits.vocab_size
 
     def _catch_up(self, tokens: Sequence[int]) -> tuple[Scores, int]:
         """Cache all of `tokens`; returns scores and the row of the last one."""

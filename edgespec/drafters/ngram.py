@@ -41,7 +41,12 @@ class NgramDrafter:
             if len(chosen) == budget.nodes:
                 break
             node = -1
-            for token in self._seen[end : end + budget.depth]:
+            path: list[int] = []
+            for i in range(budget.depth):
+                # Beyond the end of the text the copy goes on into itself: a repetition is taken to repeat.
+                at = end + i - len(self._seen)
+                token = path[at] if at >= 0 else self._seen[at]
+                path.append(token)
                 known = child.get((node, token))
                 if known is None:
                     if len(chosen) == budget.nodes:

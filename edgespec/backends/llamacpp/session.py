@@ -27,6 +27,7 @@ PREFILL_CHUNK = 512
 MAX_ROWS = 64  # a root and 63 draft nodes; sizes the logits buffers and the number of sequences
 
 _ABORTED, _NO_ROOM = 2, 1
+_CHECK_FILE = "Check the file: edgespec pull --verify."
 
 
 class LlamaScores:
@@ -37,6 +38,8 @@ class LlamaScores:
 
     def argmax(self) -> Ints:
         best: Ints = self._rows.argmax(axis=1).astype(np.int32)
+        if not np.isfinite(self._rows[np.arange(len(best)), best]).all():
+            raise BackendError("the model returned scores that are no numbers.", hint=_CHECK_FILE)
         return best
 
     def logits(self, row: int) -> Logits:

@@ -78,6 +78,7 @@ class ToySession:
         return max(0, self._capabilities.context_size - self.position - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+        self._check_ids(tokens)
         size = self._capabilities.context_size
         if not 0 < len(tokens) <= size:
             raise ContextOverflow(f"{len(tokens)} tokens do not fit a context of {size}.", hint="Shorten the prompt.")
@@ -94,6 +95,7 @@ class ToySession:
 
     def forward(self, root: int, draft: Draft) -> Scores:
         self._check()
+        self._check_ids((root,))
         check_draft(draft, self.model.vocab_size)
         if self._pending is not None:
             raise RollbackError("forward without commit.", hint="Report this as a bug.")
@@ -125,6 +127,10 @@ class ToySession:
 
     def close(self) -> None:
         self._cache = []
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        if any(not 0 <= token < self.model.vocab_size for token in tokens):
+            raise ValueError(f"token ids must be in 0..{self.model.vocab_size - 1}")
 
     def _drop_pending(self) -> None:
         self._pending = None

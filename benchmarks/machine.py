@@ -1,0 +1,34 @@
+"""What every figure has to carry: machine, versions, file hash."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+
+
+def describe(*files: Path) -> dict[str, object]:
+    """Processor, system, versions, and the first digits of each file's SHA-256."""
+    return {
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
+        "edgespec": importlib.metadata.version("edgespec"),
+        "files": {file.name: _sha256(file) for file in files},
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

@@ -1,0 +1,178 @@
+"""The memory price of a target and its draft, computed from GGUF headers, against what the machine has free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.registry.ggml_types import GGML_TYPES
+from edgespec.registry.gguf import Header
+
+GIB = 2**30
+# Kept free for the operating system and everything else, in RAM and on each device.
+RESERVE_BYTES = 512 * 2**20
+# Rows that llama.cpp's graph is built for (n_ubatch), which size its scratch memory.
+MICRO_BATCH = 512
+
+_KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
+KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One accelerator, in bytes; `shares_ram` where it has no memory of its own (Apple silicon, integrated GPUs)."""
+
+    name: str
+    free: int
+    total: int
+    shares_ram: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the machine has free: RAM available without swapping, in bytes, and its accelerators."""
+
+    ram_available: int
+    devices: tuple[DeviceMemory, ...] = ()
+
+    @property
+    def own_device_bytes(self) -> int:
+        """Free bytes on devices that have memory of their own, less the reserve on each."""
+        return sum(max(0, device.free - RESERVE_BYTES) for device in self.devices if not device.shares_ram)
+
+    @property
+    def usable(self) -> int:
+        """Bytes that weights and caches may take over RAM and devices together."""
+        return max(0, self.ram_available - RESERVE_BYTES) + self.own_device_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Bytes one model takes: its weights, the KV cache for the whole context, and scratch memory."""
+
+    weights: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """All three together, in bytes."""
+        return self.weights + self.kv + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The report of a check; `context` is tokens, everything else bytes."""
+
+    context: int
+    target: Price
+    draft: Price | None
+    memory: Memory
+
+    @property
+    def needed(self) -> int:
+        """Bytes of target and draft together."""
+        return self.target.total + (self.draft.total if self.draft else 0)
+
+    @property
+    def headroom(self) -> int:
+        """Bytes left over; negative where the models do not fit."""
+        return self.memory.usable - self.needed
+
+    @property
+    def fits_on_devices(self) -> bool:
+        """True where everything goes to accelerators with memory of their own, with nothing left in RAM."""
+        return 0 < self.needed <= self.memory.own_device_bytes
+
+
+def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
+    """This machine's available RAM, with the accelerators the caller found."""
+    import psutil
+
+    return Memory(int(psutil.virtual_memory().available), devices)
+
+
+def price(header: Header, context: int, kv_type: str = "f16") -> Price:
+    """What `header`'s model takes at `context` tokens; raises InvalidRequest for an unknown KV type.
+
+    Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
+    The KV cache counts every attention layer at full length, since sliding windows are kept at full size; latent
+    attention (DeepSeek) takes less than this. The compute buffer is an estimate for flash attention: f32 rows of a
+    micro-batch for logits, activations and the feed-forward layer, and an f16 mask over the context. llama.cpp took
+    9.0 MiB where this says 12.5 (6M pair, 2,048 tokens), 71 MiB where it says 104 (Llama 2 7B, 4,096 tokens). Without
+    flash attention it also holds one layer's scores, 2 KiB for each head and context token, which are not counted.
+    """
+    kv = kv_bytes(header, context, kv_type)
+    rows = header.own("vocab_size") or _vocabulary(header)
+    rows += 2 * (header.own("embedding_length") or 0) + max(header.per_block("feed_forward_length") or (0,))
+    compute = 4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context
+    return Price(header.weight_bytes, kv, compute)
+
+
+def kv_bytes(header: Header, context: int, kv_type: str = "f16") -> int:
+    """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
+    if kv_type not in KV_TYPE_NAMES:
+        raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
+    if context < 1:
+        raise InvalidRequest(f"A context of {context} tokens is not possible.", hint="give --ctx a positive number")
+    heads = header.per_block("attention.head_count") or ()
+    kv_heads = header.per_block("attention.head_count_kv") or heads
+    width = (header.own("embedding_length") or 0) // max(heads, default=1) if max(heads, default=0) else 0
+    key = _first(header.own("attention.key_length"), width)
+    value = _first(header.own("attention.value_length"), width)
+    every = header.own("full_attention_interval") or 1
+    kind = _KV_TYPES[kv_type]
+    per_token = 0.0
+    for block, count in enumerate(kv_heads):
+        if (block + 1) % every == 0:
+            per_token += count * (key + value) * kind.block_bytes / kind.block_items
+    return math.ceil(per_token * context)
+
+
+def check_fit(
+    target: Header, draft: Header | None, *, context: int, memory: Memory, kv_type: str = "f16", force: bool = False
+) -> Fit:
+    """Price target and draft at `context` tokens against `memory`; raises DoesNotFit unless `force`."""
+    fit = Fit(
+        context=context,
+        target=price(target, context, kv_type),
+        draft=price(draft, context, kv_type) if draft else None,
+        memory=memory,
+    )
+    if fit.headroom >= 0 or force:
+        return fit
+    parts = f"target {gib(fit.target.weights)}, its KV cache for {context:,} tokens {gib(fit.target.kv)}"
+    if fit.draft:
+        parts += f", draft with its KV cache {gib(fit.draft.total)}"
+    scratch = fit.target.compute
+    raise DoesNotFit(
+        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
+        hint=_hint(fit),
+    )
+
+
+def gib(count: int) -> str:
+    """Bytes as GiB with one decimal, or MiB below a tenth of a GiB."""
+    return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
+
+
+def _hint(fit: Fit) -> str:
+    """The changes that would help, the ones that suffice alone first."""
+    short = -fit.headroom
+    found = []
+    if fit.draft and fit.draft.total >= short:
+        found.append("--draft ngram (no draft model)")
+    if fit.context > 1 and fit.target.kv + (fit.draft.kv if fit.draft else 0) >= short:
+        found.append("a smaller --ctx")
+    found += ["a smaller quantisation or model", "--force to try anyway"]
+    return "try " + ", or ".join(found)
+
+
+def _vocabulary(header: Header) -> int:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else 0
+
+
+def _first(stated: int | None, default: int) -> int:
+    return default if stated is None else stated

@@ -1,0 +1,72 @@
+"""Whether a draft speaks the target's tokens, decided from two GGUF headers before anything is downloaded or loaded."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from edgespec.registry.gguf import Header
+
+UNUSED = 5  # token_type of ids that exist only to round the vocabulary up
+_PADDING = re.compile(r"\[PAD\d*\]|<\|?reserved[^>]*>|<\|?unused[^>]*>|<\|?dummy[^>]*>", re.IGNORECASE)
+_IDS = (("bos_token_id", "first token (BOS)"), ("eos_token_id", "last token (EOS)"), ("eot_token_id", "end of turn"))
+
+
+def tokenizer_mismatch(target: Header, draft: Header) -> str | None:
+    """The first reason why the two vocabularies differ, in plain words; None where they are the same.
+
+    Compared: the tokenizer model, every token by its bytes, the BOS and EOS ids, the end-of-turn id and the add-BOS
+    flag where both files state them. Not compared: token types, scores and the pre-tokenizer, since only the target
+    ever splits text. One vocabulary may be longer, because conversions round the count up differently: then each
+    surplus id must be marked unused (token_type 5) or carry a padding name ([PAD123], <|reserved...|>, <unused7>).
+    """
+    models = [_text(header, "tokenizer.ggml.model") for header in (target, draft)]
+    if models[0] != models[1]:
+        return f"the target's tokenizer is {models[0]}, the draft's is {models[1]}"
+    for key, name in _IDS:
+        mine, other = (header.integer(f"tokenizer.ggml.{key}") for header in (target, draft))
+        if mine is not None and other is not None and mine != other:
+            return f"the {name} is id {mine} in the target and id {other} in the draft"
+    first = _first_difference(_tokens(target), _tokens(draft))
+    if first is not None:
+        return first
+    surplus = _surplus(target, draft, "target") or _surplus(draft, target, "draft")
+    if surplus is not None:
+        return surplus
+    flags = [header.metadata.get("tokenizer.ggml.add_bos_token") for header in (target, draft)]
+    if None not in flags and flags[0] != flags[1]:
+        with_bos, without = ("target", "draft") if flags[0] else ("draft", "target")
+        return f"the {with_bos} starts every text with a BOS token and the {without} does not"
+    return None
+
+
+def _tokens(header: Header) -> list[str]:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
+    return tokens
+
+
+def _text(header: Header, key: str) -> str:
+    found = header.metadata.get(key)
+    return ascii(found) if isinstance(found, str) else "not named"
+
+
+def _first_difference(target: list[str], draft: list[str]) -> str | None:
+    common = min(len(target), len(draft))
+    if target[:common] == draft[:common]:
+        return None
+    token = next(index for index in range(common) if target[index] != draft[index])
+    return f"token {token} is {target[token]!a} in the target and {draft[token]!a} in the draft"
+
+
+def _surplus(longer: Header, shorter: Header, name: str) -> str | None:
+    """The first id that only `longer` has and that text may use."""
+    tokens, common = _tokens(longer), len(_tokens(shorter))
+    types = longer.metadata.get("tokenizer.ggml.token_type")
+    for token in range(common, len(tokens)):
+        unused = isinstance(types, np.ndarray) and token < len(types) and int(types[token]) == UNUSED
+        if not unused and not _PADDING.fullmatch(tokens[token]):
+            return f"only the {name} has token {token}, {tokens[token]!a}: {len(tokens):,} tokens against {common:,}"
+    return None

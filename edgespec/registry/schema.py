@@ -1,0 +1,230 @@
+"""models.toml: aliases with their target and draft; the user's file merged over the shipped one, strictly checked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgespec.errors import CacheError, RegistryError, UnknownModel
+from edgespec.registry.reference import Alias, Reference, parse_reference
+
+BackendName = Literal["llamacpp", "mlx"]
+DEFAULT_ALIAS = "python-6m"
+FILE_NAME = "models.toml"
+NO_DRAFT = "ngram"
+
+Table = dict[str, object]
+
+_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
+_PAIR_KEYS = ("target", "draft", "verified")
+# Key: whether it must be whole, smallest, largest.
+_SAMPLING: dict[str, tuple[bool, float, float]] = {
+    "temperature": (False, 0.0, 100.0),
+    "top_k": (True, 0.0, 2.0**31 - 1),
+    "top_p": (False, 0.0, 1.0),
+    "min_p": (False, 0.0, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling a model's authors recommend; None leaves edgespec's own default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and its draft model; without a draft, drafting is by n-grams.
+
+    `verified` says that the file names were seen in a public source; a pull checks them either way.
+    """
+
+    target: Reference
+    draft: Reference | None
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, and sampling defaults."""
+
+    alias: str
+    description: str
+    gguf: Pair | None
+    mlx: Pair | None
+    sampling: SamplingDefaults
+
+    def pair(self, backend: BackendName) -> Pair | None:
+        """The pair that `backend` loads, or None where the entry has none."""
+        return self.gguf if backend == "llamacpp" else self.mlx
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All known aliases, in file order."""
+
+    entries: Mapping[str, Entry]
+
+    def get(self, alias: str) -> Entry:
+        """The entry of `alias`; raises UnknownModel with the nearest names."""
+        entry = self.entries.get(alias)
+        if entry is not None:
+            return entry
+        near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
+        told = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise UnknownModel(f"There is no model called {alias!a}.{told}", hint="edgespec list")
+
+
+def config_dir() -> Path:
+    """The user's configuration folder: EDGESPEC_CONFIG_DIR, else the platform's."""
+    override = os.environ.get("EDGESPEC_CONFIG_DIR")
+    if override:
+        return Path(override).expanduser()
+    import platformdirs
+
+    return platformdirs.user_config_path("edgespec")
+
+
+def load_registry(user_file: Path | None = None) -> Registry:
+    """The shipped aliases with the user's laid over them, alias by alias and key by key.
+
+    `user_file` defaults to models.toml in `config_dir()`; it may be absent. Raises RegistryError naming file, table and
+    key, and CacheError if the file cannot be read.
+    """
+    tables, origin = _checked(_shipped_text(), FILE_NAME), FILE_NAME
+    path = user_file or config_dir() / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        text = None
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"save {path} as UTF-8") from None
+    except OSError as error:
+        raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="check its permissions") from error
+    if text is not None:
+        tables, origin = _merged(tables, _checked(text, str(path))), str(path)
+    return Registry({alias: _entry(alias, table, origin) for alias, table in tables.items()})
+
+
+def _shipped_text() -> str:
+    """models.toml inside the installed package, else beside it in a source checkout."""
+    package = importlib.resources.files("edgespec")
+    for place in (package.joinpath(FILE_NAME), Path(str(package)).parent / FILE_NAME):
+        if place.is_file():
+            return place.read_text(encoding="utf-8")
+    raise RegistryError("The list of models is missing from this installation.", hint="install edgespec again")
+
+
+def _checked(text: str, origin: str) -> dict[str, Table]:
+    """Parse one file and check every key it has; a user's file may leave out what it does not change."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RegistryError(f"{origin} is not valid TOML: {error}.", hint=f"correct {origin}") from None
+    tables: dict[str, Table] = {}
+    for alias, value in raw.items():
+        where = f"[{alias}]"
+        if not _is_alias(alias):
+            raise _wrong(origin, where, "a model name is letters, digits, dots, dashes and underscores")
+        table = _table(origin, where, value, _ENTRY_KEYS)
+        if not isinstance(table.get("description", ""), str):
+            raise _wrong(origin, where, "description is not text")
+        for name in ("gguf", "mlx"):
+            if name in table:
+                table[name] = _pair_table(origin, f"[{alias}.{name}]", table[name])
+        if "sampling" in table:
+            table["sampling"] = _sampling_table(origin, f"[{alias}.sampling]", table["sampling"])
+        tables[alias] = table
+    return tables
+
+
+def _is_alias(name: str) -> bool:
+    try:
+        return isinstance(parse_reference(name), Alias)
+    except UnknownModel:
+        return False
+
+
+def _table(origin: str, where: str, value: object, known: tuple[str, ...]) -> Table:
+    if not isinstance(value, dict):
+        raise _wrong(origin, where, "it is a single value, not a table")
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise _wrong(origin, where, f"the key {key!a} is not known; the nearest is {near!a}")
+    return dict(value)
+
+
+def _pair_table(origin: str, where: str, value: object) -> Table:
+    table = _table(origin, where, value, _PAIR_KEYS)
+    for key in ("target", "draft"):
+        if key not in table or (key == "draft" and table[key] == NO_DRAFT):
+            continue
+        text = table[key]
+        if not isinstance(text, str):
+            raise _wrong(origin, where, f"{key} is not text")
+        try:
+            reference = parse_reference(text)
+        except UnknownModel as error:
+            raise _wrong(origin, where, f"{key}: {error.message.removesuffix('.')}") from None
+        if isinstance(reference, Alias):
+            raise _wrong(origin, where, f"{key} is another alias ({text}); name a file or a repository")
+        table[key] = reference
+    if not isinstance(table.get("verified", False), bool):
+        raise _wrong(origin, where, "verified is not true or false")
+    return table
+
+
+def _sampling_table(origin: str, where: str, value: object) -> Table:
+    table = _table(origin, where, value, tuple(_SAMPLING))
+    for key, number in table.items():
+        whole, smallest, largest = _SAMPLING[key]
+        kinds = (int,) if whole else (int, float)
+        if isinstance(number, bool) or not isinstance(number, kinds):
+            raise _wrong(origin, where, f"{key} is not a {'whole ' if whole else ''}number")
+        if not smallest <= number <= largest:
+            raise _wrong(origin, where, f"{key} is {number}; it must be from {smallest:g} to {largest:g}")
+    return table
+
+
+def _merged(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
+    merged = {alias: dict(table) for alias, table in base.items()}
+    for alias, table in over.items():
+        entry = merged.setdefault(alias, {})
+        for key, value in table.items():
+            old = entry.get(key)
+            entry[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
+    return merged
+
+
+def _entry(alias: str, table: Table, origin: str) -> Entry:
+    pairs = {name: _pair(alias, name, table, origin) for name in ("gguf", "mlx")}
+    if not any(pairs.values()):
+        raise _wrong(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
+    sampling = table.get("sampling", {})
+    assert isinstance(sampling, dict)
+    return Entry(alias, str(table.get("description", "")), pairs["gguf"], pairs["mlx"], SamplingDefaults(**sampling))
+
+
+def _pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
+    pair = table.get(name)
+    if not isinstance(pair, dict):
+        return None
+    if "target" not in pair:
+        raise _wrong(origin, f"[{alias}.{name}]", "the key 'target' is missing")
+    draft = pair.get("draft", NO_DRAFT)
+    return Pair(pair["target"], None if draft == NO_DRAFT else draft, bool(pair.get("verified", False)))
+
+
+def _wrong(origin: str, where: str, detail: str) -> RegistryError:
+    return RegistryError(f"{origin}, {where}: {detail}.", hint=f"correct {where} in {origin}")

@@ -1,0 +1,1 @@
+"""Text around tokens: chat templates, streaming detokenization, stop strings, reasoning blocks."""

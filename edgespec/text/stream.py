@@ -1,0 +1,136 @@
+"""Generated tokens to text for people: decoded, split into reasoning and answer, ended at stop strings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.text.detokenize import StreamDecoder
+from edgespec.text.reasoning import Channel, ReasoningFormat, ReasoningSplitter, Segment
+from edgespec.text.stops import StopResult, StopStrings
+from edgespec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text to show: its channel, and whether its token was drafted and accepted or came from the target itself."""
+
+    text: str
+    channel: Channel
+    drafted: bool
+
+
+class _Origins:
+    """Which characters of a text came from drafted tokens; read once, in order."""
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[int, bool]] = deque()  # (position of its end, drafted)
+        self._end = 0
+
+    def add(self, length: int, drafted: bool) -> None:
+        self._end += length
+        if length:
+            self._runs.append((self._end, drafted))
+
+    def split(self, text: str, start: int) -> list[tuple[str, bool]]:
+        """`text`, which begins at position `start`, cut where the origin changes; forgets what lies before its end."""
+        parts: list[tuple[str, bool]] = []
+        position, end = start, start + len(text)
+        while position < end:
+            run_end, drafted = self._runs[0]
+            stop = min(run_end, end)
+            if stop > position:
+                part = text[position - start : stop - start]
+                if parts and parts[-1][1] == drafted:
+                    part = parts.pop()[0] + part
+                parts.append((part, drafted))
+                position = stop
+            if run_end <= end:
+                self._runs.popleft()
+        return parts
+
+
+class TextStream:
+    """The text of one reply, token by token.
+
+    Stop strings (limits: see StopStrings) count in the answer only: reasoning is the model's own, and a stop string
+    does not reach across a block of it. `prompt_tail` is the end of the rendered prompt, by which the stream knows
+    whether the model begins inside its reasoning. A character belongs to the token that completed it, however long
+    it is held back.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        reasoning: ReasoningFormat | None = None,
+        prompt_tail: str = "",
+    ) -> None:
+        visible = _control_tokens(tokenizer, reasoning.markers) if reasoning else frozenset[int]()
+        self._silent = tokenizer.end_of_generation
+        self._decoder = StreamDecoder(tokenizer, visible)
+        self._splitter = ReasoningSplitter(reasoning, reasoning is not None and reasoning.starts_inside(prompt_tail))
+        self._stop_strings = tuple(stops)
+        self._stops = StopStrings(self._stop_strings)
+        self._decoded = _Origins()  # of the text that enters the splitter
+        self._answer = _Origins()  # of the text that enters the stop strings
+        self._shown = 0  # characters of the answer released by the stop strings
+        self._stop: str | None = None
+        self._drafted = False  # of the latest token
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text; later tokens add nothing."""
+        return self._stop is not None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop
+
+    def push(self, token: int, drafted: bool) -> list[Piece]:
+        """The text that `token` makes certain, in order; end-of-generation tokens have none."""
+        if token in self._silent:
+            return []
+        self._drafted = drafted
+        return self._split(self._decoder.push(token))
+
+    def finish(self) -> list[Piece]:
+        """Ends the reply and releases what was held back."""
+        pieces = self._split(self._decoder.finish())
+        pieces += self._route(self._splitter.finish())
+        return pieces + self._release(self._stops.finish())
+
+    def _split(self, text: str) -> list[Piece]:
+        self._decoded.add(len(text), self._drafted)
+        return self._route(self._splitter.push(text))
+
+    def _route(self, segments: Iterable[Segment]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for segment in segments:
+            if self.stopped:
+                break
+            parts = self._decoded.split(segment.text, segment.start)
+            if segment.channel == "answer":
+                for text, drafted in parts:
+                    self._answer.add(len(text), drafted)
+                pieces += self._release(self._stops.push(segment.text))
+                continue
+            pieces += self._release(self._stops.finish())
+            if not self.stopped:
+                self._stops = StopStrings(self._stop_strings)
+                pieces += [Piece(text, segment.channel, drafted) for text, drafted in parts]
+        return pieces
+
+    def _release(self, result: StopResult) -> list[Piece]:
+        parts = self._answer.split(result.text, self._shown)
+        self._shown += len(result.text)
+        self._stop = result.stop
+        return [Piece(text, "answer", drafted) for text, drafted in parts]
+
+
+def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:
+    """The control tokens that spell the markers: without them the markers would not appear in the text."""
+    tokens = {token for marker in markers for token in tokenizer.encode(marker, parse_special=True)}
+    return frozenset(token for token in tokens if not tokenizer.piece(token))

@@ -1,0 +1,38 @@
+"""The tokenizer contract that every runtime's vocabulary fulfils."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back; implemented by each backend over its own vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every id in range(vocab_size) is valid for `piece`."""
+
+    @property
+    def bos(self) -> int | None:
+        """The begin-of-sequence id, or None where the vocabulary has none."""
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model was trained with `bos` before every sequence."""
+
+    @property
+    def end_of_generation(self) -> frozenset[int]:
+        """Ids after which a model has finished its turn (EOS, EOT, EOM ...)."""
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """Token ids of `text`, never with an added BOS.
+
+        With `parse_special`, text that spells a special token (`<|im_end|>`) becomes that token; without it,
+        plain text.
+        """
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to the text; may end inside a UTF-8 character. Empty for control tokens."""
+
+    def special_text(self, token: int) -> str:
+        """How a special token is spelled (`<s>`, `<think>`), for templates; never empty for a valid id."""

@@ -1,0 +1,146 @@
+"""`edgespec chat`: the plain loop, through a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.cli.conftest import COMMAND, Cli
+
+OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
+
+
+def test_answers_lines_and_ends_with_the_input(cli: Cli) -> None:
+    done = cli("chat", *OPTIONS, stdin="import os\n")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+
+
+def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    lines = ["/help", "import os", "/stats", f"/save {chat}", "/undo", "/undo", f"/load {chat}", "/retry", "/spec off",
+             "/retry", "/stats", "/spec on", "/spec 5", "/draft ngram", "/set temperature 0.5", "/set top-k 7", "/set",
+             "/clear", "/exit", "never read"]  # fmt: skip
+    out = cli("chat", *OPTIONS, stdin="\n".join(lines)).stdout
+    for told in (
+        "/retry",
+        "tau",
+        "saved 2 messages",
+        "took back: import os",
+        "nothing to take back",
+        "loaded 2 messages",
+        "speculation: off",
+        "speculation: 5 tokens at a time",
+        "draft: ngram",
+    ):
+        assert told in out, told
+    assert re.search(r"temperature +0\.5\n", out)
+    assert re.search(r"top_k +7\n", out)
+    assert re.search(r"tau +1\n", out)  # the answer after /spec off
+    messages = json.loads(chat.read_text())["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant"]
+    assert out.count(messages[1]["content"]) >= 3  # the answer and both greedy retries are the same
+
+
+def test_mistakes_are_told_and_the_chat_goes_on(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    lines = ["/nonsense", "/set temperature warm", "/set colour 1", "/set max_tokens 0", "/save", "/load none.json",
+             "/stats", "/load bad.json", "/save /no/such/folder/x", "/spec maybe", "/draft none.gguf", "/retry",
+             "import os"]  # fmt: skip
+    done = cli("chat", *OPTIONS, stdin="\n".join(lines))
+    assert done.returncode == 0
+    for told in (
+        "/nonsense",
+        "is a number",
+        "no setting",
+        "max_tokens must",
+        "which file",
+        "cannot read",
+        "no answer yet",
+        "not a saved chat",
+        "cannot write",
+        "/spec takes",
+        "none.gguf",
+        "no question",
+    ):
+        assert told in done.stderr, told
+    assert done.stdout.strip()
+
+
+def test_several_lines_make_one_message(cli: Cli, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    cli("chat", *OPTIONS, stdin=f'"""def f():\n    return 1\n"""\n/save {chat}\n')
+    assert json.loads(chat.read_text())["messages"][0]["content"] == "def f():\n    return 1"
+
+
+class Terminal:
+    """A child on a pseudo-terminal."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        ours, theirs = pty.openpty()
+        self._fd = ours
+        self.child = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "dumb"},
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def until(self, text: str, count: int = 1, timeout_s: float = 20) -> None:
+        """Read until `text` has appeared `count` times since the start."""
+        deadline = time.monotonic() + timeout_s
+        while self.seen.count(text) < count:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._fd], [], [], 0.2)[0]:
+                self.seen += self._read()
+
+    def interrupt_at_prompt(self, told: str) -> None:
+        """Ctrl-C until `told` appears: one in the instant before readline waits is noticed with the next only."""
+        for _ in range(20):
+            self.child.send_signal(signal.SIGINT)
+            with suppress(AssertionError):
+                return self.until(told, timeout_s=0.5)
+        raise AssertionError(self.seen)
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._fd, 65536).decode("utf-8", "replace")
+        except OSError:  # how Linux says that the other end is closed
+            raise AssertionError(f"the child has gone: {self.seen[-2000:]}") from None
+
+    def close(self) -> int:
+        code = self.child.wait(timeout=20)
+        os.close(self._fd)
+        return code
+
+
+def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, str]) -> None:
+    arguments = ["chat", "linear", "--backend", "toy", "--draft", "none", "--max-tokens", "4000",
+                 "--logit-bias", "256=-1000"]  # fmt: skip
+    terminal = Terminal(arguments, environment)
+    terminal.until(">>> ")
+    terminal.type("hello\n")
+    terminal.until("e", 30)  # some of its 4,000 letters
+    terminal.child.send_signal(signal.SIGINT)
+    terminal.until("(cancelled)")
+    terminal.until(">>> ", 2)
+    terminal.type("/set max_tokens 3\n")
+    terminal.until(">>> ", 3)
+    terminal.type("again\n")
+    terminal.until("3 tokens (length)")
+    terminal.until(">>> ", 4)
+    terminal.interrupt_at_prompt("once more")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+    assert "Traceback" not in terminal.seen

@@ -1,0 +1,123 @@
+"""Bad input: one clear sentence, a hint, an exit code of its kind; no crash and no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.models import TARGET, llama
+
+
+def refused(cli: Cli, code: int, told: str, *arguments: str, stdin: str = "") -> str:
+    done = cli(*arguments, stdin=stdin)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr, done.stderr
+    assert done.stdout == ""
+    if code != 2 or "Usage" not in done.stderr:
+        assert "error: " in done.stderr and "\nhint: " in done.stderr, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "nan"], "temperature"),
+        (["--temperature", "warm"], "temperature"),
+        (["--top-p", "1.5"], "top-p"),
+        (["--top-k", "-3"], "top-k"),
+        (["--gamma", "64"], "gamma"),
+        (["--max-tokens", "0"], "max-tokens"),
+        (["--ctx", "3"], "ctx"),
+        (["--threads", "0"], "threads"),
+        (["--gpu-layers", "-1"], "gpu-layers"),
+        (["--backend", "cuda"], "backend"),
+        (["--seed", "x"], "seed"),
+        (["--logit-bias", "5"], "ID=BIAS"),
+        (["--logit-bias", "5000=1"], "vocabulary ends at 4095"),
+        (["--verify", "block", "--gamma", "2", "--nodes", "5"], "chains only"),
+        (["--no-flash-attention", "--kv-type", "q8_0"], "flash attention"),
+        (["--stop", ""], "stop string"),
+        (["--frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_flag_values(cli: Cli, options: list[str], told: str) -> None:
+    refused(cli, 2, told, "run", "x", *options)
+
+
+def test_prompts_that_cannot_be_served(cli: Cli, tmp_path: Path) -> None:
+    refused(cli, 2, "prompt is empty", "run", "")
+    refused(cli, 2, "prompt is empty", "run", stdin="")
+    refused(cli, 2, "tokens, the context holds 2,048", "run", stdin="x = 1\n" * 100_000)
+    refused(cli, 2, "the context holds 16", "run", "def fibonacci(n):\n" * 9, "--ctx", "16")
+    refused(cli, 2, "Cannot read", "run", "--file", str(tmp_path / "none"))
+    (tmp_path / "latin").write_bytes(b"\xff\xfe")
+    refused(cli, 2, "not UTF-8", "run", "--file", str(tmp_path / "latin"))
+
+
+def test_unknown_models(cli: Cli, tmp_path: Path) -> None:
+    assert "llama-70b-q4" in refused(cli, 3, "llama-70b-q5", "run", "x", "--model", "llama-70b-q5")
+    refused(cli, 3, "no file", "run", "x", "--model", str(tmp_path / "none.gguf"))
+    refused(cli, 4, "offline", "run", "x", "--model", "llama-70b-q4")
+    refused(cli, 7, "MLX", "run", "x", "--backend", "mlx")
+    refused(cli, 3, "toy model", "run", "x", "--backend", "toy", "--model", "nonsense")
+
+
+def test_files_that_are_no_models(cli: Cli, tmp_path: Path) -> None:
+    whole = TARGET.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    refused(cli, 5, "cut short", "run", "x", "--model", str(cut))
+    text = tmp_path / "text.gguf"
+    text.write_text("This is no model.\n" * 50)
+    refused(cli, 5, "not a GGUF file", "run", "x", "--model", str(text))
+    empty = tmp_path / "empty.gguf"
+    empty.write_bytes(b"")
+    refused(cli, 5, "empty.gguf", "run", "x", "--model", str(empty))
+    flipped = bytearray(whole)
+    flipped[whole.index(b"llama.block_count") + len(b"llama.block_count") + 4] = 0  # six layers become none
+    zero = tmp_path / "zero.gguf"
+    zero.write_bytes(flipped)
+    refused(cli, 5, "block_count is 0", "run", "x", "--model", str(zero))
+
+
+def test_a_draft_that_cannot_serve(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    llama(other)
+    data = other.read_bytes()
+    entry = (6).to_bytes(8, "little") + b"return"
+    other.write_bytes(data.replace(entry, entry.replace(b"return", b"retorn"), 1))
+    error = refused(cli, 5, "cannot draft for this target", "run", "x", "--draft", str(other))
+    assert "'retorn'" in error and "'return'" in error
+    refused(cli, 5, "No draft model is paired", "run", "x", "--model", str(TARGET), "--draft", "model")
+
+
+def test_memory_that_does_not_suffice_is_told_in_numbers(cli: Cli) -> None:
+    error = refused(cli, 6, "GiB", "run", "x", "--ctx", "16000000")
+    assert "--ctx" in error
+    assert "--force" in error
+
+
+def test_a_broken_registry_file_is_told_by_name(cli: Cli, environment: dict[str, str]) -> None:
+    folder = Path(environment["EDGESPEC_CONFIG_DIR"])
+    folder.mkdir()
+    (folder / "models.toml").write_text('[mine]\ndescripton = "x"\n')
+    error = refused(cli, 3, "descripton", "list")
+    assert "description" in error
+    (folder / "models.toml").write_text("[mine")
+    refused(cli, 3, "models.toml", "run", "x")
+
+
+def test_a_user_entry_is_used(cli: Cli, environment: dict[str, str]) -> None:
+    folder = Path(environment["EDGESPEC_CONFIG_DIR"])
+    folder.mkdir()
+    tables = ("[mine]", 'description = "my own"', "[mine.gguf]", f"target = {json.dumps(str(TARGET))}",
+              "[mine.sampling]", "temperature = 0")  # fmt: skip
+    (folder / "models.toml").write_text("\n".join(tables))
+    results = [json.loads(cli("run", "def f", "--model", "mine", "--max-tokens", "8", "--json").stdout) for _ in "ab"]
+    assert results[0]["text"] == results[1]["text"]
+    assert results[0]["draft"] == "ngram"
+    assert "my own" in cli("list").stdout

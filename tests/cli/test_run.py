@@ -1,0 +1,127 @@
+"""`edgespec run` on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Cli
+from tests.models import DRAFT, TARGET
+
+PROMPT = "def fibonacci(n):\n    "
+METRICS = {
+    "prompt_tokens", "emitted_tokens", "target_forwards", "drafted_tokens", "accepted_tokens", "tau", "acceptance_rate",
+    "alpha_by_depth", "tokens_per_second", "ttft_s", "tpot_s", "step_p50_s", "step_p99_s", "prefill_s", "draft_s",
+    "verify_s", "sample_s", "commit_s",
+}  # fmt: skip
+
+
+def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
+    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "tok/s" not in done.stdout
+    assert "12 tokens (length)" in done.stderr
+    assert "accepted" in done.stderr
+
+
+def test_json_is_one_object_with_everything(cli: Cli) -> None:
+    done = cli("run", PROMPT, "--max-tokens", "12", "--seed", "7", "--json", "--threads", "1")
+    result = json.loads(done.stdout)
+    assert set(result) == {"text", "tokens", "finish_reason", "backend", "model", "draft", "seed", "metrics"}
+    assert set(result["metrics"]) == METRICS
+    assert (result["backend"], result["model"], result["seed"]) == ("llamacpp", "python-6m", 7)
+    assert len(result["tokens"]) == result["metrics"]["emitted_tokens"] <= 12
+    assert result["metrics"]["tau"] == pytest.approx(
+        (result["metrics"]["emitted_tokens"] - 1) / result["metrics"]["target_forwards"]
+    )
+    assert done.stderr == ""
+
+
+def test_every_draft_gives_the_same_greedy_text(cli: Cli) -> None:
+    base = ("run", PROMPT, "--max-tokens", "32", "--temperature", "0", "--json", "--threads", "1", "--exact")
+    plain = json.loads(cli(*base, "--draft", "none").stdout)
+    assert plain["metrics"]["tau"] == 1.0
+    for draft in (["model"], ["ngram"], ["auto", "--nodes", "6"], [str(DRAFT)], ["model", "--gamma", "0"]):
+        result = json.loads(cli(*base, "--draft", *draft).stdout)
+        assert result["tokens"] == plain["tokens"], draft
+        assert result["text"] == plain["text"]
+
+
+def test_a_seed_repeats_whatever_drafts_and_verifies(cli: Cli) -> None:
+    base = (
+        "run",
+        PROMPT,
+        "--max-tokens",
+        "24",
+        "--temperature",
+        "0.9",
+        "--seed",
+        "5",
+        "--json",
+        "--threads",
+        "1",
+        "--exact",
+    )
+    texts = {
+        json.loads(cli(*base, *more).stdout)["text"]
+        for more in (["--draft", "none"], ["--draft", "none"], ["--draft", "model"], ["--draft", "ngram"])
+    }
+    assert len(texts) == 1
+    for rule in ("rejection", "block"):
+        again = [json.loads(cli(*base, "--verify", rule).stdout)["text"] for _ in range(2)]
+        assert again[0] == again[1]
+
+
+def test_prompts_from_argument_file_and_stdin(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.py"
+    file.write_text(PROMPT)
+    options = ("--max-tokens", "8", "--temperature", "0", "--json", "--threads", "1", "--exact")
+    results = [
+        cli("run", PROMPT, *options),
+        cli("run", "--file", str(file), *options),
+        cli("run", *options, stdin=PROMPT),
+        cli("run", "-", *options, stdin=PROMPT),
+    ]
+    assert len({json.loads(r.stdout)["text"] for r in results}) == 1
+
+
+def test_models_by_path_and_stop_strings(cli: Cli) -> None:
+    done = cli("run", "import os\n", "--model", str(TARGET), "--draft", "ngram", "--temperature", "0", "--json",
+               "--max-tokens", "40", "--stop", "\n", "--threads", "1")  # fmt: skip
+    result = json.loads(done.stdout)
+    assert "\n" not in result["text"]
+    assert result["finish_reason"] in ("stop", "length")
+    assert result["model"] == str(TARGET)
+
+
+def test_interrupt_stops_keeps_the_text_and_exits_130(environment: dict[str, str], tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "run", PROMPT, "--max-tokens", "4000", "--backend", "toy", "--model", "linear", "--draft", "none"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    first = child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert first + out.strip()
+    assert "(cancelled)" in err and "Traceback" not in err
+
+
+def test_a_reader_that_leaves_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "run", PROMPT, "--max-tokens", "2000", "--backend", "toy"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.read(1)
+    child.stdout.close()
+    assert child.stderr is not None
+    err = child.stderr.read()
+    assert child.wait(timeout=60) == 1  # what click makes of a broken pipe
+    assert "Traceback" not in err and "Exception" not in err

@@ -1,0 +1,27 @@
+"""Chi-square tests without scipy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def chi_square(counts: Sequence[int], p: Sequence[float]) -> tuple[float, float]:
+    """The statistic of `counts` against the law `p`, and its limit at size 0.001 (Wilson and Hilferty 1931).
+
+    Bins that cannot occur must be empty and count as no degree of freedom.
+    """
+    seen, law = np.asarray(counts, float), np.asarray(p, float)
+    assert abs(law.sum() - 1) < 1e-9
+    assert not seen[law == 0].any(), "something happened that has probability zero"
+    seen, law = seen[law > 0], law[law > 0]
+    expected = law * seen.sum()
+    free = len(law) - 1
+    limit = free * (1 - 2 / (9 * free) + 3.0902 * np.sqrt(2 / (9 * free))) ** 3
+    return float(((seen - expected) ** 2 / expected).sum()), float(limit)
+
+
+def assert_follows(counts: Sequence[int], p: Sequence[float]) -> None:
+    statistic, limit = chi_square(counts, p)
+    assert statistic < limit, f"chi-square {statistic:.1f} over {len(p)} bins, limit {limit:.1f}"

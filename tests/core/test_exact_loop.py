@@ -1,0 +1,125 @@
+"""Proof by enumeration of the whole loop: drafting, verifying and clipping, round after round, keep the law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from edgespec.backends.toy.session import ToySession
+from edgespec.core.control import FixedBudget
+from edgespec.core.loop import speculate
+from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
+from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
+from tests.core.enumerate import (
+    PROMPT,
+    Enumerated,
+    Proposal,
+    Rule,
+    Table,
+    Target,
+    Tokens,
+    deterministic,
+    outcomes,
+    sampled,
+)
+
+
+@dataclass
+class Fixed:
+    """Proposes the same deterministic tree in every round, whatever is left of the length."""
+
+    draft: Draft
+
+    name = "fixed"
+    hidden_layers: frozenset[int] = frozenset()
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
+
+    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+        return self.draft
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
+
+
+@dataclass
+class Drawn:
+    """Draws from `q` below the history; `eager` ignores how many tokens are left to generate."""
+
+    q: Proposal
+    widths: tuple[int, ...]
+    chance: Enumerated
+    eager: bool
+
+    name = "drawn"
+    hidden_layers: frozenset[int] = frozenset()
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
+
+    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+        widths = self.widths if self.eager else self.widths[: budget.depth]
+        return sampled(lambda prefix: self.q((*tokens, *prefix[len(PROMPT) :])), widths)(self.chance)
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
+
+
+def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fraction]:
+    """The law of plain decoding: all texts that end with a stop token or have `length` tokens."""
+    law: dict[Tokens, Fraction] = {}
+    for n in range(1, length + 1):
+        for tokens in product(range(target.vocab_size), repeat=n):
+            if not stop & set(tokens[:-1]) and (n == length or tokens[-1] in stop) and target.probability(tokens):
+                law[tokens] = target.probability(tokens)
+    return law
+
+
+def generated(
+    target: Target, rule: Rule, drafter: Drawn | Fixed, stop: frozenset[int], length: int
+) -> dict[Tokens, Fraction]:
+    def run(chance: Enumerated) -> Tokens:
+        if isinstance(drafter, Drawn):
+            drafter.chance = chance
+        steps = speculate(
+            ToySession(target),  # type: ignore[arg-type]
+            drafter,
+            rule(target, chance),
+            FixedBudget(Budget(9, 9)),
+            PROMPT,
+            max_tokens=length,
+            stop=stop,
+        )
+        return tuple(token for step in steps if isinstance(step, Step) for token in step.tokens)
+
+    law: dict[Tokens, Fraction] = {}
+    for weight, tokens in outcomes(run):
+        law[tokens] = law.get(tokens, Fraction(0)) + weight
+    return law
+
+
+@pytest.mark.parametrize("stop", [frozenset[int](), frozenset({1})])
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("tokens", "parents"), [((0, 1, 2), (-1, 0, 1)), ((2, 0, 1, 0), (-1, -1, 0, 1)), ((1, 1, 1), (-1, 0, 1))]
+)
+def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop: frozenset[int]) -> None:
+    target = Target(3, low=0)
+    drafter = Fixed(deterministic(tokens, parents)(Enumerated()))
+    law = generated(target, TargetSample, drafter, stop, length)  # type: ignore[arg-type]
+    assert law == truth(target, stop, length)
+
+
+@pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("stop", [frozenset[int](), frozenset({1})])
+@pytest.mark.parametrize(
+    ("rule", "widths"), [(TokenRejection, (1, 1)), (BlockVerification, (1, 1)), (TokenRejection, (2, 1))]
+)
+def test_drawn_tokens(
+    rule: Rule, widths: tuple[int, ...], stop: frozenset[int], eager: bool, vocab_size: int, length: int
+) -> None:
+    target = Target(4, vocab_size, low=vocab_size == 2)
+    drafter = Drawn(Table(9, vocab_size), widths, Enumerated(), eager)
+    assert generated(target, rule, drafter, stop, length) == truth(target, stop, length)

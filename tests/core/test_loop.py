@@ -1,0 +1,230 @@
+"""The loop on toy sessions: speculation changes nothing but speed, whatever is drafted, and accounts for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
+from edgespec.core.chance import Seeded
+from edgespec.core.control import FixedBudget
+from edgespec.core.loop import speculate
+from edgespec.core.protocols import Budget, PrefillProgress, Step
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import TargetSample
+from edgespec.drafters.plain import PlainDrafter
+from edgespec.errors import Cancelled, ContextOverflow
+from tests.core.toys import KINDS, Alarm, GuessingDrafter, RandomBudgets, decode, open_session
+
+V = 6
+SAMPLING = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, repetition_penalty=1.5, penalty_window=5),
+    SamplingParams(),
+    SamplingParams(temperature=0.8, top_k=4, top_p=0.9),
+    SamplingParams(temperature=1.3, presence_penalty=0.5, frequency_penalty=0.3, penalty_window=4),
+]
+
+
+@dataclass
+class Case:
+    """A request on a session, with what plain decoding answers."""
+
+    seed: int
+    kind: str
+    params: SamplingParams
+    prompt: list[int]
+    max_tokens: int
+    stop: frozenset[int]
+    context_size: int
+    aim: float
+    eager: bool
+
+    def __post_init__(self) -> None:
+        self.model = ToyModel(self.seed, V, 2, 1.5)
+        self.sampler = Sampler(self.params, V)
+        self.expected = self.plain(self.prompt, self.max_tokens)
+
+    def plain(self, prompt: list[int], max_tokens: int) -> list[int]:
+        return decode(self.model, self.sampler, self.seed, prompt, max_tokens, self.stop, self.context_size)
+
+    def drafter(self) -> GuessingDrafter:
+        rng = np.random.default_rng(self.seed)
+        truth = [*self.prompt, *self.expected]
+        return GuessingDrafter(rng, V, truth, tree=self.kind == "tree", aim=self.aim, eager=self.eager)
+
+
+cases = st.builds(
+    Case,
+    seed=st.integers(0, 10_000),
+    kind=st.sampled_from(KINDS),
+    params=st.sampled_from(SAMPLING),
+    prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9),
+    max_tokens=st.integers(1, 30),
+    stop=st.frozensets(st.integers(0, V - 1), max_size=2),
+    context_size=st.sampled_from([9, 10, 12, 20, 256]),
+    aim=st.sampled_from([0.0, 0.6, 0.95]),
+    eager=st.booleans(),
+)
+
+
+def run(case: Case, session: ToySession, drafter: GuessingDrafter, budgets: RandomBudgets, alarm: Alarm) -> list[Step]:
+    """Steps of one generation; the position is checked after each."""
+    steps = []
+    events = speculate(
+        session,
+        drafter,
+        TargetSample(case.sampler, Seeded(case.seed)),
+        budgets,
+        case.prompt,
+        max_tokens=case.max_tokens,
+        stop=case.stop,
+        check=alarm,
+    )
+    n = len(case.prompt)
+    for event in events:
+        if isinstance(event, PrefillProgress):
+            assert session.position == event.done <= event.total == n
+            continue
+        steps.append(event)
+        n += len(event.tokens)
+        assert session.position == n - 1
+    return steps
+
+
+@given(cases)
+@settings(max_examples=250, deadline=None)
+def test_speculation_changes_nothing_but_speed(case: Case) -> None:
+    session = open_session(case.kind, case.model, case.context_size)
+    drafter, budgets = case.drafter(), RandomBudgets(np.random.default_rng(case.seed))
+    steps = run(case, session, drafter, budgets, Alarm(0))
+    tokens = [token for step in steps for token in step.tokens]
+    assert tokens == case.expected
+    assert len(tokens) <= case.max_tokens
+    assert not case.stop & set(tokens[:-1])
+    ended = tokens[-1] in case.stop or len(tokens) == case.max_tokens
+    assert ended or len(case.prompt) + len(tokens) == case.context_size + 1
+
+    assert [step.index for step in steps] == list(range(len(steps)))
+    assert budgets.recorded == steps[1:]
+    assert (len(steps[0].tokens), steps[0].n_drafted, steps[0].n_accepted, steps[0].n_tested) == (1, 0, 0, 0)
+    assert len(drafter.told) == len(steps) - 1
+    check_accounts(case, drafter, steps)
+    if isinstance(session, RecurrentToySession):
+        assert session.replayed == sum(len(s.tokens) for s in steps[1:] if len(s.tokens) - 1 < s.n_drafted)
+
+
+def check_accounts(case: Case, drafter: GuessingDrafter, steps: list[Step]) -> None:
+    proposals = {len(tokens): (tokens, budget, draft) for tokens, budget, draft in drafter.proposed}
+    history = [*case.prompt, *steps[0].tokens]
+    for step, verdict in zip(steps[1:], drafter.told, strict=True):
+        if len(history) not in proposals:
+            assert (len(step.tokens), step.n_drafted, step.n_accepted, step.n_tested) == (1, 0, 0, 0)
+        else:
+            tokens, budget, draft = proposals[len(history)]
+            room = min(len(case.prompt) + case.max_tokens, case.context_size + 1) - len(history)
+            assert tokens == history
+            assert 1 <= budget.depth < room
+            assert budget.nodes <= case.context_size - len(history)
+            node, walked, rejected = -1, 0, 0
+            for token in step.tokens:
+                child = next((c for c in draft.children(node) if draft.tokens[c] == token), None)
+                if child is None:
+                    rejected = int(len(draft.children(node)) > 0)
+                    break
+                node, walked = child, walked + 1
+            assert (step.n_drafted, step.n_accepted, step.n_tested) == (len(draft), walked, walked + rejected)
+            assert len(step.tokens) - walked in (0, 1)
+            committed = [int(draft.tokens[node]) for node in verdict.path]
+            assert (*committed, verdict.next_token) == step.tokens
+        history += step.tokens
+
+
+@given(cases, st.integers(1, 30))
+@settings(max_examples=120, deadline=None)
+def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
+    alarm = Alarm(calls)
+    session = open_session(case.kind, case.model, case.context_size, alarm)
+    drafter, budgets = case.drafter(), RandomBudgets(np.random.default_rng(case.seed))
+    try:
+        run(case, session, drafter, budgets, alarm)
+    except Cancelled:
+        done = [*case.prompt, *(token for step in budgets.recorded for token in step.tokens)]
+        assert session.position <= max(len(done), len(case.prompt))
+    alarm.silence()
+    again = run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(1)), alarm)
+    assert [token for step in again for token in step.tokens] == case.expected
+
+
+@given(cases, st.integers(0, 8), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> None:
+    session = open_session(case.kind, case.model, case.context_size)
+    events = speculate(
+        session, case.drafter(), TargetSample(case.sampler, Seeded(case.seed)), FixedBudget(Budget(3, 5)), case.prompt,
+        max_tokens=case.max_tokens, stop=case.stop,
+    )  # fmt: skip
+    for event in events:
+        steps -= isinstance(event, Step)
+        if not steps:
+            break
+    events.close()  # the listener walked away
+    case.prompt = [*case.prompt[:keep], 0]
+    case.expected = case.plain(case.prompt, case.max_tokens)
+    again = run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(2)), Alarm(0))
+    assert [token for step in again for token in step.tokens] == case.expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_prefix_is_not_prefilled_again(kind: str) -> None:
+    session = open_session(kind, ToyModel(0, V))
+    prompt = [1, 2, 3, 4, 5, 0, 1, 2]
+    for _ in session.prefill(prompt):
+        pass
+    session.checkpoint()
+    progress = [event.done for event in session.prefill([*prompt, 3])]
+    assert progress == [9]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_turn_starts_where_this_prompt_ended(kind: str) -> None:
+    """Also on a recurrent model, whose cache can only return to a checkpoint."""
+    prompt = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+    case = Case(3, kind, SAMPLING[0], prompt, 10, frozenset(), 64, 0.5, False)
+    session = open_session(kind, case.model, 64)
+    run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(0)), Alarm(0))
+    other = (case.expected[0] + 1) % V
+    assert [event.done for event in session.prefill([*prompt, other])] == [11]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_fills_the_context_gets_one_token(kind: str) -> None:
+    case = Case(3, kind, SAMPLING[0], [1, 2, 3, 4, 5], 10, frozenset(), 5, 0.5, False)
+    session, budgets = open_session(kind, case.model, 5), RandomBudgets(np.random.default_rng(0))
+    steps = run(case, session, case.drafter(), budgets, Alarm(0))
+    assert [len(step.tokens) for step in steps] == [1]
+    case.prompt.append(0)
+    with pytest.raises(ContextOverflow):
+        run(case, session, case.drafter(), budgets, Alarm(0))
+
+
+def test_plain_decoding_is_one_token_a_step() -> None:
+    case = Case(4, "linear", SAMPLING[2], [1], 12, frozenset(), 64, 0.5, False)
+    events = speculate(
+        open_session("linear", case.model), PlainDrafter(), TargetSample(case.sampler, Seeded(4)),
+        FixedBudget(Budget(4, 4)), case.prompt, max_tokens=12, stop=frozenset(),
+    )  # fmt: skip
+    steps = [event for event in events if isinstance(event, Step)]
+    assert [step.tokens for step in steps] == [(token,) for token in case.expected]
+    times = [step.at_s for step in steps]
+    assert times == sorted(times)
+
+
+def test_budgets_are_clamped_to_what_is_there() -> None:
+    assert Budget(5, 9).clamp(depth=3, nodes=20) == Budget(3, 9)
+    assert Budget(5, 9).clamp(depth=7, nodes=2) == Budget(5, 2)
+    assert Budget(5, 9).clamp(depth=-1, nodes=-4) == Budget(0, 0)

@@ -1,0 +1,100 @@
+"""Metrics against counts made by hand and by brute force."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.protocols import Step
+
+
+def measure(steps: list[Step], prompt_tokens: int = 5, started_s: float = 10.0) -> Metrics:
+    meter = Meter(prompt_tokens, started_s)
+    for step in steps:
+        meter.add(step)
+    return meter.metrics()
+
+
+def test_by_hand() -> None:
+    metrics = measure(
+        [
+            Step(0, (7,), 0, 0, 0, at_s=12.0, sample_s=0.5),
+            Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0, draft_s=0.1, verify_s=0.6, sample_s=0.2, commit_s=0.05),
+            Step(2, (4,), 4, 0, 1, at_s=14.0, draft_s=0.1, verify_s=0.6, sample_s=0.2, commit_s=0.05),
+            Step(3, (5, 6, 7, 8, 9), 4, 4, 4, at_s=17.0, draft_s=0.1, verify_s=0.6, sample_s=0.2, commit_s=0.05),
+        ]
+    )
+    assert (metrics.prompt_tokens, metrics.emitted_tokens, metrics.target_forwards) == (5, 10, 3)
+    assert (metrics.drafted_tokens, metrics.accepted_tokens) == (12, 6)
+    assert metrics.tau == 3.0
+    assert metrics.acceptance_rate == 0.5
+    assert metrics.alpha_by_depth == (2 / 3, 1.0, 0.5, 1.0)
+    assert (metrics.ttft_s, metrics.prefill_s) == (2.0, 1.5)
+    assert metrics.tpot_s == pytest.approx(5 / 9)
+    assert metrics.tokens_per_second == pytest.approx(9 / 5)
+    assert metrics.step_p50_s == 1.0
+    assert metrics.step_p99_s == pytest.approx(2.96)
+    assert metrics.draft_s == pytest.approx(0.3)
+    assert metrics.verify_s == pytest.approx(1.8)
+    assert metrics.sample_s == pytest.approx(1.1)
+    assert metrics.commit_s == pytest.approx(0.15)
+
+
+def test_nothing_yet() -> None:
+    metrics = measure([])
+    assert (metrics.prompt_tokens, metrics.emitted_tokens, metrics.target_forwards) == (5, 0, 0)
+    unknown = (
+        metrics.tau, metrics.acceptance_rate, metrics.tokens_per_second, metrics.ttft_s, metrics.tpot_s,
+        metrics.step_p50_s, metrics.step_p99_s,
+    )  # fmt: skip
+    assert unknown == (None,) * 7
+    assert metrics.alpha_by_depth == ()
+    assert metrics.prefill_s == 0
+
+
+def test_one_token_has_no_speed() -> None:
+    metrics = measure([Step(0, (7,), 0, 0, 0, at_s=11.0, sample_s=0.25)])
+    assert (metrics.emitted_tokens, metrics.ttft_s, metrics.prefill_s) == (1, 1.0, 0.75)
+    assert (metrics.tau, metrics.tpot_s, metrics.tokens_per_second, metrics.step_p50_s) == (None,) * 4
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> list[Step]:
+    steps = [Step(0, (0,), 0, 0, 0, at_s=10.5)]
+    for index in range(1, draw(st.integers(1, 12))):
+        drafted = draw(st.integers(0, 6))
+        accepted = draw(st.integers(0, drafted))
+        tested = accepted + (drafted > accepted and draw(st.booleans()))
+        at_s = steps[-1].at_s + draw(st.integers(1, 64)) / 64
+        steps.append(Step(index, (1,) * (accepted + 1), drafted, accepted, tested, at_s))
+    return steps
+
+
+@given(generations())
+def test_by_brute_force(steps: list[Step]) -> None:
+    metrics = measure(steps)
+    decode = steps[1:]
+    assert metrics.emitted_tokens == 1 + sum(s.n_accepted + 1 for s in decode)
+    assert metrics.target_forwards == len(decode)
+    if decode:
+        assert metrics.tau == pytest.approx(1 + metrics.accepted_tokens / len(decode))
+        assert metrics.tokens_per_second == pytest.approx(
+            (metrics.emitted_tokens - 1) / (steps[-1].at_s - steps[0].at_s)
+        )
+    outcomes: dict[int, list[bool]] = {}
+    for s in decode:
+        for depth in range(s.n_tested):
+            outcomes.setdefault(depth, []).append(depth < s.n_accepted)
+    assert metrics.alpha_by_depth == tuple(sum(outcomes[d]) / len(outcomes[d]) for d in range(len(outcomes)))
+    assert json.loads(json.dumps(metrics.to_dict()))["alpha_by_depth"] == list(metrics.alpha_by_depth)
+
+
+def test_plain_decoding_has_tau_one() -> None:
+    metrics = measure([Step(i, (i,), 0, 0, 0, at_s=11.0 + i) for i in range(6)])
+    assert metrics.tau == 1.0
+    assert metrics.acceptance_rate is None
+    assert metrics.alpha_by_depth == ()

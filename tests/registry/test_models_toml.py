@@ -1,0 +1,117 @@
+"""The shipped models.toml, the user's file over it, and every kind of mistake in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CacheError, RegistryError, UnknownModel
+from edgespec.registry.reference import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.registry.schema import DEFAULT_ALIAS, Registry, load_registry
+
+FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]
+FAMILIES += ["qwen3.8-27b-q4", "gemma-3-27b-q4", "gemma-4-31b-q4", "gpt-oss-20b", "mistral-small-24b-q4"]
+FAMILIES += ["deepseek-r1-32b-q4", "glm-4.5-air-q4", "phi-4-q4"]
+
+
+def load(tmp_path: Path, text: str) -> Registry:
+    path = tmp_path / "models.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_registry(path)
+
+
+def shipped(tmp_path: Path) -> Registry:
+    return load_registry(tmp_path / "absent.toml")
+
+
+def test_the_shipped_file_covers_every_family(tmp_path: Path) -> None:
+    registry = shipped(tmp_path)
+    assert set(FAMILIES) <= set(registry.entries)
+    for entry in registry.entries.values():
+        assert entry.description
+        for pair in (entry.gguf, entry.mlx):
+            assert pair is None or pair.target != pair.draft
+        if entry.mlx:
+            assert isinstance(entry.mlx.target, HubRepo)
+
+
+def test_the_default_is_the_embedded_pair(tmp_path: Path) -> None:
+    pair = shipped(tmp_path).get(DEFAULT_ALIAS).pair("llamacpp")
+    assert pair is not None
+    assert pair.target == PackagedFile("python-6m/target.gguf")
+    assert pair.draft == PackagedFile("python-6m/draft.gguf")
+
+
+def test_the_70b_pair_names_its_files(tmp_path: Path) -> None:
+    pair = shipped(tmp_path).get("llama-70b-q4").pair("llamacpp")
+    assert pair is not None
+    assert pair.target == HubFile("bartowski/Llama-3.3-70B-Instruct-GGUF", "Llama-3.3-70B-Instruct-Q4_K_M.gguf")
+    assert isinstance(pair.draft, HubFile)
+    assert not pair.verified
+
+
+def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match="llama-70b-q4") as caught:
+        shipped(tmp_path).get("lama-70b-q4")
+    assert caught.value.hint == "edgespec list"
+
+
+def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:
+    registry = load(
+        tmp_path,
+        '[llama-70b-q4.gguf]\ndraft = "ngram"\n[llama-70b-q4.sampling]\ntemperature = 0.5\ntop_k = 7\n'
+        '[mine]\ndescription = "Mine"\n[mine.gguf]\ntarget = "/models/mine.gguf"\ndraft = "a/b:Q8_0"\n',
+    )
+    changed = registry.get("llama-70b-q4")
+    assert changed.gguf is not None and changed.gguf.draft is None
+    assert changed.gguf.target == shipped(tmp_path / "x").get("llama-70b-q4").gguf.target  # type: ignore[union-attr]
+    assert (changed.sampling.temperature, changed.sampling.top_k, changed.sampling.min_p) == (0.5, 7, None)
+    assert changed.description.startswith("Llama 3.3")
+    mine = registry.get("mine").pair("llamacpp")
+    assert mine is not None
+    assert (mine.target, mine.draft) == (LocalPath(Path("/models/mine.gguf")), HubQuant("a/b", "Q8_0"))
+
+
+def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models.toml").write_text('[extra.gguf]\ntarget = "a/b"\n', encoding="utf-8")
+    monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
+    assert load_registry().get("extra").gguf is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[x.gguf\n", "not valid TOML"),
+        ("x = 1\n", "[x]: it is a single value"),
+        ('[x.ggfu]\ntarget = "a/b"\n', "'ggfu' is not known; the nearest is 'gguf'"),
+        ('[x.gguf]\ntarget = "a/b"\ndarft = "c/d"\n', "[x.gguf]: the key 'darft' is not known; the nearest is 'draft'"),
+        ('[x.gguf]\ndraft = "a/b"\n', "[x.gguf]: the key 'target' is missing"),
+        ("[x.gguf]\ntarget = 7\n", "target is not text"),
+        ('[x.gguf]\ntarget = "llama-70b-q4"\n', "another alias"),
+        ('[x.gguf]\ntarget = "hf:a/b/../c.gguf"\n', "leaves its folder"),
+        ('[x.gguf]\ntarget = "a/b"\nverified = "yes"\n', "verified is not true or false"),
+        ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
+        ("[x]\ndescription = 3\n", "description is not text"),
+        ("[x.sampling]\ntemperature = true\n", "temperature is not a number"),
+        ("[x.sampling]\ntop_k = 1.5\n", "top_k is not a whole number"),
+        ("[x.sampling]\ntop_p = 1.5\n", "top_p is 1.5; it must be from 0 to 1"),
+        ("[x.sampling]\ntemperature = nan\n", "temperature is nan"),
+        ("[x.sampling]\ntopk = 1\n", "nearest is 'top_k'"),
+        ('["a b".gguf]\ntarget = "a/b"\n', "a model name is letters"),
+    ],
+)
+def test_each_mistake_names_file_table_and_cure(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        load(tmp_path, text)
+    assert told in caught.value.message
+    assert str(tmp_path / "models.toml") in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="cannot be read"):
+        load_registry(tmp_path)
+    (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RegistryError, match="UTF-8"):
+        load_registry(tmp_path / "models.toml")

@@ -1,0 +1,132 @@
+"""Reasoning is told from answers, for each family of markers and any cut of the stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.text.reasoning import ReasoningFormat, ReasoningSplitter, Segment, detect_format
+
+TEMPLATES = {
+    "think": "{{ m.content.split('</think>')[-1] }}{% if t %}<think>\n{% endif %}",
+    "thinking": "in <thinking> and </thinking> tags",
+    "mistral": "[THINK]{{ m.thinking }}[/THINK]",
+    "seed": "{% set begin = '<seed:think>' %}{% set end = '</seed:think>' %}",
+    "minimax": "<mm:think>{{ m.reasoning }}</mm:think>",
+    "cohere": "<|START_THINKING|>{{ m.plan }}<|END_THINKING|>",
+    "gemma": "<|channel>thought\n<channel|>",
+    "harmony": "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>",
+    "solar": "<|begin|>assistant<|think|>{{ m.reasoning }}<|end|><|begin|>assistant<|content|>",
+}
+# What a model writes, and what of it is reasoning and answer.
+REPLIES = {
+    "think": ("<think>\nwhy\n</think>\n\nbecause", "\nwhy\n", "\n\nbecause"),
+    "thinking": ("<thinking>why</thinking>because", "why", "because"),
+    "mistral": ("[THINK]why[/THINK]be[THINK]cause[/THINK]cause", "whycause", "because"),
+    "seed": ("<seed:think>why</seed:think>because", "why", "because"),
+    "minimax": ("<mm:think>why</mm:think>because", "why", "because"),
+    "cohere": ("<|START_THINKING|>why<|END_THINKING|>because", "why", "because"),
+    "gemma": ("<|channel>thought\nwhy<channel|>because", "why", "because"),
+    "harmony": (
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.analysis "
+        "<|constrain|>json<|message|>be<|end|><|start|>assistant<|channel|>final<|message|>cause<|return|>",
+        "why",
+        "because",
+    ),
+    "solar": ("<|think|>why<|end|><|begin|>assistant<|content|>because", "why", "because"),
+}
+
+
+def known(name: str) -> ReasoningFormat:
+    found = detect_format(TEMPLATES[name])
+    assert found is not None
+    assert found.name == name
+    return found
+
+
+def split(form: ReasoningFormat | None, chunks: list[str], *, inside: bool = False) -> list[Segment]:
+    splitter = ReasoningSplitter(form, inside)
+    return [segment for chunk in chunks for segment in splitter.push(chunk)] + splitter.finish()
+
+
+def texts(segments: list[Segment]) -> tuple[str, str]:
+    reasoning = "".join(s.text for s in segments if s.channel == "reasoning")
+    return reasoning, "".join(s.text for s in segments if s.channel == "answer")
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(data=st.data())
+def test_each_family(name: str, data: st.DataObject) -> None:
+    reply, reasoning, answer = REPLIES[name]
+    assert texts(split(known(name), cut(data, reply))) == (reasoning, answer)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_block_opened_by_the_prompt(name: str) -> None:
+    form, (reply, reasoning, answer) = known(name), REPLIES[name]
+    at = reply.index(reasoning[:3])
+    assert form.starts_inside("<|user|>hi<|assistant|>" + reply[:at] + "\n")
+    assert not form.starts_inside("<|user|>hi<|assistant|>")
+    assert not form.starts_inside(reply[: at + 3])
+    assert texts(split(form, list(reply[at:]), inside=True)) == (reasoning, answer)
+
+
+@given(st.data(), st.sampled_from(sorted(TEMPLATES)))
+def test_any_text_in_any_cut(data: st.DataObject, name: str) -> None:
+    """Segments point into the stream, in order; what they leave out is markers; cutting changes nothing."""
+    form = known(name)
+    parts = st.lists(st.sampled_from(sorted(form.markers)) | st.text(" a<|/t", max_size=3), max_size=10)
+    text = "".join(data.draw(parts))
+    inside = data.draw(st.booleans())
+    segments = split(form, cut(data, text), inside=inside)
+    position, left_out = 0, ""
+    for segment in segments:
+        assert segment.text
+        assert text[segment.start :].startswith(segment.text)
+        assert segment.start >= position
+        left_out += text[position : segment.start]
+        position = segment.start + len(segment.text)
+    assert texts(segments) == texts(split(form, [text], inside=inside))
+    if name not in ("harmony", "solar"):  # these also leave out message headers
+        left_out += text[position:]
+        for marker in form.markers:
+            left_out = left_out.replace(marker, "")
+        assert left_out == ""
+
+
+@given(st.lists(st.text("<think>/ a")))
+def test_without_a_format_all_is_answer(chunks: list[str]) -> None:
+    chunks = [*chunks, "<think>", "[THINK]"]
+    segments = split(None, chunks, inside=True)
+    assert texts(segments) == ("", "".join(chunks))
+    assert "".join(s.text for s in ReasoningSplitter(None, False).push("a <think")) == "a <think"  # nothing waits
+
+
+def test_an_answer_may_speak_of_markers() -> None:
+    text = "Write `<think>` first.</think>"
+    assert texts(split(known("think"), list(text))) == ("", text)
+
+
+def test_blank_text_before_the_block() -> None:
+    assert texts(split(known("think"), list("\n <think>a</think>b"))) == ("a", "\n b")
+
+
+def test_marker_that_never_comes_is_text() -> None:
+    assert texts(split(known("think"), ["<thi"])) == ("", "<thi")
+    assert texts(split(known("think"), ["a</thi"], inside=True)) == ("a</thi", "")
+
+
+def test_empty_block_in_the_prompt_is_closed() -> None:
+    assert not known("think").starts_inside("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not known("gemma").starts_inside("<|turn>model\n<|channel>thought\n<channel|>")
+
+
+@pytest.mark.parametrize("source", ["", "{{ m.content }}", "thinking is fun", "<|channel|>"])
+def test_no_format(source: str) -> None:
+    assert detect_format(source) is None
