@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Session
+from edgespec.core.protocols import NO_DRAFT, Capabilities, Draft, Logits, Session
+
+_BURST = 4  # tokens: a root and three accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class Fork:
     """The first position (of the outputs, from 0) where they differ, and the target's logits there.
 
     gap    what separates the two tokens in a forward of one row
-    noise  the largest change of any logit between a forward of one row and one of many, at that position
+    noise  the largest change of any logit there when the tokens before were decoded in bursts instead of one by one
     """
 
     position: int
@@ -40,6 +42,7 @@ def first_fork(session: Session, prompt: Sequence[int], plain: Sequence[int], ot
 
 def _row_alone(session: Session, history: Sequence[int]) -> Logits:
     """[V] scores after `history` from a forward of one row."""
+    session.rewind(0)
     _prefill(session, history[:-1])
     scores = session.forward(history[-1], NO_DRAFT)
     z = scores.logits(0).copy()
@@ -48,13 +51,29 @@ def _row_alone(session: Session, history: Sequence[int]) -> Logits:
 
 
 def _row_among_others(session: Session, history: Sequence[int]) -> Logits:
-    """[V] the same from a forward of up to eight rows."""
-    rows = min(8, len(history) - 1, session.draft_limit + 1)
-    _prefill(session, history[:-rows])
-    scores = session.forward(history[-rows], Draft.chain(history[len(history) - rows + 1 :]))
-    z = scores.logits(rows - 1).copy()
-    session.commit(range(rows - 1))
+    """[V] the same, the last tokens before it accepted in bursts: from a chain, or from behind a rejected branch."""
+    n_bursts = min(6, (len(history) - 1) // _BURST)
+    start = len(history) - 1 - n_bursts * _BURST
+    session.rewind(0)
+    _prefill(session, history[: max(start, 1)])
+    for i in range(session.position, len(history) - 1 - _BURST + 1, _BURST):
+        root, *rest = history[i : i + _BURST]
+        session.forward(root, _behind_another(rest, session.capabilities))
+        session.commit(range(len(rest)) if not session.capabilities.tree else range(2, 2 + len(rest)))
+    missing = history[session.position :]
+    scores = session.forward(missing[0], Draft.chain(missing[1:]))
+    z = scores.logits(len(missing) - 1).copy()
+    session.commit(range(len(missing) - 1))
     return z
+
+
+def _behind_another(tokens: Sequence[int], capabilities: Capabilities) -> Draft:
+    """`tokens` as a chain; where trees are taken, beside another branch of two nodes that comes first."""
+    if not capabilities.tree:
+        return Draft.chain(tokens)
+    other = (tokens[0] + 1) % capabilities.vocab_size
+    parents = [-1, 0, -1, *range(2, 1 + len(tokens))]
+    return Draft(np.array([other, other, *tokens], np.int32), np.array(parents, np.int32))
 
 
 def _prefill(session: Session, tokens: Sequence[int]) -> None:

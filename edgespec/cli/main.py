@@ -96,6 +96,7 @@ def _traceback_file() -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip()
-    if text.split(" ", 1)[0].isalpha():  # not a file or model name
+    first = text.split(" ", 1)[0].rstrip(":,")
+    if first.isalpha() and first != "edgespec":  # not the name of a file, a model, or the command
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import CacheError, HubError, InvalidModelFile
+from edgespec.registry.fit import gib
 from edgespec.registry.hub_errors import FREE_SPACE
 
 # Called with the file's path, the bytes present and the bytes in all; at the start, and about once a MiB.
@@ -125,8 +126,7 @@ def check_room(remote: RemoteBytes, storage: Path) -> None:
     free = shutil.disk_usage(blobs).free
     if missing + SPARE_BYTES > free:
         raise CacheError(
-            f"{remote.path} needs {missing / 2**30:,.2f} GiB more and the disk of {blobs} has {free / 2**30:,.2f} GiB"
-            " free.",
+            f"{remote.path} needs {gib(missing)} more and the disk of {blobs} has {gib(free)} free.",
             hint=FREE_SPACE,
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.llamacpp.rollback import CutCache, Rollback, SnapshotCache, SnapshotRing
+from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
@@ -92,7 +92,9 @@ class LlamaModel:
         snapshots = self._lib.api.llama_n_rs_seq(context)
         if snapshots:
             return SnapshotRing(self._lib.api, context, snapshots)
-        return SnapshotCache(self._lib.api, context) if self.is_recurrent else CutCache(self._lib.api, context)
+        if self.is_recurrent:
+            return SnapshotCache(self._lib.api, context)
+        return (OrderedCutCache if self._options.exact else CutCache)(self._lib.api, context)
 
 
 def load(

@@ -70,8 +70,12 @@ class CutCache(_Memory):
         for branch in range(1, n):
             self._api.llama_memory_seq_cp(self._memory, 0, branch, -1, -1)
 
-    def close_branches(self, n: int, winner: int, start: int, end: int) -> None:
-        """Keep positions start..end-1 of branch `winner` as sequence 0's tail, and drop all other branches."""
+    def keep_branch(self, n: int, winner: int, start: int, end: int, *, in_order: bool) -> int:
+        """Keep positions start..end-1 of branch `winner` as sequence 0's tail, and drop all other branches.
+
+        `in_order` says that its rows were the first of the batch. Returns how many positions are left, fewer than `end`
+        where the tokens have to be run again.
+        """
         if winner and not self.cut(0, start):
             raise RollbackError("llama.cpp could not drop a rejected branch.", hint="Start a new chat.")
         if winner:
@@ -79,7 +83,20 @@ class CutCache(_Memory):
         for branch in range(1, n):
             if not self.cut(branch, -1):
                 raise RollbackError(f"llama.cpp could not drop branch {branch}.", hint="Start a new chat.")
-        self.keep(end, end + 1)
+        return self.keep(end, end + 1)
+
+
+class OrderedCutCache(CutCache):
+    """A cut cache whose cells always lie in the order of their positions, for results that are equal to the last bit.
+
+    A branch accepted from behind others leaves holes, which later tokens fill, and attention then adds up in another
+    order: noise like that of another number of rows (logits moved by up to 0.15 on a Q8_0 model, 0.01 on f16).
+    """
+
+    def keep_branch(self, n: int, winner: int, start: int, end: int, *, in_order: bool) -> int:
+        if in_order:
+            return super().keep_branch(n, winner, start, end, in_order=True)
+        return super().keep_branch(n, 0, start, start, in_order=True)
 
 
 class SnapshotCache(_Memory):

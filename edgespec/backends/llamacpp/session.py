@@ -134,8 +134,8 @@ class LlamaSession:
             assert isinstance(self._rollback, CutCache)
             member = branches(draft)
             winner = member[path[-1]][0] if path else 0
-            self._rollback.close_branches(len(leaves(draft)), winner, start, end)
-            reached = end
+            in_order = list(path) == list(range(len(path)))
+            reached = self._rollback.keep_branch(len(leaves(draft)), winner, start, end, in_order=in_order)
         self._pending = None
         self._tokens += kept
         if reached < end:
@@ -197,7 +197,8 @@ class LlamaSession:
         pending, self._pending = self._pending, None
         if isinstance(self._rollback, CutCache):
             if pending is not None and not pending[1].is_chain:
-                self._rollback.close_branches(len(leaves(pending[1])), 0, len(self._tokens), len(self._tokens))
+                at = len(self._tokens)
+                self._rollback.keep_branch(len(leaves(pending[1])), 0, at, at, in_order=True)
             self._rollback.rewind(len(self._tokens))
         else:
             del self._tokens[self._rollback.rewind(len(self._tokens)) :]
