@@ -1,0 +1,107 @@
+"""`edgespec pull`, `list`, `rm` against a real local hub: what a user sees of downloads that fail and that resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Cli
+from tests.models import DRAFT, TARGET
+from tests.registry.hubserver import Fault, HubServer
+
+REPO, FILE = "me/python-GGUF", "python-Q8_0.gguf"
+REFERENCE = f"hf:{REPO}/{FILE}"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[HubServer]:
+    folder = tmp_path / "served" / REPO
+    folder.mkdir(parents=True)
+    (folder / FILE).write_bytes(TARGET.read_bytes())
+    (tmp_path / "served" / "me" / "draft-GGUF").mkdir()
+    (tmp_path / "served" / "me" / "draft-GGUF" / "draft-Q8_0.gguf").write_bytes(DRAFT.read_bytes())
+    with HubServer(tmp_path / "served", token="hf_right") as running:
+        yield running
+
+
+@pytest.fixture
+def online(environment: dict[str, str], server: HubServer) -> dict[str, str]:
+    environment.update(HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0", HF_TOKEN="")
+    return environment
+
+
+def test_pull_run_list_remove(online: dict[str, str], cli: Cli, server: HubServer) -> None:
+    done = cli("pull", REFERENCE, "--draft", "me/draft-GGUF:Q8_0")
+    assert done.returncode == 0, done.stderr
+    target, draft = (Path(line) for line in done.stdout.splitlines())
+    assert target.read_bytes() == TARGET.read_bytes()
+    assert draft.read_bytes() == DRAFT.read_bytes()
+    answer = cli("run", "def f", "--model", REFERENCE, "--draft", "me/draft-GGUF", "--max-tokens", "8", "--json",
+                 "--temperature", "0", "--threads", "1", HF_HUB_OFFLINE="1")  # fmt: skip
+    assert json.loads(answer.stdout)["metrics"]["drafted_tokens"] > 0, answer.stderr
+    cached = [m["model"] for m in json.loads(cli("list", "--json").stdout)["cached"]]
+    assert REFERENCE in cached
+    assert cli("pull", REFERENCE, "--verify").returncode == 0
+    assert cli("rm", REFERENCE, "--yes").returncode == 0
+    assert cli("rm", REFERENCE, "--yes").returncode == 4
+
+
+def test_killed_midway_it_resumes(online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path) -> None:
+    half = TARGET.stat().st_size // 2
+    server.fault(REPO, FILE, Fault("stall", at=half))
+    child = subprocess.Popen([*COMMAND, "pull", REFERENCE, "--draft", "none"], env=online, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size > half // 2 for p in (tmp_path / "hf").rglob("*.incomplete")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    server.fault(REPO, FILE, None)
+    done = cli("pull", REFERENCE, "--draft", "none")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == TARGET.read_bytes()
+    last = [r for r in server.log if r.path.endswith(FILE) and r.method == "GET" and r.range][-1]
+    start = int(last.range.split("=")[1].split("-")[0]) if last.range else 0
+    assert half // 2 < start <= half
+    assert last.sent == TARGET.stat().st_size - start
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [
+        (Fault("corrupt", at=2_000_000), 5, "arrived damaged"),
+        (Fault("status", code=404, error_code="EntryNotFound"), 4, "no file"),
+        (Fault("status", code=401), 4, "access token"),
+        (Fault("status", code=403, error_code="GatedRepo"), 4, "gated"),
+        (Fault("status", code=500), 4, "500"),
+    ],
+    ids=["corrupt", "404", "401", "gated", "500"],
+)
+def test_each_failure_is_a_sentence(
+    online: dict[str, str], cli: Cli, server: HubServer, fault: Fault, code: int, told: str
+) -> None:
+    server.fault(REPO, FILE, fault)
+    done = cli("pull", REFERENCE, "--draft", "none")
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+    assert "hint: " in done.stderr
+    assert not cli("list", "--json").stdout.count(REFERENCE)
+
+
+def test_a_mismatching_draft_is_refused_before_any_download(
+    online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path
+) -> None:
+    odd = tmp_path / "served" / "me" / "odd-GGUF"
+    odd.mkdir()
+    entry = (6).to_bytes(8, "little") + b"return"
+    (odd / "odd-Q8_0.gguf").write_bytes(DRAFT.read_bytes().replace(entry, entry.replace(b"return", b"retorn"), 1))
+    done = cli("pull", REFERENCE, "--draft", "me/odd-GGUF")
+    assert done.returncode == 5
+    assert "'retorn'" in done.stderr
+    sent = sum(r.sent for r in server.log if r.path.endswith(".gguf"))
+    assert sent < 2 * 600_000  # headers only: the two files hold seven megabytes
