@@ -107,9 +107,9 @@ class Engine:
         self.draft = draft
         self.speculation = speculation
         tokenizer = target.tokenizer
-        bos = tokenizer.special_text(tokenizer.bos) if tokenizer.bos is not None else ""
+        bos, eos = ("" if t is None else tokenizer.special_text(t) for t in (tokenizer.bos, tokenizer.eos))
         source = target.chat_template
-        self._template = ChatTemplate(source, bos, "") if source else None
+        self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
         self._sessions: tuple[Session, Session | None] | None = None
         self._check: CheckCancelled = lambda: None

@@ -1,4 +1,4 @@
-"""The sampled loop against the enumerated law of its first two tokens, on a real model."""
+"""The sampled loop against the enumerated law of its first tokens, on a real model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.text.chat import encode_prompt
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Pearson's chi-square over the pairs that can occur; `tv` is the distance between frequencies and law."""
+    """Pearson's chi-square over the sequences that can occur; `tv` is the distance between frequencies and law."""
 
     samples: int
     bins: int
@@ -24,44 +24,47 @@ class Comparison:
     smallest_expected: float
 
 
-def enumerated(engine: Engine, prompt: str, sampling: SamplingParams) -> dict[tuple[int, int], float]:
-    """P(token 1, token 2) after `prompt`, from plain forwards; `sampling` should keep few tokens (top-k)."""
-    tokenizer = engine.target.tokenizer
+def enumerated(engine: Engine, prompt: str, sampling: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
+    """P(first `length` tokens) after `prompt`, from plain forwards; `sampling` should keep few tokens (top-k)."""
+    vocab_size = engine.target.tokenizer.vocab_size
     session = engine.target.open_session(lambda: None)
-    sampler = Sampler(sampling, tokenizer.vocab_size)
-    tokens = encode_prompt(tokenizer, prompt, parse_special=True)
-    for _ in session.prefill(tokens):
-        pass
-    session.rewind(len(tokens) - 1)
-    first = sampler.law(session.forward(tokens[-1], NO_DRAFT).logits(0).copy(), tokens).dense(tokenizer.vocab_size)
-    session.commit(())
-    law = {}
-    for token in np.flatnonzero(first).tolist():
-        scores = session.forward(token, NO_DRAFT)
-        second = sampler.law(scores.logits(0), [*tokens, token]).dense(tokenizer.vocab_size)
+    sampler = Sampler(sampling, vocab_size)
+    tokens = encode_prompt(engine.target.tokenizer, prompt, parse_special=True)
+    law: dict[tuple[int, ...], float] = {}
+
+    def extend(emitted: tuple[int, ...], weight: float) -> None:
+        if len(emitted) == length:
+            law[emitted] = weight
+            return
+        text = [*tokens, *emitted]
+        for _ in session.prefill(text[:-1]):
+            pass
+        p = sampler.law(session.forward(text[-1], NO_DRAFT).logits(0), text).dense(vocab_size)
         session.commit(())
-        session.rewind(len(tokens))
-        for other in np.flatnonzero(second).tolist():
-            law[token, other] = float(first[token] * second[other])
+        for token in np.flatnonzero(p).tolist():
+            extend((*emitted, token), weight * float(p[token]))
+
+    extend((), 1.0)
     session.close()
     return law
 
 
-def compare(engine: Engine, prompt: str, sampling: SamplingParams, samples: int) -> Comparison:
-    """Generate three tokens `samples` times, with seeds 0, 1, 2 ..., and compare the first two with the law.
+def compare(engine: Engine, prompt: str, sampling: SamplingParams, length: int, samples: int) -> Comparison:
+    """Generate `samples` times, with seeds 0, 1, 2 ..., and compare the first `length` tokens with their law.
 
-    Raises ValueError when the loop emits a pair to which the law gives no probability.
+    Two tokens more are asked for, so that drafts reach beyond those compared. Raises ValueError when the loop emits
+    what the law gives no probability.
     """
-    law = enumerated(engine, prompt, sampling)
+    law = enumerated(engine, prompt, sampling, length)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(samples):
-        *_, finished = engine.stream(Request(prompt, sampling, max_tokens=3, seed=seed))
+        *_, finished = engine.stream(Request(prompt, sampling, max_tokens=length + 2, seed=seed))
         assert isinstance(finished, Finished)
-        counts[finished.tokens[:2]] += 1
+        counts[finished.tokens[:length]] += 1
     if impossible := set(counts) - set(law):
         raise ValueError(f"the loop emitted {impossible}, which the target cannot")
     expected = np.array(list(law.values())) * samples
-    observed = np.array([counts[pair] for pair in law])
+    observed = np.array([counts[tokens] for tokens in law])
     return Comparison(
         samples,
         len(law),

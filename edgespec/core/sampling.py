@@ -151,12 +151,13 @@ class Sampler:
         if self.params.top_p >= 1:
             return None
         w = _softmax_weights(z, 1.0)
-        p = w / w.sum(dtype=np.float64)
-        # Ids below (1 - top_p) / n hold less than 1 - top_p together, so the nucleus cannot need them: sort the few
-        # others.
-        likely = np.flatnonzero(p >= (1.0 - self.params.top_p) / len(p))
-        order = likely[np.argsort(-p[likely], kind="stable")]
-        return _prefix_with_mass(order, p, self.params.top_p)
+        mass = self.params.top_p * float(w.sum(dtype=np.float64))
+        # Sorting a whole vocabulary takes milliseconds; the nucleus lies within any {w >= border} that holds its mass.
+        border = np.float32(1 / 8)
+        while (likely := np.flatnonzero(w >= border)).size < w.size and w[likely].sum(dtype=np.float64) < mass:
+            border = border / 8 if border > 1e-30 else np.float32(0)
+        order = likely[np.argsort(-w[likely], kind="stable")]
+        return _prefix_with_mass(order, w, mass)
 
     def _min_p(self, z: Logits) -> Indices | None:
         """Ids at least `min_p` times as probable as the best one."""
@@ -174,8 +175,8 @@ def top_k(z: Logits, k: int) -> Ints:
 
 
 def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
-    """The shortest prefix of `order` whose probabilities reach `mass`, as ascending indices; at least one."""
-    n = int(np.searchsorted(np.cumsum(p[order]), mass, side="left")) + 1
+    """The shortest prefix of `order` whose weights reach `mass`, as ascending indices; at least one."""
+    n = int(np.searchsorted(np.cumsum(p[order], dtype=np.float64), mass, side="left")) + 1
     return np.sort(order[:n])
 
 

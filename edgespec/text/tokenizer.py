@@ -17,6 +17,10 @@ class Tokenizer(Protocol):
         """The begin-of-sequence id, or None where the vocabulary has none."""
 
     @property
+    def eos(self) -> int | None:
+        """The end-of-sequence id, which templates may write between turns, or None."""
+
+    @property
     def add_bos(self) -> bool:
         """Whether the model was trained with `bos` before every sequence."""
 

@@ -160,3 +160,11 @@ def test_recurrent_target_and_draft(tmp_path: Path) -> None:
         metrics = generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].metrics
         assert metrics.acceptance_rate is not None and metrics.acceptance_rate > 0.9
         engine.close()
+
+
+def test_templates_can_write_the_end_of_a_turn() -> None:
+    """Templates like Mistral's put EOS after every answer; the byte tokenizer spells it <end>."""
+    target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda f: None, check=lambda: None)
+    target.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"  # type: ignore[misc]
+    engine = Engine(target, None, PLAIN)
+    assert engine.count_tokens((Message("user", "hi"), Message("assistant", "ho"))) == len("hi<end>ho<end>")

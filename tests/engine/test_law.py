@@ -8,10 +8,11 @@ from edgespec.bench.law import compare, enumerated
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine import Engine, Speculation
 
-PROMPT = "def get_"
-PARAMS = SamplingParams(temperature=1.0, top_k=4)  # 4 x 4 = 16 bins for the joint law of two tokens
-SAMPLES = 1500
-CRITICAL = 37.70  # chi-square, 15 degrees of freedom, size 1e-3
+PROMPT = "self."
+PARAMS = SamplingParams(temperature=1.0, top_k=3)
+LENGTH = 3  # the first token is prefill's, the others are drafted, corrected or bonus: 3 ** 3 = 27 bins
+SAMPLES = 1200
+CRITICAL = 54.05  # chi-square, 26 degrees of freedom, size 1e-3
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,11 @@ CRITICAL = 37.70  # chi-square, 15 degrees of freedom, size 1e-3
     ],
     ids=["sample", "sample-tree", "rejection", "block"],
 )
-def test_two_tokens_follow_the_enumerated_law(engine: Engine, speculation: Speculation) -> None:
-    assert sum(enumerated(engine, PROMPT, PARAMS).values()) == pytest.approx(1)
+def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Speculation) -> None:
+    assert sum(enumerated(engine, PROMPT, PARAMS, LENGTH).values()) == pytest.approx(1)
     engine.speculation = speculation
-    found = compare(engine, PROMPT, PARAMS, SAMPLES)
-    assert found.bins == 16
+    found = compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES)
+    assert found.bins == 27
     assert found.smallest_expected > 1  # or chi-square would not apply
     assert found.chi_square < CRITICAL, found
 
@@ -37,10 +38,10 @@ def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPat
     """The same comparison fails for a loop that samples at another temperature."""
     engine.speculation = Speculation("model", 3, 3)
     stream = engine.stream
-    warmer = SamplingParams(temperature=1.4, top_k=4)
+    warmer = SamplingParams(temperature=1.6, top_k=3)
     monkeypatch.setattr(
         engine,
         "stream",
         lambda request: stream(type(request)(request.prompt, warmer, request.max_tokens, request.seed)),
     )
-    assert compare(engine, PROMPT, PARAMS, SAMPLES).chi_square > CRITICAL
+    assert compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES).chi_square > CRITICAL

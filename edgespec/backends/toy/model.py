@@ -22,6 +22,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     bos: int | None = None
+    eos: int | None = _END
     add_bos = False
     end_of_generation = frozenset({_END})
 
