@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
@@ -30,7 +31,7 @@ from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
 from edgespec.drafters.model import GreedyChoice, ModelDrafter, SampledChoice
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.plain import PlainDrafter
-from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.text.chat import ChatTemplate, Message, encode_prompt
 from edgespec.text.reasoning import detect_format
 from edgespec.text.stream import Piece, TextStream
@@ -38,6 +39,9 @@ from edgespec.text.vocabulary import vocabulary_mismatch
 
 DraftKind = Literal["none", "ngram", "model"]
 Rule = Literal["sample", "rejection", "block"]
+
+_MOST_CHARACTERS_A_TOKEN = 64  # on average, over a whole prompt; texts beyond that are not worth tokenizing
+_SHORTEN = "Shorten it, or set a larger --ctx; in a chat, /clear starts anew."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,10 @@ class Speculation:
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 63 or not 0 <= self.nodes <= 63:
             raise InvalidRequest("gamma and tree nodes must be 0 to 63.", hint="Use --gamma 3 to begin with.")
-        if self.rule == "block" and self.nodes > self.gamma:
+        if self.rule != "sample" and (self.nodes > self.gamma or self.kind == "ngram"):
             raise InvalidRequest(
-                "block verification takes chains only.", hint="Drop --nodes, or use --verify rejection."
+                f"{self.rule} verification needs drafts drawn at random: chains only, by a draft model.",
+                hint="Use --verify sample, which takes every draft.",
             )
 
 
@@ -113,6 +118,7 @@ class Engine:
         self._reasoning = detect_format(source) if source else None
         self._sessions: tuple[Session, Session | None] | None = None
         self._check: CheckCancelled = lambda: None
+        self._closed = False
 
     def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
         """Generate: PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished.
@@ -181,34 +187,48 @@ class Engine:
         return len(self._encode(prompt)[0])
 
     def close(self) -> None:
+        """Free everything; requests are refused from now on."""
+        self.release_draft()
+        self.target.close()
+        self._closed = True
+
+    def release_draft(self) -> None:
+        """Free the sessions and the draft model, so that another engine can take the target over."""
         self._drop_sessions()
         if self.draft is not None:
             self.draft.close()
-        self.target.close()
+            self.draft = None
 
     def _encode(self, prompt: str | tuple[Message, ...]) -> tuple[list[int], str]:
         """Token ids, and the end of the text they came from, by which reasoning is recognised."""
+        if self._closed:
+            raise BackendError("the model has been closed.", hint="Open it again.")
         if isinstance(prompt, str):
             text = prompt
         elif self._template is not None:
             text = self._template.render(prompt)
         else:
             text = "".join(message.content for message in prompt)
+        size = self.target.context_size
+        if len(text) > _MOST_CHARACTERS_A_TOKEN * size:
+            raise ContextOverflow(
+                f"the prompt has {len(text):,} characters, far more than a context of {size:,} tokens holds.",
+                hint=_SHORTEN,
+            )
         tokens = encode_prompt(self.target.tokenizer, text, parse_special=True) if text else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
-        size = self.target.context_size
         if len(tokens) > size:
-            raise ContextOverflow(
-                f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.",
-                hint="Shorten it, or set a larger --ctx; in a chat, /clear starts anew.",
-            )
+            raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=_SHORTEN)
         return tokens, text[-256:]
 
     def _open_sessions(self) -> tuple[Session, Session | None]:
         if self._sessions is None:
             target = self.target.open_session(lambda: self._check())
-            draft = self.draft.open_session(lambda: self._check()) if self.draft is not None else None
+            with ExitStack() as undo:
+                undo.callback(target.close)
+                draft = self.draft.open_session(lambda: self._check()) if self.draft is not None else None
+                undo.pop_all()
             self._sessions = target, draft
         return self._sessions
 
@@ -241,5 +261,4 @@ class Engine:
     def _budget(self, session: Session) -> Budget:
         spec = self.speculation
         depth = 0 if spec.kind == "none" else spec.gamma
-        takes_trees = session.capabilities.tree and spec.rule == "sample"
-        return Budget(depth, max(depth, spec.nodes) if takes_trees else depth)
+        return Budget(depth, max(depth, spec.nodes) if session.capabilities.tree else depth)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import DraftKind, Engine, Speculation
-from edgespec.planning import OpenRequest, Reporter, fetch, plan
+from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry, SamplingDefaults
 
@@ -34,24 +35,59 @@ def open_engine(
     if request.backend == "toy":
         return _open_toy(request, check)
     planned = plan(request, registry, hub, reporter)
-    draft = planned.draft
-    target_path = fetch(planned.target, hub, reporter)
-    draft_path = fetch(draft.source, hub, reporter) if draft else None
+    speculation = _speculation(request, planned.kind)
+    target_path = fetch(planned.target, hub, reporter, check)
+    draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
     with ExitStack() as undo:
-
-        def load(path: Path) -> Model:
-            model = open_model(
-                "llamacpp", path, planned.options, progress=lambda f: reporter.loading(path.name, f), check=check
-            )
-            undo.callback(model.close)
-            return model
-
-        target = load(target_path)
-        draft_model = load(draft_path) if draft_path else None
-        engine = Engine(target, draft_model, _speculation(request, planned.kind))
+        target = _load(target_path, planned.options, reporter, check)
+        undo.callback(target.close)
+        engine = _engine(target, draft_path, planned, speculation, reporter, check)
         undo.pop_all()
-    draft_name = str(draft.reference) if draft else planned.kind
-    return Opened(engine, planned.name, "llamacpp", draft_name, planned.sampling)
+    return Opened(engine, planned.name, "llamacpp", _draft_name(planned), planned.sampling)
+
+
+def change_draft(
+    opened: Opened, request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+) -> Opened:
+    """The open target with another draft, and no second copy of it. On failure `opened` is as it was."""
+    if opened.backend == "toy":
+        return _open_toy(request, check)
+    planned = plan(request, registry, hub, reporter)
+    speculation = _speculation(request, planned.kind)
+    draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
+    engine = _engine(opened.engine.target, draft_path, planned, speculation, reporter, check)
+    opened.engine.release_draft()
+    return Opened(engine, opened.name, opened.backend, _draft_name(planned), opened.sampling)
+
+
+def _engine(
+    target: Model,
+    draft_path: Path | None,
+    planned: Plan,
+    speculation: Speculation,
+    reporter: Reporter,
+    check: CheckCancelled,
+) -> Engine:
+    """An engine on `target`; the draft model is freed again if the engine refuses it."""
+    if draft_path is None:
+        return Engine(target, None, speculation)
+    draft = _load(draft_path, planned.options, reporter, check)
+    with ExitStack() as undo:
+        undo.callback(draft.close)
+        engine = Engine(target, draft, speculation)
+        undo.pop_all()
+    return engine
+
+
+def _load(path: Path, options: LoadOptions, reporter: Reporter, check: CheckCancelled) -> Model:
+    def progress(fraction: float) -> None:
+        reporter.loading(path.name, fraction)
+
+    return open_model("llamacpp", path, options, progress=progress, check=check)
+
+
+def _draft_name(planned: Plan) -> str:
+    return str(planned.draft.reference) if planned.draft else planned.kind
 
 
 def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:

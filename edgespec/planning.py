@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.backends import BackendName, device_memory
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import DraftKind, Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
 from edgespec.registry.fit import DeviceMemory, check_fit, host_memory
@@ -17,8 +18,6 @@ from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
 from edgespec.registry.resolve import HubMlx, LocalMlx, Source, open_pair, open_source, source_header, source_path
 from edgespec.registry.schema import Registry, SamplingDefaults
-
-DEFAULT_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,14 @@ def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter)
     return Plan(resolved.name, resolved.target, draft, kind, options, resolved.sampling)
 
 
-def fetch(source: Source, hub: Hub, reporter: Reporter) -> Path:
-    """The file to load, downloaded if need be. Raises HubError, CacheError, InvalidModelFile."""
-    return source_path(source, hub, reporter.download)
+def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
+    """The file to load, downloaded if need be. Raises HubError, CacheError, InvalidModelFile, Cancelled."""
+
+    def progress(name: str, done: int, total: int) -> None:
+        check()
+        reporter.download(name, done, total)
+
+    return source_path(source, hub, progress)
 
 
 def _header(source: Source, hub: Hub) -> Header:
@@ -158,10 +162,10 @@ def _fitting(
     """The draft, or None where 'auto' has to leave it out for the target to fit. Raises DoesNotFit."""
     memory = host_memory(_devices())
     kv_type = "q8_0" if options.exact else options.kv_type
-    assert options.context_size is not None
+    context = options.context_size
+    assert context is not None  # made definite by _sized
 
     def price(with_draft: Header | None) -> None:
-        context = options.context_size or 0
         check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
 
     try:

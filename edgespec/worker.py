@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import threading
@@ -16,6 +15,8 @@ from edgespec.errors import Cancelled
 T = TypeVar("T")
 
 _EVENTS_AHEAD = 256  # how far generation may run ahead of whoever reads it
+# Some of llama.cpp's pre-tokenizers recurse for every character of a word; only what is touched takes memory.
+_STACK_BYTES = 512 * 2**20
 _POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
 
 
@@ -29,7 +30,8 @@ class Job(Generic[T]):
 
     def __init__(self, work: Callable[[CheckCancelled], Iterator[T]]) -> None:
         self._work = work
-        self._events: queue.Queue[T | _End] = queue.Queue(_EVENTS_AHEAD)
+        self._events: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_EVENTS_AHEAD)
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -43,6 +45,7 @@ class Job(Generic[T]):
                 event = self._events.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
+            self._room.release()
             if isinstance(event, _End):
                 if event.error is not None:
                     raise event.error
@@ -64,18 +67,11 @@ class Job(Generic[T]):
             self._put(_End(None))
 
     def _put(self, event: T | _End) -> None:
-        """Wait for room; once cancelled, replace the oldest events instead, so that nobody waits for a reader."""
-        while True:
-            try:
-                self._events.put(event, timeout=_POLL_S)
-                return
-            except queue.Full:
-                if self._cancelled.is_set():
-                    self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            self._events.get_nowait()
+        """Wait for room; once cancelled the few last events go beyond the bound, so that nobody waits for a reader."""
+        while not self._room.acquire(timeout=_POLL_S):
+            if self._cancelled.is_set():
+                break
+        self._events.put(event)
 
 
 class Worker:
@@ -84,7 +80,11 @@ class Worker:
     def __init__(self) -> None:
         self._jobs: queue.Queue[Job[object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name="edgespec-worker", daemon=True)
-        self._thread.start()
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before)
 
     def submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
         """Queue `work`; it is given the cancellation check to poll."""

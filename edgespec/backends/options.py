@@ -13,6 +13,8 @@ import psutil
 
 from edgespec.errors import InvalidRequest
 
+DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for more
+
 KvType = Literal["f16", "q8_0", "q4_0"]
 
 
@@ -26,9 +28,8 @@ class LoadOptions:
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
     mmap             map the weights instead of reading them
-    exact            one numeric result whatever the number of rows in a forward, at some cost in speed: flash
-    attention,
-                     no weight repacking, no tiled f16 kernels, q8_0 cache
+    exact            one numeric result whatever the number of rows in a forward, at some cost in speed (flash
+                     attention, no weight repacking, no tiled f16 kernels, q8_0 cache)
     """
 
     context_size: int | None = None

@@ -44,8 +44,10 @@ def enumerated(engine: Engine, prompt: str, sampling: SamplingParams, length: in
         for token in np.flatnonzero(p).tolist():
             extend((*emitted, token), weight * float(p[token]))
 
-    extend((), 1.0)
-    session.close()
+    try:
+        extend((), 1.0)
+    finally:
+        session.close()
     return law
 
 

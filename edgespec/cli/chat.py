@@ -21,12 +21,14 @@ def chat_command(model: str | None, **given: Any) -> int:
     from edgespec.cli.conversation import Conversation
     from edgespec.cli.host import Host
     from edgespec.cli.repl import Repl
+    from edgespec.registry.schema import SamplingDefaults
 
     wanted = open_request(model, given)
+    sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     host = Host(wanted, verbose=given["verbose"])
     try:
         sampling = sampling_params(given, host.opened.sampling)
         conversation = Conversation(given["system"], sampling, given["max_tokens"], given["seed"], given["stop"])
-        return Repl(host, wanted, conversation, interactive=sys.stdin.isatty()).loop()
+        return Repl(host, wanted, conversation, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
     finally:
         host.close()

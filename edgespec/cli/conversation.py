@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -75,28 +77,42 @@ class Conversation:
             "sampling": asdict(self.sampling),
             "messages": [{"role": m.role, "content": m.content} for m in self.messages],
         }
+        data = (json.dumps(state, indent=1) + "\n").encode()  # ASCII: whatever was typed can be written
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            path.write_text(json.dumps(state, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise CacheError(f"cannot write {path}: {error.strerror}.", hint="Choose another place.") from error
+            partial.write_bytes(data)
+            partial.replace(path)
+        except (OSError, ValueError) as error:
+            with suppress(OSError, ValueError):
+                partial.unlink()
+            raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; on failure nothing changes. Raises InvalidRequest."""
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            messages = [Message(str(m["role"]), str(m["content"])) for m in state["messages"]]
-            sampling = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
+            messages = [Message(_checked(m["role"], str), _checked(m["content"], str)) for m in state["messages"]]
+            given: dict[str, Any] = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
+            numbers: dict[str, Any] = {k: _NUMBERS[k](_checked(v, int, float)) for k, v in given.items()}
+            if numbers != given:
+                raise ValueError("a fraction where a whole number belongs")
             bias = tuple((int(t), float(b)) for t, b in state["sampling"].get("logit_bias", ()))
-            params = SamplingParams(**sampling, logit_bias=bias)
-            max_tokens, seed, system = int(state["max_tokens"]), state["seed"], state["system"]
+            params = SamplingParams(**numbers, logit_bias=bias)
+            max_tokens = _checked(state["max_tokens"], int)
+            seed, system = _checked(state["seed"], int, type(None)), _checked(state["system"], str, type(None))
         except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"cannot read {path}: {_why(error)}.", hint="Check the path.") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file that /save wrote.") from error
-        self.messages, self.sampling, self.max_tokens, self.seed, self.system = (
-            messages,
-            params,
-            max_tokens,
-            seed,
-            system,
-        )
+        self.messages, self.sampling = messages, params
+        self.max_tokens, self.seed, self.system = max_tokens, seed, system
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

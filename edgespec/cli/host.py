@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, echo_native_log
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import Event, Request
-from edgespec.opening import Opened, open_engine
+from edgespec.opening import Opened, change_draft, open_engine
 from edgespec.planning import OpenRequest
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import load_registry
@@ -26,14 +26,20 @@ class Host:
     def stream(self, request: Request) -> Iterator[Event]:
         """Events of one generation; Ctrl-C ends it with Finished("cancelled")."""
         job = self._worker.submit(lambda check: self.opened.engine.stream(request, check))
-        with interruptible(job):
-            yield from job
+        try:
+            with interruptible(job):
+                yield from job
+        finally:
+            job.cancel()  # whoever reads may leave early
 
-    def replace(self, request: OpenRequest) -> None:
-        """Open something else; what was open stays open if that fails."""
-        before = self.opened
-        self.opened = self._open(request)
-        self._worker.call(before.engine.close)
+    def change_draft(self, request: OpenRequest) -> None:
+        """Draft as `request` says, for the target that is open; what was open stays so if that fails."""
+        opened = self.opened
+
+        def work(check: CheckCancelled) -> Iterator[Opened]:
+            yield change_draft(opened, request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
+
+        self.opened = self._wait(work)
 
     def close(self) -> None:
         self._worker.call(self.opened.engine.close)
@@ -45,7 +51,13 @@ class Host:
                 echo_native_log()
             yield open_engine(request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
 
+        return self._wait(work)
+
+    def _wait(self, work: Callable[[CheckCancelled], Iterator[Opened]]) -> Opened:
         job = self._worker.submit(work)
-        with interruptible(job):
-            (opened,) = job
+        try:
+            with interruptible(job):
+                (opened,) = job
+        finally:
+            job.cancel()
         return opened

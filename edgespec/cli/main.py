@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from edgespec import __version__
 from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.errors import Cancelled, EdgespecError
+
+OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 
 # In the order that --help shows them.
 _COMMANDS = {
@@ -66,6 +70,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """The exit code of one command; every expected error is printed as a sentence and the next thing to do."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever the locale, a character it lacks is no reason to stop
+            stream.reconfigure(errors="replace")
+    with suppress(OSError):  # stderr itself may be full or gone
+        return _run(argv)
+    return OUTPUT_LOST
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -79,19 +92,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+    except OSError as error:
+        click.echo(f"error: The system refused: {error.strerror or error}.", err=True)
+        click.echo("hint: Check free disk space, and the names and permissions of the files involved.", err=True)
+        return OUTPUT_LOST
     except Exception as error:  # noqa: BLE001 - a bug of ours: the user gets a sentence, the traceback goes to a file
-        click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
-        click.echo(f"hint: Please report it, with {_traceback_file()}.", err=True)
+        from edgespec.cli.terminal import report_bug
+
+        report_bug(error)
         return 70
-
-
-def _traceback_file() -> str:
-    import tempfile
-    import traceback
-
-    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exc(file=file)
-    return file.name
 
 
 def _sentence(text: str) -> str:

@@ -84,7 +84,7 @@ def list_command(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def show_command(model: str | None, ctx: int | None, as_json: bool) -> None:
     """What a model is: architecture, sizes, memory, draft. Reads only the header of what is not downloaded."""
-    from edgespec.planning import DEFAULT_CONTEXT
+    from edgespec.backends.options import DEFAULT_CONTEXT
     from edgespec.registry.fit import gib, price
     from edgespec.registry.hub import Hub
     from edgespec.registry.resolve import open_pair, source_header

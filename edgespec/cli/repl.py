@@ -10,7 +10,7 @@ import click
 
 from edgespec.cli.conversation import SETTINGS, Conversation
 from edgespec.cli.host import Host
-from edgespec.cli.terminal import summary
+from edgespec.cli.terminal import report_bug, summary
 from edgespec.core.metrics import Metrics
 from edgespec.engine import Finished, Speculation
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
@@ -62,7 +62,7 @@ class Repl:
             try:
                 line = self._read()
                 pressed = False
-            except EOFError:
+            except (EOFError, RuntimeError):  # the end of the input, or there never was one
                 return 0
             except KeyboardInterrupt:
                 if pressed:
@@ -82,6 +82,10 @@ class Repl:
                 click.echo(f"{error.message}\n{error.hint}", err=True)
             except Cancelled:
                 click.echo("interrupted", err=True)
+            except OSError:
+                raise  # the terminal has gone
+            except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
+                report_bug(error)
 
     def _read(self) -> str:
         line = input(">>> " if self._interactive else "")
@@ -111,13 +115,11 @@ class Repl:
                         answer.append(event.text)
                 elif isinstance(event, Finished):
                     finished = event
-        except EdgespecError:
-            if not answer:
-                self._chat.undo()
-            raise
         finally:
             if answer:
                 self._chat.messages.append(Message("assistant", "".join(answer)))
+            else:
+                self._chat.undo()  # a question without an answer would be in the way of the next one
         click.echo()
         self._last = finished.metrics
         if self._interactive or finished.reason == "cancelled":
@@ -145,7 +147,7 @@ class Repl:
             engine.speculation = replace(engine.speculation, gamma=0, nodes=0)
         elif argument == "on":
             engine.speculation = self._was_speculation
-        elif argument.isdigit():
+        elif argument.isdecimal() and argument.isascii() and len(argument) < 4:
             gamma = int(argument)
             engine.speculation = Speculation(engine.speculation.kind, gamma, gamma, engine.speculation.rule)
         elif argument:
@@ -157,7 +159,7 @@ class Repl:
     def _draft(self, argument: str) -> None:
         if argument:
             request = replace(self._request, draft=argument)
-            self._host.replace(request)
+            self._host.change_draft(request)
             self._request = request
             self._was_speculation = self._host.opened.engine.speculation
         click.echo(f"draft: {self._host.opened.draft}")
@@ -176,11 +178,17 @@ class Repl:
         self._chat.messages.clear()
 
     def _retry(self, _argument: str) -> None:
+        messages = self._chat.messages
+        before = list(messages)
         question = self._chat.undo()
         if question is None:
             raise InvalidRequest("there is no question to answer anew.", hint="Ask something first.")
-        self._chat.messages.append(Message("user", question))
-        self._answer()
+        messages.append(Message("user", question))
+        try:
+            self._answer()
+        finally:
+            if not messages or messages[-1].role != "assistant":
+                messages[:] = before  # no new answer: the old one stays
 
     def _undo(self, _argument: str) -> None:
         question = self._chat.undo()
@@ -198,4 +206,7 @@ class Repl:
 def _path(argument: str) -> Path:
     if not argument:
         raise InvalidRequest("which file?", hint="For example: /save chat.json")
-    return Path(argument).expanduser()
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequest(f"{argument}: {error}", hint="Write the path out.") from error

@@ -34,9 +34,11 @@ def run_command(
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import summary
     from edgespec.engine import Finished
+    from edgespec.registry.schema import SamplingDefaults
     from edgespec.text.stream import Piece
 
     text = _prompt(prompt, file)
+    sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     host = Host(open_request(model, given), verbose=given["verbose"])
     request = _request(text, raw, given, host.opened)
     spoken: dict[str, list[str]] = {"answer": [], "reasoning": []}

@@ -29,7 +29,7 @@ class TerminalReporter:
         self._draw(f"loading {name}", round(fraction * 1000), 1000)
 
     def _draw(self, name: str, done: int, total: int) -> None:
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return
         if name != self._bar_name:
             self._end_bar()
@@ -69,3 +69,14 @@ def summary(metrics: Metrics, draft: str, reason: str) -> str:
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)
+
+
+def report_bug(error: Exception) -> None:
+    """What the user sees of a fault of ours: a sentence, and the file that the traceback went to."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
+    click.echo(f"hint: Please report it, with {file.name}.", err=True)

@@ -108,7 +108,7 @@ class Session(Protocol):
 
     forward() scores provisional tokens, commit() keeps one path of them. `position` counts the tokens in the cache;
     after commit it is len(history) - 1, because the last emitted token is the next root and not yet cached.
-    Cancelled raised from prefill or forward leaves a usable session; any other exception dirties it: close it.
+    Cancelled raised from prefill, forward or commit leaves a usable session; any other error dirties it: close it.
     """
 
     @property

@@ -16,12 +16,12 @@ import numpy as np
 from edgespec.errors import InvalidModelFile
 from edgespec.registry.ggml_types import GGML_TYPES, GgmlType
 from edgespec.registry.gguf_cursor import PULL_AGAIN, ByteSource, Cursor, FileSource, Value
+from edgespec.registry.model_check import MAX_BLOCKS, check_values
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME_BYTES = 63
 MAX_ALIGNMENT = 2**20
-MAX_BLOCKS = 2**12
 INT64_MAX = 2**63 - 1
 
 
@@ -169,6 +169,7 @@ def check_model(header: Header) -> None:
         column = header.metadata.get(f"tokenizer.ggml.{key}")
         if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
             raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
+    check_values(header, tokens)
 
 
 def _preamble(cursor: Cursor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.backends.llamacpp.library import library
@@ -12,7 +13,14 @@ from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.llamacpp.rollback import CutCache, SnapshotCache, SnapshotRing
 from edgespec.backends.options import LoadOptions, idle_cores, physical_cores
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.errors import BackendError, CacheError, Cancelled, InvalidModelFile, InvalidRequest
+from edgespec.errors import (
+    BackendError,
+    CacheError,
+    Cancelled,
+    ContextOverflow,
+    InvalidModelFile,
+    InvalidRequest,
+)
 from edgespec.text.vocabulary import vocabulary_mismatch
 from tests.models import DRAFT, MAKERS, TARGET, trained
 
@@ -59,12 +67,104 @@ def test_a_file_that_llama_cpp_refuses_names_the_reason(tmp_path: Path) -> None:
         load(tmp_path / "none.gguf", OPTIONS)
 
 
-def test_a_context_that_cannot_be_allocated_is_an_error(target: LlamaModel) -> None:
-    huge = load(TARGET, LoadOptions(threads=1, context_size=2**24, kv_type="q8_0", flash_attention=True))
-    huge.context_size = 2**31 - 256  # three terabytes of cache
+def test_a_context_that_cannot_be_set_up_is_an_error(tmp_path: Path) -> None:
+    """Heads of 16 numbers do not fill a q8_0 block of 32."""
+    MAKERS["llama"](tmp_path / "m.gguf")
+    model = load(tmp_path / "m.gguf", LoadOptions(threads=1, context_size=256, kv_type="q8_0"))
     with pytest.raises(BackendError, match="could not set up a context"):
-        huge.open_session()
-    huge.close()
+        model.open_session()
+    model.close()
+
+
+def test_a_context_is_as_long_as_was_asked_for(target: LlamaModel) -> None:
+    """llama.cpp itself rounds up to 256."""
+    small = load(TARGET, LoadOptions(threads=1, context_size=20))
+    session = small.open_session()
+    for _ in session.prefill(list(range(1, 19))):
+        pass
+    assert session.draft_limit == 1
+    session.close()
+    small.close()
+
+
+def test_drafts_are_bounded_by_the_rows_and_by_the_ring(tmp_path: Path) -> None:
+    """As many as the limit says are taken and rejected in full; one more is refused before llama.cpp sees it."""
+    for path, limit in ((TARGET, 63), (tmp_path / "hybrid.gguf", 8)):
+        if not path.exists():
+            MAKERS["hybrid"](path)
+        model = load(path, OPTIONS)
+        session = model.open_session()
+        for _ in session.prefill([1, 2, 3]):
+            pass
+        assert session.draft_limit == limit
+        with pytest.raises(ContextOverflow):
+            session.forward(4, Draft.chain([5] * (limit + 1)))
+        session.forward(4, Draft.chain([5] * limit))
+        session.commit(())
+        kept = session.forward(6, NO_DRAFT).logits(0).copy()
+        session.commit(())
+        session.rewind(0)
+        for _ in session.prefill([1, 2, 3, 4]):
+            pass
+        assert abs(kept - session.forward(6, NO_DRAFT).logits(0)).max() < 0.15
+        session.close()
+        model.close()
+
+
+def test_a_closed_session_refuses(target: LlamaModel) -> None:
+    session = target.open_session()
+    session.close()
+    session.close()
+    for use in (lambda: session.forward(1, NO_DRAFT), lambda: session.rewind(0), session.checkpoint):
+        with pytest.raises(BackendError, match="closed"):
+            use()
+    with pytest.raises(BackendError, match="closed"):
+        next(session.prefill([1]))
+
+
+def test_scores_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "nan.gguf"
+    MAKERS["llama"](path)
+    data = bytearray(path.read_bytes())
+    data[-4:] = b"\x00\x00\xc0\x7f"  # a NaN in the last weight
+    path.write_bytes(data)
+    model = load(path, OPTIONS)
+    session = model.open_session()
+    for _ in session.prefill([1, 2, 3]):
+        pass
+    scores = session.forward(4, NO_DRAFT)
+    with pytest.raises(BackendError, match="no numbers"):
+        scores.argmax()
+    session.close()
+    model.close()
+
+
+def test_a_side_branch_leaves_exact_cells_in_order() -> None:
+    """Accepted from behind other branches again and again, the scores stay equal to the last bit in exact mode."""
+    model = load(TARGET, LoadOptions(threads=1, context_size=512, exact=True))
+    text = model.tokenizer.encode(
+        "import os\nimport sys\n\n\ndef main(argv):\n    for name in argv:\n" * 12, parse_special=False
+    )
+    one, other = model.open_session(), model.open_session()
+    for session in (one, other):
+        for _ in session.prefill(text[:4]):
+            pass
+    at = 4
+    while at + 4 <= len(text) and at < 220:
+        root, *rest = text[at : at + 4]
+        wrong = (rest[0] + 1) % 4096
+        tokens = np.array([wrong, wrong, *rest], np.int32)
+        scores = one.forward(root, Draft(tokens, np.array([-1, 0, -1, 2, 3], np.int32)))
+        plain = other.forward(root, Draft.chain(rest))
+        for row, straight in ((0, 0), (3, 1), (4, 2), (5, 3)):
+            assert (scores.logits(row) == plain.logits(straight)).all(), (at, row)
+        one.commit((2, 3, 4))
+        other.commit((0, 1, 2))
+        at += 4
+    assert at >= 200
+    one.close()
+    other.close()
+    model.close()
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])

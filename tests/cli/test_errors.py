@@ -39,6 +39,7 @@ def refused(cli: Cli, code: int, told: str, *arguments: str, stdin: str = "") ->
         (["--logit-bias", "5"], "ID=BIAS"),
         (["--logit-bias", "5000=1"], "vocabulary ends at 4095"),
         (["--verify", "block", "--gamma", "2", "--nodes", "5"], "chains only"),
+        (["--verify", "rejection", "--draft", "ngram"], "by a draft model"),
         (["--no-flash-attention", "--kv-type", "q8_0"], "flash attention"),
         (["--stop", ""], "stop string"),
         (["--frobnicate"], "frobnicate"),
@@ -51,7 +52,8 @@ def test_wrong_flag_values(cli: Cli, options: list[str], told: str) -> None:
 def test_prompts_that_cannot_be_served(cli: Cli, tmp_path: Path) -> None:
     refused(cli, 2, "prompt is empty", "run", "")
     refused(cli, 2, "prompt is empty", "run", stdin="")
-    refused(cli, 2, "tokens, the context holds 2,048", "run", stdin="x = 1\n" * 100_000)
+    refused(cli, 2, "far more than a context of 2,048 tokens", "run", stdin="x = 1\n" * 100_000)
+    refused(cli, 2, "tokens, the context holds 2,048", "run", stdin="x = 1\n" * 5_000)
     refused(cli, 2, "the context holds 16", "run", "def fibonacci(n):\n" * 9, "--ctx", "16")
     refused(cli, 2, "Cannot read", "run", "--file", str(tmp_path / "none"))
     (tmp_path / "latin").write_bytes(b"\xff\xfe")

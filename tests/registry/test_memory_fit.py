@@ -43,8 +43,9 @@ def test_the_price_of_a_70b_model() -> None:
 
 def test_heads_may_differ_by_block(tmp_path: Path) -> None:
     even = read_file(write_gguf(tmp_path / "even.gguf", blocks=4, kv_heads=1))
-    uneven = read_file(write_gguf(tmp_path / "uneven.gguf", blocks=4, kv_heads=[2, 0, 1, 1]))
-    assert kv_bytes(even, 100) == kv_bytes(uneven, 100) == 100 * 4 * (64 + 64) * 2
+    uneven = read_file(write_gguf(tmp_path / "uneven.gguf", blocks=4, kv_heads=[2, 2, 1, 1]))
+    assert kv_bytes(even, 100) == 100 * 4 * (64 + 64) * 2
+    assert kv_bytes(uneven, 100) == 100 * 6 * (64 + 64) * 2
 
 
 def test_hybrid_models_pay_for_attention_blocks_only(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_trained_pair_agrees(tmp_path: Path) -> None:
         ({}, None),
         ({"tokens": ["<s>", "</s>", "a", "x", "c"]}, "token 3 is 'b' in the target and 'x' in the draft"),
         ({"tokens": ["<s>", "</s>", "a", "b\u200b", "c"]}, "token 3 is 'b' in the target and 'b\\u200b' in the draft"),
-        ({"model": "llama"}, "the target's tokenizer is 'gpt2', the draft's is 'llama'"),
+        ({"model": "rwkv"}, "the target's tokenizer is 'gpt2', the draft's is 'rwkv'"),
         ({"bos": 2}, "the first token (BOS) is id 0 in the target and id 2 in the draft"),
         ({"eos": 3}, "the last token (EOS) is id 1 in the target and id 3 in the draft"),
         ({"add_bos": False}, "the target starts every text with a BOS token and the draft does not"),

@@ -56,10 +56,15 @@ def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
             yield 0
 
     job = worker.submit(endless)
+    while job._room._value:  # until it has run ahead as far as it may
+        pass
     job.cancel()
-    assert worker.call(lambda: "next") == "next"  # the queue of the unread job is full; it ends all the same
+    assert worker.call(lambda: "next") == "next"
+    seen = []
     with pytest.raises(Cancelled):
-        list(job)
+        for event in job:
+            seen.append(event)
+    assert len(seen) >= 256  # nothing that was said is lost
 
 
 def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:

@@ -27,7 +27,7 @@ class NativeLog:
         line = text.decode("utf-8", "replace")
         if level != _LOG_CONT:
             self._level = level
-        if self.echo:
+        if self.echo and sys.stderr is not None:
             sys.stderr.write(line)
         self._lines.append(line)
         if self._level == _LOG_ERROR and line.strip():

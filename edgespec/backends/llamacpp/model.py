@@ -12,11 +12,10 @@ from edgespec.backends.llamacpp.library import Library, library
 from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
-from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions, idle_cores
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
 
-_DEFAULT_CONTEXT = 8192
 _STATE_SNAPSHOTS = 8  # recurrent states kept per decode where the architecture can; bounds its draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 
@@ -32,9 +31,7 @@ class LlamaModel:
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.trained_context: int = api.llama_model_n_ctx_train(handle)
-        self.context_size: int = options.context_size or min(self.trained_context, _DEFAULT_CONTEXT)
-        self.n_layers: int = api.llama_model_n_layer(handle)
-        self.size_bytes: int = api.llama_model_size(handle)
+        self.context_size: int = options.context_size or min(self.trained_context, DEFAULT_CONTEXT)
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
 
     @property
@@ -81,7 +78,9 @@ class LlamaModel:
                 f"llama.cpp could not set up a context of {self.context_size} tokens: {self._lib.log.reason()}.",
                 hint="Use a smaller --ctx, or fewer --gpu-layers.",
             )
-        return LlamaSession(self._lib, context, abort, self._rollback(context), self.tokenizer.vocab_size, check)
+        size = min(self.context_size, api.llama_n_ctx(context))  # llama.cpp rounds up to a multiple of 256
+        rollback = self._rollback(context)
+        return LlamaSession(self._lib, context, abort, rollback, self.tokenizer.vocab_size, size, check)
 
     def close(self) -> None:
         if self._handle:
@@ -104,7 +103,7 @@ def load(
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
 ) -> LlamaModel:
-    """Load a GGUF file whose header has been checked (formats.gguf). `progress` gets 0.0 to 1.0.
+    """Load a GGUF file whose header has been checked (registry.gguf). `progress` gets 0.0 to 1.0.
 
     Raises InvalidModelFile, BackendUnavailable, Cancelled.
     """
@@ -116,24 +115,23 @@ def load(
     if options.exact:
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
-    cancelled = False
+    stopped: list[BaseException] = []
 
     def report(fraction: float, _data: object) -> bool:
-        nonlocal cancelled
         try:
             check()
-        except Cancelled:
-            cancelled = True
+            progress(fraction)
+        except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below
+            stopped.append(error)
             return False
-        progress(fraction)
         return True
 
     callback = api.llama_progress_callback(report)
     params.progress_callback = callback
     lib.log.clear_errors()
     handle = api.llama_model_load_from_file(os.fsencode(path), params)
-    if cancelled:
-        raise Cancelled
+    if stopped:
+        raise stopped[0]
     if not handle:
         raise InvalidModelFile(
             f"llama.cpp cannot load {path.name}: {lib.log.reason()}.",

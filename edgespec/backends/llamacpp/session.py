@@ -54,7 +54,14 @@ class LlamaSession:
     """A Session over a llama.cpp context. Not thread-safe: one thread owns it."""
 
     def __init__(
-        self, lib: Library, context: Any, abort: Any, rollback: Rollback, vocab_size: int, check: CheckCancelled
+        self,
+        lib: Library,
+        context: Any,
+        abort: Any,
+        rollback: Rollback,
+        vocab_size: int,
+        context_size: int,
+        check: CheckCancelled,
     ) -> None:
         api = lib.api
         self._lib = lib
@@ -65,7 +72,7 @@ class LlamaSession:
         self._decode = api.llama_decode
         self._get_logits = api.llama_get_logits
         self._batch = Batch(api, PREFILL_CHUNK, MAX_ROWS)
-        self._capabilities = Capabilities(vocab_size, api.llama_n_ctx(context), rollback.tree, frozenset())
+        self._capabilities = Capabilities(vocab_size, context_size, rollback.tree, frozenset())
         self._tokens: list[int] = []  # what the cache holds
         self._pending: tuple[int, Draft] | None = None
         self._view: Logits = np.empty((0, vocab_size), np.float32)
@@ -85,6 +92,7 @@ class LlamaSession:
         return max(0, min(room, MAX_ROWS - 1, self._rollback.max_draft))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+        self._require_open()
         size = self._capabilities.context_size
         if not 0 < len(tokens) <= size:
             raise ContextOverflow(
@@ -103,6 +111,7 @@ class LlamaSession:
         return self._scores(1)
 
     def forward(self, root: int, draft: Draft) -> Scores:
+        self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
         self._check_ids((root,))
@@ -144,9 +153,11 @@ class LlamaSession:
             self._extend(replay)
 
     def checkpoint(self) -> None:
+        self._require_open()
         self._rollback.checkpoint(len(self._tokens))
 
     def rewind(self, position: int) -> int:
+        self._require_open()
         if self._pending is not None:
             self._recover()
         if position < len(self._tokens):
@@ -158,6 +169,11 @@ class LlamaSession:
         if self._context:
             self._lib.api.llama_free(self._context)
             self._context = None
+            self._pending = None
+
+    def _require_open(self) -> None:
+        if not self._context:
+            raise BackendError("the session is closed.", hint="Open another.")
 
     def _draft_batch(self, root: int, draft: Draft, position: int) -> Any:
         tokens = [root, *draft.tokens.tolist()]
