@@ -12,7 +12,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import DraftKind, Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
 from edgespec.registry.fit import DeviceMemory, check_fit, host_memory
-from edgespec.registry.gguf import Header, check_model
+from edgespec.registry.gguf import Header
 from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
@@ -104,9 +104,7 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
 
 def _header(source: Source, hub: Hub) -> Header:
     assert not isinstance(source, LocalMlx | HubMlx)  # resolution for llama.cpp yields GGUF sources
-    header = source_header(source, hub)
-    check_model(header)
-    return header
+    return source_header(source, hub)
 
 
 def _find_draft(

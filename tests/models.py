@@ -51,6 +51,12 @@ class Maker:
     def ones(self, name: str, n: int) -> None:
         self.writer.add_tensor(f"{name}.weight", np.ones(n, np.float32))
 
+    def embeddings(self, width: int) -> None:
+        """The input and output ends; logits come out with a standard deviation of about 3."""
+        self.matrix("token_embd", self.vocab_size, width, gain=8.0)
+        self.ones("output_norm", width)
+        self.matrix("output", self.vocab_size, width, gain=3.0)
+
     def save(self) -> None:
         self.writer.write_header_to_file()
         self.writer.write_kv_data_to_file()
@@ -113,9 +119,7 @@ def mamba(path: Path) -> None:
     m.writer.add_ssm_inner_size(inner)
     m.writer.add_ssm_state_size(state)
     m.writer.add_ssm_time_step_rank(rank)
-    m.matrix("token_embd", m.vocab_size, width, gain=8.0)
-    m.ones("output_norm", width)
-    m.matrix("output", m.vocab_size, width, gain=3.0)
+    m.embeddings(width)
     for i in range(layers):
         b = f"blk.{i}"
         m.ones(f"{b}.attn_norm", width)
@@ -146,9 +150,7 @@ def hybrid(path: Path) -> None:
     m.writer.add_ssm_time_step_rank(rank)
     m.writer.add_ssm_group_count(groups)
     m.writer.add_uint32("qwen35.full_attention_interval", 4)
-    m.matrix("token_embd", m.vocab_size, width, gain=8.0)
-    m.ones("output_norm", width)
-    m.matrix("output", m.vocab_size, width, gain=3.0)
+    m.embeddings(width)
     keys, values = state * groups, state * rank
     for i in range(layers):
         b = f"blk.{i}"
@@ -178,9 +180,7 @@ def hybrid(path: Path) -> None:
 
 
 def _dense(m: Maker, layers: int, *, width: int, heads: int, kv_heads: int, head_width: int, ffn: int) -> None:
-    m.matrix("token_embd", m.vocab_size, width, gain=8.0)
-    m.ones("output_norm", width)
-    m.matrix("output", m.vocab_size, width, gain=3.0)
+    m.embeddings(width)
     for i in range(layers):
         b = f"blk.{i}"
         m.ones(f"{b}.attn_norm", width)

@@ -113,7 +113,7 @@ def open_source(reference: Reference, backend: BackendName, hub: Hub) -> Source:
 
 
 def source_header(source: GgufSource, hub: Hub) -> Header:
-    """The GGUF header of a source, all parts joined; on the hub only its first bytes are read."""
+    """The GGUF header of a source, checked, all parts joined; on the hub only its first bytes are read."""
     if isinstance(source, HubGguf):
         return hub.header(source.model)
     names = part_names(source.path.name)

@@ -30,8 +30,7 @@ class LlamaModel:
         self._options = options
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
-        self.trained_context: int = api.llama_model_n_ctx_train(handle)
-        self.context_size: int = options.context_size or min(self.trained_context, DEFAULT_CONTEXT)
+        self.context_size: int = options.context_size or min(api.llama_model_n_ctx_train(handle), DEFAULT_CONTEXT)
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
 
     @property
