@@ -21,6 +21,9 @@ class Chance(Protocol):
     def choose(self, weights: Probs, position: int) -> int:
         """Index i with probability weights[i] / sum(weights), for the token at `position` of the sequence."""
 
+    def uniform(self, position: int) -> float:
+        """The number in [0, 1) that `choose` inverts at `position`, for runtimes that draw by themselves."""
+
 
 class Seeded:
     """Reproducible randomness.
@@ -37,7 +40,10 @@ class Seeded:
         return self._stream.random() * q < p
 
     def choose(self, weights: Probs, position: int) -> int:
-        return index_at(weights, uniform(self._seed, position))
+        return index_at(weights, self.uniform(position))
+
+    def uniform(self, position: int) -> float:
+        return uniform(self._seed, position)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -43,7 +43,7 @@ def speculate(
     started = perf_counter()
     verdict = verifier.verify(NO_DRAFT, scores, prompt)
     ready = perf_counter()
-    yield Step(0, (verdict.next_token,), 0, 0, 0, ready, sample_s=ready - started)
+    yield Step(0, (verdict.next_token,), 0, 0, 0, ready, sample_s=ready - started - scores.waited_s)
 
     history = [*prompt, verdict.next_token]
     # The last emitted token is never cached, so the context holds one token more than it has room for.
@@ -58,9 +58,10 @@ def speculate(
         index += 1
         t0 = perf_counter()
         budget = controller.budget().clamp(depth=end - len(history) - 1, nodes=session.draft_limit)
-        draft = drafter.propose(history, budget) if budget.depth and budget.nodes else NO_DRAFT
+        plain = not (budget.depth and budget.nodes)
+        draft = NO_DRAFT if plain else drafter.propose(history, budget)
         t1 = perf_counter()
-        scores = session.forward(history[-1], draft)
+        scores = session.forward(history[-1], draft, run_ahead=plain and len(history) + 1 < end)
         t2 = perf_counter()
         verdict = verifier.verify(draft, scores, history)
         tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
@@ -71,7 +72,11 @@ def speculate(
         history += tokens
         assert session.position == len(history) - 1
         t4 = perf_counter()
-        step = Step(index, tokens, len(draft), n_accepted, n_tested, t4, begin_s + t1 - t0, t2 - t1, t3 - t2, t4 - t3)
+        waited_s = scores.waited_s  # within t3 - t2, but it is the forward's
+        step = Step(
+            index, tokens, len(draft), n_accepted, n_tested, t4,
+            begin_s + t1 - t0, t2 - t1 + waited_s, t3 - t2 - waited_s, t4 - t3,
+        )  # fmt: skip
         begin_s = 0.0
         controller.record(step)
         yield step

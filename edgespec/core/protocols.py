@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edgespec.core.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.intp]
@@ -91,10 +94,24 @@ class Capabilities:
 
 
 class Scores(Protocol):
-    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until commit or prefill."""
+    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until commit or prefill.
+
+    A runtime with a device may return them before the forward has finished; the first read waits for it.
+    """
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that reads have waited so far for the forward to finish."""
 
     def argmax(self) -> Ints:
         """[rows] the best id of each row; ties go to the lowest id."""
+
+    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
+        """[rows] tokens that the inverse of each row's cumulative law gives for `uniforms` [rows], without its logits.
+
+        -1 marks a row where rounding could decide otherwise; None: this runtime leaves drawing to `Sampler.law`.
+        `params` have neither penalties nor bias.
+        """
 
     def logits(self, row: int) -> Logits:
         """[V] raw scores of one row; a view that the caller must not write to."""
@@ -127,11 +144,22 @@ class Session(Protocol):
         Yields after every chunk. Raises ContextOverflow, Cancelled.
         """
 
-    def forward(self, root: int, draft: Draft) -> Scores:
-        """Score the root and every draft node. len(draft) <= draft_limit; a tree needs capabilities.tree."""
+    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
+        """Score the root and every draft node. len(draft) <= draft_limit; a tree needs capabilities.tree.
+
+        `run_ahead` says that the emitted token will probably be forwarded next, without a draft: a runtime with a
+        device may start on it before the host has read it.
+        """
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` (root to node) of the last forward; forget the rest."""
+
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+        """Run `tokens`, then continue greedily: the `n` best tokens below `vocab_size`, each fed back but the last.
+
+        Row i of the scores is what token i was chosen from. The cache then holds `tokens`, made a checkpoint, and n - 1
+        drafted ones, for which the context must have room. len(tokens) - 1 <= draft_limit.
+        """
 
     def checkpoint(self) -> None:
         """Make the current position one that rewind() can reach; free where the cache can be cut anywhere."""

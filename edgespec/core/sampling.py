@@ -107,6 +107,11 @@ class Sampler:
         """Whether the law is always the best raw logit, so that rows need not leave the device."""
         return self.params.temperature == 0 and not self.window and not len(self._bias)
 
+    @property
+    def row_params(self) -> SamplingParams | None:
+        """The parameters where the law is one of each row alone, whatever came before it; else None."""
+        return None if self.window or len(self._bias) else self.params
+
     def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
         """The target law p for the token after `prefix`; logits [V] are not written to."""
         params = self.params

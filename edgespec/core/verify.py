@@ -13,7 +13,8 @@ import numpy as np
 
 from edgespec.core.chance import Chance
 from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict
-from edgespec.core.sampling import Law
+from edgespec.core.sampling import Law, SamplingParams
+from edgespec.core.tree import depths
 
 
 class LawSource(Protocol):
@@ -23,6 +24,9 @@ class LawSource(Protocol):
 
     @property
     def is_argmax(self) -> bool: ...
+
+    @property
+    def row_params(self) -> SamplingParams | None: ...
 
     def law(self, logits: Logits, prefix: Sequence[int]) -> Law: ...
 
@@ -41,14 +45,13 @@ class TargetSample:
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         if draft.q is not None:
             raise ValueError("a sampled draft needs TokenRejection or BlockVerification")
-        best = scores.argmax().tolist() if self._sampler.is_argmax else None
+        decided = self._decided(draft, scores, len(prefix))
         context = _context(prefix, self._sampler.window)
         path: list[int] = []
         node = -1
         while True:
-            if best is not None:
-                y = best[node + 1]
-            else:
+            y = decided[node + 1] if decided else -1
+            if y < 0:
                 law = self._sampler.law(scores.logits(node + 1), context)
                 y = law.token(self._chance.choose(law.weights, len(prefix) + len(path)))
             for child in draft.children(node):
@@ -59,6 +62,18 @@ class TargetSample:
                     break
             else:
                 return Verdict(tuple(path), y)
+
+    def _decided(self, draft: Draft, scores: Scores, position: int) -> list[int] | None:
+        """[rows] what a runtime can tell without handing out its logits, -1 where it cannot."""
+        if self._sampler.is_argmax:
+            best: list[int] = scores.argmax().tolist()
+            return best
+        params = self._sampler.row_params
+        if params is None:
+            return None
+        uniforms = [self._chance.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
+        drawn = scores.draw(params, uniforms)
+        return None if drawn is None else drawn.tolist()
 
 
 class TokenRejection:

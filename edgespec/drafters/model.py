@@ -11,7 +11,6 @@ from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
     Draft,
-    Ints,
     Logits,
     Probs,
     Rng,
@@ -23,34 +22,29 @@ from edgespec.core.sampling import Sampler, top_k
 
 
 class GreedyChoice:
-    """The draft's best token, with the runners-up as siblings when the budget has nodes to spare."""
+    """The draft's best tokens, with the runners-up as siblings when the budget has nodes to spare."""
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[Ints, Probs]] = []
+    def draft(
+        self, session: Session, missing: Sequence[int], history: Sequence[int], depth: int, spare: int, vocab_size: int
+    ) -> Draft:
+        """The spine first, then the `spare` siblings whose paths are most probable under the draft model.
 
-    def start(self) -> None:
-        self._rows = []
-
-    def choose(self, logits: Logits, prefix: Sequence[int], spare: int) -> int:
-        """The next spine token; remembers `spare` alternatives with their probabilities."""
-        if not spare:
-            return int(logits.argmax())
-        top = top_k(logits, min(spare + 1, len(logits)))
-        top = top[np.argsort(-logits[top], kind="stable")]  # by score, then by id
-        weights = np.exp(logits - logits[top[0]], dtype=np.float64)
-        self._rows.append((top, weights[top] / weights.sum()))
-        return int(top[0])
-
-    def draft(self, spine: Sequence[int], spare: int) -> Draft:
-        """The spine first, then the `spare` siblings whose paths are most probable under the draft model."""
+        `missing` is the part of `history` that the session has not cached; ids from `vocab_size` on are not drafted.
+        """
+        spine, scores = session.rollout(missing, depth, vocab_size)
         options: list[tuple[float, int, int]] = []
         path_probability = 1.0
-        for depth, (top, p) in enumerate(self._rows):
-            options += [(-path_probability * p[i], depth, int(top[i])) for i in range(1, len(top))]
+        for at in range(depth if spare else 0):
+            logits = scores.logits(at)[:vocab_size]
+            top = top_k(logits, min(spare + 1, len(logits)))
+            top = top[np.argsort(-logits[top], kind="stable")]  # by score, then by id
+            weights = np.exp(logits - logits[top[0]], dtype=np.float64)
+            p = weights[top] / weights.sum()
+            options += [(-path_probability * p[i], at, int(top[i])) for i in range(1, len(top))]
             path_probability *= float(p[0])
         siblings = sorted(options)[:spare]
         tokens = [*spine, *(token for _, _, token in siblings)]
-        parents = [*range(-1, len(spine) - 1), *(depth - 1 for _, depth, _ in siblings)]
+        parents = [*range(-1, depth - 1), *(at - 1 for _, at, _ in siblings)]
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 
 
@@ -60,18 +54,35 @@ class SampledChoice:
     def __init__(self, sampler: Sampler, rng: Rng) -> None:
         self._sampler = sampler
         self._rng = rng
-        self._q: list[Probs] = []
 
-    def start(self) -> None:
-        self._q = []
+    def draft(
+        self, session: Session, missing: Sequence[int], history: Sequence[int], depth: int, spare: int, vocab_size: int
+    ) -> Draft:
+        """A chain of `depth` tokens with q [depth, vocab_size]; `missing` as for GreedyChoice."""
+        scores, row = session.forward(missing[0], Draft.chain(missing[1:])), len(missing) - 1
+        logits = _resized(scores.logits(row), vocab_size)
+        session.commit(range(row))
+        session.checkpoint()
+        spine: list[int] = []
+        q: list[Probs] = []
+        prefix = list(history)
+        while True:
+            law = self._sampler.law(logits, prefix)
+            q.append(law.dense(vocab_size))
+            spine.append(law.token(index_at(law.weights, self._rng.random())))
+            if len(spine) == depth:
+                return Draft.chain(spine, np.stack(q))
+            prefix.append(spine[-1])
+            logits = _resized(session.forward(spine[-1], NO_DRAFT).logits(0), vocab_size)
+            session.commit(())
 
-    def choose(self, logits: Logits, prefix: Sequence[int], spare: int) -> int:
-        law = self._sampler.law(logits, prefix)
-        self._q.append(law.dense(len(logits)))
-        return law.token(index_at(law.weights, self._rng.random()))
 
-    def draft(self, spine: Sequence[int], spare: int) -> Draft:
-        return Draft.chain(spine, np.stack(self._q))
+def _resized(logits: Logits, vocab_size: int) -> Logits:
+    """[vocab_size] the draft's scores cut or filled to the target's ids, as a copy; ids it lacks cannot be drafted."""
+    out = np.full(vocab_size, -np.inf, np.float32)
+    n = min(len(logits), vocab_size)
+    out[:n] = logits[:n]
+    return out
 
 
 class ModelDrafter:
@@ -90,32 +101,23 @@ class ModelDrafter:
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         self._base = None
         if self._can_read(prompt):
-            for _ in self._session.prefill(prompt):
-                pass
+            self._prefill(prompt)
         else:
             self._session.rewind(0)
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
         session = self._session
         self._base = None
-        depth = min(budget.depth, session.capabilities.context_size - len(tokens) + 1)
+        depth = min(budget.depth, budget.nodes, session.capabilities.context_size - len(tokens) + 1)
         if depth <= 0 or not self._can_read(tokens[session.position :]):
             return NO_DRAFT
-        scores, row = self._catch_up(tokens)
-        session.checkpoint()
+        if len(tokens) - session.position - 1 > session.draft_limit:
+            self._prefill(tokens[:-1])
+        missing = tokens[session.position :]
         spare = max(0, budget.nodes - depth)
-        self._choice.start()
-        spine: list[int] = []
-        prefix = list(tokens)
-        while True:
-            spine.append(self._choice.choose(self._target_ids(scores.logits(row)), prefix, spare))
-            if len(spine) == min(depth, budget.nodes):
-                break
-            prefix.append(spine[-1])
-            scores, row = session.forward(spine[-1], NO_DRAFT), 0
-            session.commit(())
+        draft = self._choice.draft(session, missing, tokens, depth, spare, self._vocab_size)
         self._base = len(tokens)
-        return self._choice.draft(spine, spare)
+        return draft
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
         if self._base is None:
@@ -131,24 +133,6 @@ class ModelDrafter:
         limits = self._session.capabilities
         return len(tokens) <= limits.context_size and max(tokens) < limits.vocab_size
 
-    def _catch_up(self, tokens: Sequence[int]) -> tuple[Scores, int]:
-        """Cache all of `tokens`; returns scores and the row of the last one."""
-        session = self._session
-        missing = tokens[session.position :]
-        if len(missing) - 1 > session.draft_limit:
-            prefill = session.prefill(tokens)
-            while True:
-                try:
-                    next(prefill)
-                except StopIteration as end:
-                    return end.value, 0
-        scores = session.forward(missing[0], Draft.chain(missing[1:]))
-        session.commit(range(len(missing) - 1))
-        return scores, len(missing) - 1
-
-    def _target_ids(self, logits: Logits) -> Logits:
-        """[V of the target] the draft's scores cut or filled to the target's ids; ids it lacks cannot be drafted."""
-        n = len(logits)
-        if n >= self._vocab_size:
-            return logits[: self._vocab_size]
-        return np.concatenate([logits, np.full(self._vocab_size - n, -np.inf, np.float32)])
+    def _prefill(self, tokens: Sequence[int]) -> None:
+        for _ in self._session.prefill(tokens):
+            pass

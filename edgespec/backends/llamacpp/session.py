@@ -20,6 +20,8 @@ from edgespec.core.protocols import (
     PrefillProgress,
     Scores,
 )
+from edgespec.core.rollout import step_by_step
+from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 
@@ -33,6 +35,8 @@ _CHECK_FILE = "Check the file: edgespec pull --verify."
 class LlamaScores:
     """Logits [rows, V] of the last decode, read from llama.cpp's own buffer."""
 
+    waited_s = 0.0
+
     def __init__(self, rows: Logits) -> None:
         self._rows = rows
 
@@ -45,6 +49,9 @@ class LlamaScores:
     def logits(self, row: int) -> Logits:
         z: Logits = self._rows[row]
         return z
+
+    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
+        return None  # the logits are in host memory already
 
     def hidden(self) -> object:
         return None
@@ -110,7 +117,7 @@ class LlamaSession:
             yield PrefillProgress(done, len(tokens))
         return self._scores(1)
 
-    def forward(self, root: int, draft: Draft) -> Scores:
+    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
@@ -151,6 +158,9 @@ class LlamaSession:
             replay = self._tokens[reached:]
             del self._tokens[reached:]
             self._extend(replay)
+
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+        return step_by_step(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         self._require_open()

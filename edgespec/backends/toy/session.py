@@ -16,6 +16,8 @@ from edgespec.core.protocols import (
     PrefillProgress,
     Scores,
 )
+from edgespec.core.rollout import step_by_step
+from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import ContextOverflow, RollbackError
 
@@ -40,12 +42,16 @@ class ToyScores:
 
     model: ToyModel
     prefixes: tuple[tuple[int, ...], ...]
+    waited_s: float = 0.0
 
     def argmax(self) -> Ints:
         return np.array([self.logits(row).argmax() for row in range(len(self.prefixes))], np.int32)
 
     def logits(self, row: int) -> Logits:
         return self.model.logits(self.prefixes[row])
+
+    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
+        return None
 
     def hidden(self) -> object:
         return None
@@ -93,7 +99,7 @@ class ToySession:
             yield PrefillProgress(done, len(tokens))
         return ToyScores(self.model, (tuple(self._cache),))
 
-    def forward(self, root: int, draft: Draft) -> Scores:
+    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()
         self._check_ids((root,))
         check_draft(draft, self.model.vocab_size)
@@ -116,6 +122,9 @@ class ToySession:
         root, draft = self._pending
         self._drop_pending()
         self._advance([root, *draft.tokens[list(path)].tolist()])
+
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+        return step_by_step(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         """Nothing to do: this cache can be cut anywhere."""
@@ -153,7 +162,7 @@ class RecurrentToySession(ToySession):
         self._mark = (0, 0)  # (position, state) that rewind can restore
         self.replayed = 0
 
-    def forward(self, root: int, draft: Draft) -> Scores:
+    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         before = self._state
         scores = super().forward(root, draft)
         self._before, self._state = before, _digest(before, [root, *draft.tokens.tolist()])  # runs ahead of the verdict
