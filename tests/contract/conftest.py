@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.runtimes import LLAMA, Runtime, llama_model, toys
+from tests.contract.runtimes import LLAMA, MLX, Runtime, llama_model, mlx_model, toys
 
 _TOYS = {runtime.name: runtime for runtime in toys()}
 
 
-@pytest.fixture(scope="session", params=[*_TOYS, *(f"llama.cpp-{name}" for name in LLAMA)])
+@pytest.fixture(
+    scope="session", params=[*_TOYS, *(f"llama.cpp-{name}" for name in LLAMA), *(f"mlx-{name}" for name in MLX)]
+)
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     name: str = request.param
     if name in _TOYS:
         yield _TOYS[name]
         return
-    kind = name.removeprefix("llama.cpp-")
-    model = llama_model(kind, tmp_path_factory.mktemp("gguf"))
-    yield Runtime(name, model.open_session, LLAMA[kind])
+    library, kind = name.split("-", 1)
+    opened, tolerances = (llama_model, LLAMA) if library == "llama.cpp" else (mlx_model, MLX)
+    model = opened(kind, tmp_path_factory.mktemp(library))
+    yield Runtime(name, model.open_session, tolerances[kind])
     model.close()

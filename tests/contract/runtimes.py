@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.mlx.model import MlxModel
+from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
+from tests.mlx_models import CONFIGS, make_folder
 from tests.models import MAKERS, TARGET
 
 CONTEXT = 256
@@ -76,3 +79,15 @@ def llama_model(name: str, folder: Path) -> LlamaModel:
         path = folder / f"{name}.gguf"
         MAKERS[name](path)
     return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact")))
+
+
+# Single precision throughout, but for the quantized cache.
+MLX = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(CONFIGS, 2e-3)}
+
+
+def mlx_model(name: str, folder: Path) -> MlxModel:
+    if name == "packaged":
+        return load_mlx(TARGET, LoadOptions(context_size=CONTEXT))
+    config = CONFIGS["dense" if name == "quantized-cache" else name]
+    options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
+    return load_mlx(make_folder(folder / name, config), options)

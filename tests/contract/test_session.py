@@ -199,3 +199,80 @@ def test_ids_outside_the_vocabulary_are_refused_everywhere(runtime: Runtime) -> 
         with pytest.raises(ValueError, match="token ids"):
             prefill(session, [*PROMPT, root])
     session.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_running_ahead_changes_nothing(runtime: Runtime, ahead: bool) -> None:
+    """Plain steps with a hint that the next one will be plain too, kept, broken by another token, or by a draft."""
+    session = runtime.prefilled(PROMPT)
+    tokens, z = list(PROMPT), runtime.logits_after(PROMPT)
+    for step in range(6):
+        token = int(z.argmax()) if step != 3 else 11  # once the host decides otherwise
+        scores = session.forward(token, NO_DRAFT, run_ahead=ahead)
+        assert int(scores.argmax()[0]) == int(scores.logits(0).argmax())
+        session.commit(())
+        tokens.append(token)
+        assert session.position == len(tokens)
+        z = runtime.logits_after(tokens)
+        assert runtime.same(scores.logits(0), z)
+    scores = session.forward(9, Draft.chain([8, 7]))
+    assert runtime.same(scores.logits(2), runtime.logits_after([*tokens, 9, 8, 7]))
+    session.commit((0,))
+    session.forward(3, NO_DRAFT, run_ahead=ahead).argmax()
+    session.rewind(len(tokens))
+    assert runtime.same(prefill(session, [*tokens, 5]), runtime.logits_after([*tokens, 5]))
+    session.close()
+
+
+def test_a_rollout_is_greedy_decoding(runtime: Runtime) -> None:
+    session = runtime.prefilled(PROMPT)
+    vocab_size = session.capabilities.vocab_size - 3
+    found, scores = session.rollout([7, 8, 9], 4, vocab_size)
+    tokens = [*PROMPT, 7, 8, 9]
+    for row, token in enumerate(found):
+        z = runtime.logits_after(tokens)
+        assert runtime.same(scores.logits(row), z)
+        assert token < vocab_size
+        assert z[token] >= z[:vocab_size].max() - 2 * runtime.tolerance
+        tokens.append(token)
+    assert session.position == len(tokens) - 1
+    assert session.rewind(len(PROMPT) + 3) == len(PROMPT) + 3  # a rollout makes its start a checkpoint
+    again, _ = session.rollout(found[:1], 3, vocab_size)
+    assert again == found[1:]
+    held = session.rewind(len(PROMPT) + 3)
+    after = [*tokens[:held], 1, 2]
+    scores = session.forward(1, Draft.chain([2]))
+    assert runtime.same(scores.logits(1), runtime.logits_after(after))
+    session.commit((0,))
+    session.close()
+
+
+def test_a_rollout_after_a_rejected_draft(runtime: Runtime) -> None:
+    """What recurrent sessions still owe from the rejection is settled first."""
+    session = runtime.prefilled(PROMPT)
+    session.forward(7, Draft.chain([8, 9, 10]))
+    session.commit((0,))
+    found, scores = session.rollout([5], 2, session.capabilities.vocab_size)
+    tokens = [*PROMPT, 7, 8, 5]
+    assert runtime.same(scores.logits(0), runtime.logits_after(tokens))
+    assert runtime.same(scores.logits(1), runtime.logits_after([*tokens, found[0]]))
+    assert session.position == len(tokens) + 1
+    session.close()
+
+
+def test_rejection_after_rejection(runtime: Runtime) -> None:
+    """Recurrent sessions run again what was accepted; however often that happens in a row, the scores are right."""
+    session = runtime.prefilled(PROMPT)
+    tokens = list(PROMPT)
+    rng = np.random.default_rng(0)
+    for _ in range(14):
+        if not session.draft_limit:
+            break
+        root, *drafted = (int(t) for t in rng.integers(0, 60, min(4, session.draft_limit + 1)))
+        kept = int(rng.integers(0, len(drafted)))
+        scores = session.forward(root, Draft.chain(drafted))
+        tokens += [root, *drafted[:kept]]
+        assert runtime.same(scores.logits(kept), runtime.logits_after(tokens))
+        session.commit(range(kept))
+        assert session.position == len(tokens)
+    session.close()

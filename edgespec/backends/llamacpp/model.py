@@ -101,14 +101,17 @@ def load(
     *,
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
+    vocabulary_only: bool = False,
 ) -> LlamaModel:
     """Load a GGUF file whose header has been checked (registry.gguf). `progress` gets 0.0 to 1.0.
 
-    Raises InvalidModelFile, BackendUnavailable, Cancelled.
+    With `vocabulary_only` it has a tokenizer and a chat template, and opens no sessions. Raises InvalidModelFile,
+    BackendUnavailable, Cancelled.
     """
     lib = library()
     api = lib.api
     params = api.llama_model_default_params()
+    params.vocab_only = vocabulary_only
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
     if options.exact:

@@ -11,6 +11,7 @@ import numpy as np
 from edgespec.backends.llamacpp.batch import Batch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback
+from edgespec.backends.prefix import shared_prefix
 from edgespec.core.protocols import (
     Capabilities,
     CheckCancelled,
@@ -107,7 +108,7 @@ class LlamaSession:
                 hint="Shorten the prompt, or set a larger --ctx.",
             )
         self._check_ids(tokens)
-        done = self.rewind(_shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        done = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()
             chunk = tokens[done : done + PREFILL_CHUNK]
@@ -246,12 +247,3 @@ class LlamaSession:
     def _check_ids(self, tokens: Sequence[int]) -> None:
         if min(tokens) < 0 or max(tokens) >= self._capabilities.vocab_size:
             raise ValueError(f"token ids must be in 0..{self._capabilities.vocab_size - 1}")
-
-
-def _shared_prefix(cached: Sequence[int], tokens: Sequence[int], most: int) -> int:
-    """How many leading tokens agree, at most `most`: the last one is always run, for its scores."""
-    n = min(len(cached), most)
-    for i in range(n):
-        if cached[i] != tokens[i]:
-            return i
-    return n

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.backends.prefix import shared_prefix
 from edgespec.core.protocols import (
     Capabilities,
     CheckCancelled,
@@ -88,10 +89,7 @@ class ToySession:
         size = self._capabilities.context_size
         if not 0 < len(tokens) <= size:
             raise ContextOverflow(f"{len(tokens)} tokens do not fit a context of {size}.", hint="Shorten the prompt.")
-        shared = 0
-        while shared < min(len(tokens) - 1, self.position) and tokens[shared] == self._cache[shared]:
-            shared += 1
-        done = self.rewind(shared)
+        done = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()
             done = min(done + self._chunk, len(tokens))

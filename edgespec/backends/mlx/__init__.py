@@ -1,0 +1,1 @@
+"""The MLX runtime: Apple Silicon, and the CPU builds of MLX on Linux."""

@@ -1,0 +1,63 @@
+"""Forwards of a model over its caches: a chain, or a draft tree in one of three forms.
+
+row       one batch row; the mask says who sees whom, and rotary positions follow depth. The cheapest
+nodes     a batch row for each node, all seeing the same cache. For models whose positions do not pass mx.fast.rope
+branches  a batch row for each leaf, on copies of the caches. For recurrent states; copies the whole prefix
+
+Which one a model takes is tried when it is loaded (see `probe`), for it cannot be told from its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from edgespec.backends.mlx.caches import Caches
+from edgespec.backends.mlx.layout import Layout, tree_positions
+from edgespec.core.protocols import Draft
+from edgespec.core.tree import branches, depths, leaves, path_to
+
+Form = Literal["row", "nodes", "branches"]
+
+
+class Forwards:
+    """A model with one sequence's caches. Scores come back as lazy arrays [rows, V]."""
+
+    def __init__(self, model: Any, caches: Caches, layout: Layout) -> None:
+        self.caches = caches
+        self.layout = layout
+        self._model = model
+
+    def chain(self, tokens: Sequence[int]) -> Any:
+        """Run `tokens`, one after another."""
+        return self.rows(mx.array([list(tokens)], mx.int32))
+
+    def rows(self, tokens: Any) -> Any:
+        """The same for an array [1, n]."""
+        return self._model(tokens, cache=self.caches.entries)[0]
+
+    def tree(self, form: Form, position: int, root: int, draft: Draft) -> Any:
+        """Run a root at `position` and its draft nodes. With 'branches' the caches stay as they are."""
+        if form == "branches":
+            return self._branches(root, draft)
+        tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
+        with self.layout.drafting(draft, position, form) as tree:
+            if form == "nodes":
+                return self._model(tokens[:, None], cache=self.caches.entries)[:, 0]
+            with tree_positions(tree.depth):
+                return self._model(tokens[None], cache=self.caches.entries)[0]
+
+    def _branches(self, root: int, draft: Draft) -> Any:
+        ends = leaves(draft)
+        deepest = int(depths(draft).max())
+        tokens = np.zeros((len(ends), deepest + 1), np.int32)  # what pads a short branch, nothing sees
+        tokens[:, 0] = root
+        for branch, leaf in enumerate(ends):
+            path = list(path_to(draft, leaf))
+            tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
+        logits = self._model(mx.array(tokens), cache=self.caches.branched(len(ends)))
+        member = [0, *(each[0] for each in branches(draft))]
+        return logits[mx.array(member), mx.array([0, *depths(draft).tolist()])]

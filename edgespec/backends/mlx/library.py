@@ -1,0 +1,103 @@
+"""Importing MLX and mlx-lm without their side effects, and what the device is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from edgespec.errors import BackendError, BackendUnavailable
+
+_ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The accelerator that MLX computes on; sizes in bytes. `on_gpu` is False for the CPU builds."""
+
+    name: str
+    on_gpu: bool
+    working_set: int  # what the system recommends to keep at most; 0 where it does not say
+
+
+@cache
+def load_mlx() -> Any:
+    """The module mlx.core. mlx-lm is imported with it, its changes to the process undone.
+
+    Raises BackendUnavailable with what to install.
+    """
+    if sys.platform == "win32":
+        raise BackendUnavailable("MLX does not run on Windows.", hint="Use --backend llamacpp.")
+    try:
+        with _process_settings():
+            import mlx.core
+            import mlx_lm
+    except ImportError as error:
+        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_advice()) from error
+    del mlx_lm
+    return mlx.core
+
+
+@cache
+def device() -> Device:
+    """What MLX computes on. Raises BackendUnavailable."""
+    mx = load_mlx()
+    info = mx.device_info()
+    on_gpu = mx.default_device() == mx.gpu
+    return Device(
+        str(info.get("device_name") or info.get("architecture") or mx.default_device()),
+        on_gpu,
+        int(info.get("max_recommended_working_set_size", 0)),
+    )
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Around whatever makes MLX compute: its errors become BackendError."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "memory" in reason.lower() or "malloc" in reason.lower():
+            raise BackendError(f"MLX is out of memory: {reason}.", hint="Use a smaller --ctx or model.") from error
+        raise BackendError(f"MLX failed: {reason}.", hint="Try again, or use --backend llamacpp.") from error
+
+
+def mlx_version() -> str | None:
+    """Version of mlx-lm, or None where it is not installed; imports nothing."""
+    try:
+        return version("mlx-lm")
+    except PackageNotFoundError:
+        return None
+
+
+def _advice() -> str:
+    if sys.platform == "darwin":
+        return "Install it: pip install mlx-lm (Apple Silicon, macOS 14 or later), or use --backend llamacpp."
+    return "Install it: pip install 'mlx-lm[cpu]', or use --backend llamacpp."
+
+
+@contextlib.contextmanager
+def _process_settings() -> Iterator[None]:
+    """Keep the descriptor limit and the environment, both of which importing mlx-lm changes.
+
+    It lowers the hard limit too, which only a privileged process can raise again: so the call is not let through.
+    """
+    import resource
+
+    setrlimit = resource.setrlimit
+    advisory = os.environ.get(_ADVISORY)
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = setrlimit
+        if advisory is None:
+            os.environ.pop(_ADVISORY, None)
+        else:
+            os.environ[_ADVISORY] = advisory

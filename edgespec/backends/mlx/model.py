@@ -1,0 +1,165 @@
+"""Load an MLX model folder (or the embedded GGUF) and open sessions on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_model, maybe_set_recommended_wired_limit
+from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
+
+from edgespec.backends.mlx.caches import Caches
+from edgespec.backends.mlx.forms import Forwards
+from edgespec.backends.mlx.keyvalues import Packing
+from edgespec.backends.mlx.layout import Layout
+from edgespec.backends.mlx.library import computing, device, mlx_version
+from edgespec.backends.mlx.packaged import load_gguf_llama
+from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
+from edgespec.backends.mlx.vocabulary import HfTokenizer
+from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.core.protocols import Capabilities, CheckCancelled
+from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, InvalidModelFile, InvalidRequest
+from edgespec.registry.folder import read_folder
+from edgespec.text.chat import template_from_folder
+from edgespec.text.tokenizer import Tokenizer
+
+_GROUP = 32  # elements that share a scale in a quantized cache, as in llama.cpp's
+_PACKINGS = {"f16": None, "q8_0": Packing(8, _GROUP), "q4_0": Packing(4, _GROUP)}
+_BATCH_BYTES = 256 * 2**20  # weights that are read between two reports
+
+
+class MlxModel:
+    """A loaded model. The thread that loaded it uses it and its sessions."""
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, template: str | None, context_size: int, packing: Packing | None
+    ) -> None:
+        """Tries the model out (see `probe`). Raises BackendError."""
+        self.tokenizer = tokenizer
+        self.chat_template = template
+        self.context_size = context_size
+        self._model = model
+        self._packing = packing
+        with computing():
+            self.findings = probe(self._open_forwards, tokenizer.vocab_size)
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization, such as 'llama 8.0B, 4.5 bits a weight (MLX)'."""
+        count = get_total_parameters(self._model)
+        size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
+        return f"{self._model.model_type} {size}, {compute_bits_per_weight(self._model):.1f} bits a weight (MLX)"
+
+    @property
+    def limitation(self) -> str | None:
+        if not self.findings.chains:
+            return f"this model decodes plainly only, since {self.findings.refusal}"
+        return f"this model takes chains, not trees ({self.findings.refusal})" if self.findings.form is None else None
+
+    def open_session(self, check: CheckCancelled = lambda: None) -> MlxSession:
+        """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
+        form = self.findings.form
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
+        most_draft = MAX_ROWS - 1 if self.findings.chains else 0
+        return MlxSession(self._open_forwards, form, capabilities, check, most_draft)
+
+    def close(self) -> None:
+        self._model = None
+        mx.clear_cache()
+
+    def _open_forwards(self) -> Forwards:
+        if self._model is None:
+            raise BackendError("the model has been closed.", hint="Open it again.")
+        layout = Layout()
+        return Forwards(self._model, Caches(self._model, layout, self._packing), layout)
+
+
+def load(
+    path: Path,
+    options: LoadOptions,
+    *,
+    progress: Callable[[float], None] = lambda fraction: None,
+    check: CheckCancelled = lambda: None,
+) -> MlxModel:
+    """Load a folder with config.json, safetensors and a tokenizer, or a packaged GGUF file.
+
+    Computes in the type of the weights on a GPU, in single precision on a CPU, which emulates half precision.
+    `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
+    """
+    if options.exact:
+        raise InvalidRequest(
+            "MLX has no mode in which results are equal for any number of rows.", hint="Use --backend llamacpp."
+        )
+    maybe_set_recommended_wired_limit()
+    if path.is_dir():
+        model, tokenizer, template, trained = _from_folder(path)
+    else:
+        model, tokenizer, template, trained = _from_gguf(path)
+    if not device().on_gpu:
+        model.set_dtype(mx.float32)
+    _read_weights(model, progress, check)
+    size = options.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return MlxModel(model, tokenizer, template, size, _PACKINGS[options.kv_type])
+
+
+def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
+    folder = read_folder(path)
+    try:
+        model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
+        wrapper = load_hf_tokenizer(
+            path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+        )
+        vocab_size = _logits_width(model)
+    except (EdgespecError, Cancelled):
+        raise
+    except Exception as error:
+        raise _refused(path, error) from error
+    return model, HfTokenizer(wrapper, vocab_size), template_from_folder(path), folder.trained_context
+
+
+def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
+    """The vocabulary is llama.cpp's, which is installed wherever this is."""
+    from edgespec.backends.llamacpp.model import load as load_gguf
+
+    vocabulary = load_gguf(path, LoadOptions(), vocabulary_only=True)
+    model, config = load_gguf_llama(path)
+    return model, vocabulary.tokenizer, vocabulary.chat_template, config["max_position_embeddings"]
+
+
+def _logits_width(model: Any) -> int:
+    """Without computing anything: shapes of lazy arrays are known."""
+    width: int = model(mx.array([[0]], mx.int32)).shape[-1]
+    return width
+
+
+def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
+    """Have the weights read from the files, a few at a time."""
+    weights = [array for _, array in tree_flatten(model.parameters())]
+    total = sum(array.nbytes for array in weights) or 1
+    done, batch, size = 0, [], 0
+    for i, array in enumerate(weights):
+        batch.append(array)
+        size += array.nbytes
+        if size >= _BATCH_BYTES or i == len(weights) - 1:
+            check()
+            with computing():
+                mx.eval(batch)
+            done, batch, size = done + size, [], 0
+            progress(done / total)
+
+
+def _refused(path: Path, error: Exception) -> EdgespecError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, MemoryError):
+        return BackendError("there is no memory left to load the model.", hint="Use a smaller model.")
+    if isinstance(error, ImportError):
+        return BackendUnavailable(f"MLX cannot open {path.name}: {reason}.", hint="Install what it names.")
+    shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
+    return InvalidModelFile(
+        f"mlx-lm {mlx_version()} cannot open {path.name}: {shown.rstrip('.')}.",
+        hint="Pull it again, or upgrade mlx-lm if the model is newer than it.",
+    )

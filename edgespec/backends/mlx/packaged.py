@@ -1,0 +1,66 @@
+"""The embedded pair for MLX: the same GGUF files as for llama.cpp, whose Q8_0 blocks MLX reads as 8-bit groups of 32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import llama
+
+from edgespec.errors import InvalidModelFile
+
+_PARTS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
+    """A llama whose matrices are all Q8_0, and its settings by mlx-lm's names. Raises InvalidModelFile."""
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    if metadata.get("general.architecture") != "llama":
+        raise InvalidModelFile(f"{path.name} is no llama, and MLX opens no other GGUF.", hint="Use --backend llamacpp.")
+
+    def number(key: str) -> Any:
+        return metadata[f"llama.{key}"].item()
+
+    config = {
+        "model_type": "llama",
+        "hidden_size": number("embedding_length"),
+        "num_hidden_layers": number("block_count"),
+        "intermediate_size": number("feed_forward_length"),
+        "num_attention_heads": number("attention.head_count"),
+        "num_key_value_heads": number("attention.head_count_kv"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "vocab_size": number("vocab_size"),
+        "max_position_embeddings": number("context_length"),
+        "rope_theta": number("rope.freq_base"),
+        "rope_traditional": True,  # GGUF stores a llama's queries and keys in the order of interleaved pairs
+        "tie_word_embeddings": "output.weight" not in arrays,
+    }
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    weights = {_mlx_name(name): array for name, array in arrays.items()}
+    nn.quantize(model, group_size=32, bits=8, class_predicate=lambda name, module: f"{name}.scales" in weights)
+    model.load_weights(list(weights.items()), strict=True)
+    model.eval()
+    return model, config
+
+
+def _mlx_name(name: str) -> str:
+    part, kind = name.rsplit(".", 1)
+    if not part.startswith("blk."):
+        return f"{_PARTS[part]}.{kind}"
+    _, layer, inner = part.split(".", 2)
+    return f"model.layers.{layer}.{_PARTS[inner]}.{kind}"

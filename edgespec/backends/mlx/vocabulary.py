@@ -1,0 +1,100 @@
+"""A Hugging Face tokenizer, loaded by mlx-lm, as the text layer's Tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+# Ends of a turn that model folders do not always list beside the end of the text.
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>")
+
+
+class HfTokenizer:
+    """Tokenizer over mlx-lm's wrapper. Ids beyond the vocabulary are padding of the embedding, spelled [PAD<id>]."""
+
+    def __init__(self, wrapper: Any, vocab_size: int) -> None:
+        """`vocab_size` is the width of the model's logits."""
+        self._wrapper = wrapper
+        self.vocab_size = vocab_size
+        self.bos: int | None = self._id(wrapper.bos_token_id)
+        self.eos: int | None = self._id(wrapper.eos_token_id)
+        self.add_bos: bool = self.bos is not None and wrapper.encode("a")[:1] == [self.bos]
+        self._known = min(len(wrapper), vocab_size)
+        self._pieces: dict[int, bytes] = {}
+
+    @cached_property
+    def end_of_generation(self) -> frozenset[int]:
+        ends = {token for token in self._wrapper.eos_token_ids if 0 <= token < self.vocab_size}
+        named = self._wrapper.get_added_vocab()
+        return frozenset(ends | {named[name] for name in _TURN_ENDS if name in named})
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        text = text.encode("utf-8", "replace").decode("utf-8")  # half surrogates have no bytes
+        found: list[int] = self._wrapper.encode(
+            text, add_special_tokens=False, split_special_tokens=not parse_special
+        )
+        return found
+
+    def piece(self, token: int) -> bytes:
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._render(token)
+        return known
+
+    def special_text(self, token: int) -> str:
+        self._check(token)
+        text = self._wrapper.convert_ids_to_tokens(token) if token < self._known else None
+        return text or f"[PAD{token}]"
+
+    def _render(self, token: int) -> bytes:
+        self._check(token)
+        if token in self._silent or token >= self._known:
+            return b""
+        added = self._wrapper.added_tokens_decoder.get(token)
+        if added is not None:
+            return str(added.content).encode()
+        text = self._wrapper.convert_ids_to_tokens(token)
+        return self._bytes_of(text) if text else b""
+
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        """Control tokens, which are no text."""
+        special = {token for token, added in self._wrapper.added_tokens_decoder.items() if added.special}
+        return frozenset(special | set(self._wrapper.all_special_ids) | self.end_of_generation)
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[str], bytes]:
+        """How an entry of the vocabulary spells its bytes: byte-level BPE, SentencePiece, or as it stands."""
+        backend = getattr(self._wrapper, "backend_tokenizer", None)
+        kinds = _decoder_kinds(json.loads(backend.to_str()).get("decoder")) if backend is not None else set()
+        if "ByteLevel" in kinds:
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            table = {character: byte for byte, character in bytes_to_unicode().items()}
+            return lambda text: b"".join(bytes([table[c]]) if c in table else c.encode() for c in text)
+        if backend is None or kinds & {"Replace", "Metaspace", "ByteFallback"}:
+            return _sentencepiece_bytes
+        return lambda text: text.encode()
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
+
+    def _id(self, token: int | None) -> int | None:
+        return token if token is not None and 0 <= token < self.vocab_size else None
+
+
+def _decoder_kinds(decoder: Any) -> set[str]:
+    """The types of a tokenizers decoder and of the decoders inside it."""
+    if not isinstance(decoder, dict):
+        return set()
+    inner = (_decoder_kinds(each) for each in decoder.get("decoders", ()))
+    return {str(decoder.get("type"))}.union(*inner)
+
+
+def _sentencepiece_bytes(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

@@ -1,0 +1,145 @@
+"""A model folder in the Hugging Face layout (config.json, safetensors, tokenizer), judged before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import CacheError, InvalidModelFile
+
+_PULL = "Pull it again, or name another folder."
+
+
+@dataclass(frozen=True)  # no slots: the vocabulary is read once, when asked for
+class Folder:
+    """What the small files of a model folder say; `weight_bytes` is the size of its safetensors."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    weight_bytes: int
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The settings of the language model, which multimodal configs keep apart."""
+        inner = self.config.get("text_config")
+        return {**self.config, **inner} if isinstance(inner, dict) else self.config
+
+    @property
+    def trained_context(self) -> int | None:
+        """Tokens that the model was trained for, where the config says."""
+        return self.integer("max_position_embeddings") or self.integer("n_positions") or self.integer("max_seq_len")
+
+    def integer(self, key: str) -> int | None:
+        """A whole number from the config, or None."""
+        found = self.text_config.get(key)
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+    def kv_elements(self, context: int) -> int:
+        """Numbers in the cache at `context` tokens: keys and values, or latents, of the layers that keep any."""
+        layers = self.integer("num_hidden_layers") or self.integer("n_layers") or self.integer("n_layer") or 0
+        if latent := self.integer("kv_lora_rank"):
+            width = latent + (self.integer("qk_rope_head_dim") or 0)
+        else:
+            heads = self.integer("num_attention_heads") or self.integer("n_head") or 1
+            head = self.integer("head_dim") or (self.integer("hidden_size") or self.integer("n_embd") or 0) // heads
+            width = 2 * head * (self.integer("num_key_value_heads") or heads)
+        kinds = self.text_config.get("layer_types")
+        if not isinstance(kinds, list):
+            return width * context * (layers // (self.integer("full_attention_interval") or 1))
+        window = min(context, (self.integer("sliding_window") or context) + 256)
+        kept = {"full_attention": context, "sliding_attention": window, "chunked_attention": context}
+        return width * sum(kept.get(str(kind), 0) for kind in kinds)
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str] | None:
+        """Token by id, from tokenizer.json; None where the folder has another kind of tokenizer."""
+        if not (self.path / "tokenizer.json").is_file():
+            return None
+        content = _json(self.path / "tokenizer.json")
+        model = content.get("model")
+        entries = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(entries, dict):
+            found = {i: token for token, i in entries.items()}
+        elif isinstance(entries, list):
+            found = {i: entry[0] for i, entry in enumerate(entries) if isinstance(entry, list) and entry}
+        else:
+            raise InvalidModelFile(f"{self.path / 'tokenizer.json'} holds no vocabulary.", hint=_PULL)
+        added = content.get("added_tokens")
+        for each in added if isinstance(added, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("id"), int):
+                found[each["id"]] = str(each.get("content"))
+        return found
+
+
+def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
+    """A folder whose weights may not be here yet. Raises InvalidModelFile, CacheError."""
+    config = _json(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise InvalidModelFile(f"{path / 'config.json'} names no model_type.", hint=_PULL)
+    return Folder(path, name, config, weight_bytes)
+
+
+def read_folder(path: Path) -> Folder:
+    """A whole model folder: every shard that the index names is here, sound and of full length.
+
+    Raises InvalidModelFile, CacheError.
+    """
+    weights = sorted(path.glob("model*.safetensors"))
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        mapped = _json(index).get("weight_map")
+        named = set(mapped.values()) if isinstance(mapped, dict) else set()
+        missing = sorted(str(each) for each in named - {file.name for file in weights})
+        if missing:
+            raise InvalidModelFile(f"{path} lacks {missing[0]}, which its index names.", hint=_PULL)
+    if not weights:
+        raise InvalidModelFile(f"{path} holds no model*.safetensors.", hint=_PULL)
+    for file in weights:
+        _check_safetensors(file)
+    return read_config(path, path.name, sum(file.stat().st_size for file in weights))
+
+
+def vocabulary_difference(target: Folder, draft: Folder) -> str | None:
+    """The first token that differs, in plain words; None where both agree, or where one cannot be read before loading.
+
+    Ids that only one of them has are not compared: embeddings are padded differently.
+    """
+    ours, theirs = target.vocabulary, draft.vocabulary
+    if ours is None or theirs is None:
+        return None
+    for token in sorted(ours.keys() & theirs.keys()):
+        if ours[token] != theirs[token]:
+            return f"token {token} is {ours[token]!a} in the target and {theirs[token]!a} in the draft"
+    return None
+
+
+def _check_safetensors(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = opened.keys()
+    except (SafetensorError, ValueError) as error:
+        raise InvalidModelFile(f"{file} is damaged: {error}.", hint=_PULL) from error
+    except OSError as error:
+        raise CacheError(f"{file} cannot be read: {error}.", hint="Check its permissions.") from error
+    if not names:
+        raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL) from None
+    except OSError as error:
+        raise CacheError(f"{file} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidModelFile(f"{file} is not valid JSON: {error}.", hint=_PULL) from error
+    if not isinstance(content, dict):
+        raise InvalidModelFile(f"{file} holds no JSON object.", hint=_PULL)
+    return content
