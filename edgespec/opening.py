@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.backends import BackendName, Model, open_model
-from edgespec.backends.options import LoadOptions
+from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import DraftKind, Engine, Speculation
 from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
@@ -35,15 +35,18 @@ def open_engine(
     if request.backend == "toy":
         return _open_toy(request, check)
     planned = plan(request, registry, hub, reporter)
+    require(planned.backend)
     speculation = _speculation(request, planned.kind)
     target_path = fetch(planned.target, hub, reporter, check)
     draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
     with ExitStack() as undo:
-        target = _load(target_path, planned.options, reporter, check)
+        target = _load(target_path, planned, reporter, check)
         undo.callback(target.close)
+        for text in _notices(target, speculation, planned):
+            reporter.notice(text)
         engine = _engine(target, draft_path, planned, speculation, reporter, check)
         undo.pop_all()
-    return Opened(engine, planned.name, "llamacpp", _draft_name(planned), planned.sampling)
+    return Opened(engine, planned.name, planned.backend, _draft_name(planned), planned.sampling)
 
 
 def change_draft(
@@ -52,7 +55,7 @@ def change_draft(
     """The open target with another draft, and no second copy of it. On failure `opened` is as it was."""
     if opened.backend == "toy":
         return _open_toy(request, check)
-    planned = plan(request, registry, hub, reporter)
+    planned = plan(replace(request, backend=opened.backend), registry, hub, reporter)
     speculation = _speculation(request, planned.kind)
     draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
     engine = _engine(opened.engine.target, draft_path, planned, speculation, reporter, check)
@@ -71,7 +74,7 @@ def _engine(
     """An engine on `target`; the draft model is freed again if the engine refuses it."""
     if draft_path is None:
         return Engine(target, None, speculation)
-    draft = _load(draft_path, planned.options, reporter, check)
+    draft = _load(draft_path, planned, reporter, check)
     with ExitStack() as undo:
         undo.callback(draft.close)
         engine = Engine(target, draft, speculation)
@@ -79,11 +82,23 @@ def _engine(
     return engine
 
 
-def _load(path: Path, options: LoadOptions, reporter: Reporter, check: CheckCancelled) -> Model:
+def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) -> Model:
     def progress(fraction: float) -> None:
         reporter.loading(path.name, fraction)
 
-    return open_model("llamacpp", path, options, progress=progress, check=check)
+    return open_model(planned.backend, path, planned.options, progress=progress, check=check)
+
+
+def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
+    """What the user asked for that this target or runtime does not do."""
+    if target.drafts == "none" and speculation.gamma:
+        yield f"This model decodes plainly, since {target.limitation}."
+    elif target.drafts == "chains" and speculation.nodes > speculation.gamma:
+        yield f"This model takes chains, not trees, since {target.limitation}."
+    given = planned.options
+    idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}
+    if planned.backend == "mlx" and (names := [name for name, value in idle.items() if value is not None]):
+        yield f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on MLX."
 
 
 def _draft_name(planned: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Before any weights: which target and draft, are their headers sound, do their tokenizers agree, do they fit."""
+"""Before any weights: which target and draft, are their files sound, do their tokenizers agree, do they fit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from edgespec.backends import BackendName, device_memory
+from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import DraftKind, Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.registry.fit import DeviceMemory, check_fit, host_memory
-from edgespec.registry.gguf import Header
+from edgespec.registry.fit import DeviceMemory, Facts, check_fit, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
-from edgespec.registry.resolve import HubMlx, LocalMlx, Source, open_pair, open_source, source_header, source_path
+from edgespec.registry.resolve import Source, best_backend, open_pair, open_source, source_facts, source_path
+from edgespec.registry.schema import BackendName as FileBackend
 from edgespec.registry.schema import Registry, SamplingDefaults
 
 
@@ -61,7 +61,7 @@ class PlannedDraft:
 
     reference: Reference
     source: Source
-    header: Header
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Plan:
     """What will be opened: `options` have a definite context size; no `draft` means n-grams or plain decoding."""
 
     name: str
+    backend: FileBackend
     target: Source
     draft: PlannedDraft | None
     kind: DraftKind
@@ -77,19 +78,18 @@ class Plan:
 
 
 def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
-    """Resolve, read both headers (by range requests where they are not here), compare tokenizers, price the memory.
+    """Choose the runtime, resolve, read what both models say of themselves, compare tokenizers, price the memory.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
-    if request.backend == "mlx":
-        raise BackendUnavailable("this version has no MLX backend yet.", hint="Use --backend llamacpp.")
-    resolved = open_pair(request.model, "llamacpp", registry, hub)
-    header = _header(resolved.target, hub)
-    draft = _find_draft(request, resolved.draft, header, registry, hub, reporter)
-    options = _sized(request.load, header, reporter)
-    draft = _fitting(request, options, header, draft, reporter)
+    backend = choose_backend(request, registry, hub)
+    resolved = open_pair(request.model, backend, registry, hub)
+    facts = source_facts(resolved.target, hub, reporter.download)
+    draft = _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
+    options = _sized(request.load, facts, reporter)
+    draft = _fitting(request, options, backend, facts, draft, reporter)
     kind: DraftKind = "model" if draft else "none" if request.draft == "none" else "ngram"
-    return Plan(resolved.name, resolved.target, draft, kind, options, resolved.sampling)
+    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling)
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
@@ -102,13 +102,24 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
     return source_path(source, hub, progress)
 
 
-def _header(source: Source, hub: Hub) -> Header:
-    assert not isinstance(source, LocalMlx | HubMlx)  # resolution for llama.cpp yields GGUF sources
-    return source_header(source, hub)
+def choose_backend(request: OpenRequest, registry: Registry, hub: Hub) -> FileBackend:
+    """The runtime the user named, else MLX on Apple Silicon where it is installed and has the model, else llama.cpp.
+
+    Raises UnknownModel, HubError.
+    """
+    if request.backend in ("llamacpp", "mlx"):
+        return request.backend
+    return best_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
 
 
 def _find_draft(
-    request: OpenRequest, paired: Reference | None, target: Header, registry: Registry, hub: Hub, reporter: Reporter
+    request: OpenRequest,
+    paired: Reference | None,
+    backend: FileBackend,
+    target: Facts,
+    registry: Registry,
+    hub: Hub,
+    reporter: Reporter,
 ) -> PlannedDraft | None:
     """The draft model that `request.draft` asks for, its tokenizer compared; None for drafting without a model.
 
@@ -119,35 +130,37 @@ def _find_draft(
     if request.draft == "auto":
         assert paired is not None
         try:
-            return _checked_draft(paired, target, registry, hub)
+            return _checked_draft(paired, backend, target, registry, hub)
         except EdgespecError as refusal:
             reporter.notice(f"Drafting by n-grams, without {paired}: {refusal.message}")
             return None
     if request.draft == "model":
         if paired is None:
             raise DraftRefused("no draft model is paired with this target.", hint="Use --draft ngram, or name one.")
-        return _checked_draft(paired, target, registry, hub)
-    return _checked_draft(parse_reference(request.draft), target, registry, hub)
+        return _checked_draft(paired, backend, target, registry, hub)
+    return _checked_draft(parse_reference(request.draft), backend, target, registry, hub)
 
 
-def _checked_draft(reference: Reference, target: Header, registry: Registry, hub: Hub) -> PlannedDraft:
+def _checked_draft(
+    reference: Reference, backend: FileBackend, target: Facts, registry: Registry, hub: Hub
+) -> PlannedDraft:
     if isinstance(reference, Alias):
-        pair = registry.get(reference.name).pair("llamacpp")
+        pair = registry.get(reference.name).pair(backend)
         if pair is None:
-            raise UnknownModel(f"{reference.name} has no GGUF model.", hint="Name another draft.")
+            raise UnknownModel(f"{reference.name} has no model for {backend}.", hint="Name another draft.")
         reference = pair.target
-    source = open_source(reference, "llamacpp", hub)
-    header = _header(source, hub)
-    if reason := tokenizer_mismatch(target, header):
+    source = open_source(reference, backend, hub)
+    facts = source_facts(source, hub)
+    if reason := tokenizer_mismatch(target, facts):
         raise DraftRefused(
             f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
         )
-    return PlannedDraft(reference, source, header)
+    return PlannedDraft(reference, source, facts)
 
 
-def _sized(options: LoadOptions, header: Header, reporter: Reporter) -> LoadOptions:
+def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOptions:
     """Options with a definite context size."""
-    trained = header.own("context_length") or DEFAULT_CONTEXT
+    trained = facts.trained_context or DEFAULT_CONTEXT
     size = options.context_size or min(trained, DEFAULT_CONTEXT)
     if size > trained:
         reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
@@ -155,19 +168,24 @@ def _sized(options: LoadOptions, header: Header, reporter: Reporter) -> LoadOpti
 
 
 def _fitting(
-    request: OpenRequest, options: LoadOptions, target: Header, draft: PlannedDraft | None, reporter: Reporter
+    request: OpenRequest,
+    options: LoadOptions,
+    backend: FileBackend,
+    target: Facts,
+    draft: PlannedDraft | None,
+    reporter: Reporter,
 ) -> PlannedDraft | None:
     """The draft, or None where 'auto' has to leave it out for the target to fit. Raises DoesNotFit."""
-    memory = host_memory(_devices())
+    memory = host_memory(_devices(backend))
     kv_type = "q8_0" if options.exact else options.kv_type
     context = options.context_size
     assert context is not None  # made definite by _sized
 
-    def price(with_draft: Header | None) -> None:
+    def price(with_draft: Facts | None) -> None:
         check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
 
     try:
-        price(draft.header if draft else None)
+        price(draft.facts if draft else None)
     except DoesNotFit:
         if draft is None or request.draft != "auto":
             raise
@@ -177,8 +195,8 @@ def _fitting(
     return draft
 
 
-def _devices() -> tuple[DeviceMemory, ...]:
+def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:
     try:
-        return device_memory("llamacpp")
+        return device_memory(backend)
     except BackendUnavailable:  # one can pull before the runtime is installed
         return ()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from edgespec.backends import leave_thread
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 
@@ -109,5 +110,8 @@ class Worker:
     def _serve(self) -> None:
         if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is the main thread's, even while that waits in a system call
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        while (job := self._jobs.get()) is not None:
-            job.run()
+        try:
+            while (job := self._jobs.get()) is not None:
+                job.run()
+        finally:
+            leave_thread()

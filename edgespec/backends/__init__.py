@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.options import Drafts, LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.errors import BackendUnavailable
 from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
 
@@ -29,6 +30,14 @@ class Model(Protocol):
     @property
     def context_size(self) -> int:
         """Tokens that a session holds."""
+
+    @property
+    def drafts(self) -> Drafts:
+        """The drafts that its sessions take."""
+
+    @property
+    def limitation(self) -> str:
+        """Why they do not take trees, as part of a sentence; empty where they do."""
 
     @property
     def description(self) -> str:
@@ -61,12 +70,42 @@ def open_model(
         from edgespec.backends.toy.model import load as load_toy
 
         return load_toy(path.name, options)
-    raise BackendUnavailable("this version has no MLX backend yet.", hint="Use --backend llamacpp.")
+    require("mlx")
+    from edgespec.backends.mlx.model import load as load_mlx
+
+    return load_mlx(path, options, progress=progress, check=check)
+
+
+def require(backend: BackendName) -> None:
+    """Raise BackendUnavailable, with what to do, if `backend` cannot run here."""
+    if backend == "mlx":
+        from edgespec.backends.mlx.library import load_mlx
+
+        load_mlx()
+
+
+def leave_thread() -> None:
+    """Whoever owned models on a thread of its own calls this last on it, after they are closed."""
+    if "mlx.core" in sys.modules:
+        from edgespec.backends.mlx import library
+
+        library.leave_thread()
+
+
+def prefers_mlx() -> bool:
+    """Whether MLX is the faster runtime here: on Apple Silicon, where mlx-lm is installed."""
+    return sys.platform == "darwin" and platform.machine() == "arm64" and importlib.util.find_spec("mlx_lm") is not None
 
 
 def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
     """Accelerators that the runtime would use, with their free memory. Raises BackendUnavailable."""
-    if backend != "llamacpp":
+    if backend == "mlx":
+        from edgespec.backends.mlx.library import device
+
+        found = device()
+        size = found.working_set
+        return (DeviceMemory(found.name, size, size, shares_ram=True),) if found.on_gpu and size else ()
+    if backend == "toy":
         return ()
     from edgespec.backends.llamacpp.library import library
 

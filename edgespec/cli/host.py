@@ -21,7 +21,11 @@ class Host:
     def __init__(self, request: OpenRequest, *, verbose: bool) -> None:
         self._worker = Worker()
         self._verbose = verbose
-        self.opened = self._open(request)
+        try:
+            self.opened = self._open(request)
+        except BaseException:
+            self._worker.close()
+            raise
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Events of one generation; Ctrl-C ends it with Finished("cancelled")."""

@@ -22,7 +22,7 @@ _COMMANDS = {
     "run": "edgespec.cli.run",
     "pull": "edgespec.cli.models",
     "list": "edgespec.cli.models",
-    "show": "edgespec.cli.models",
+    "show": "edgespec.cli.show",
     "rm": "edgespec.cli.models",
     "doctor": "edgespec.cli.doctor",
     "completion": "edgespec.cli.completion",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
+    from edgespec.backends import BackendName
     from edgespec.core.sampling import SamplingParams
     from edgespec.planning import OpenRequest
     from edgespec.registry.schema import SamplingDefaults
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TEMPERATURE = 0.7
+
+
+def backend_option(told: str, *more: str) -> Callable[[F], F]:
+    """`--backend`, with `more` names than the runtimes for real models."""
+    return click.option(
+        "--backend", type=click.Choice(["auto", "llamacpp", "mlx", *more]), default="auto", show_default=True, help=told
+    )
+
+
+def backend_named(name: str) -> BackendName | None:
+    """The runtime that the option names; None for the best one."""
+    return None if name == "auto" else cast("BackendName", name)
+
 
 _OPTIONS = (
     click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF",
@@ -45,8 +59,7 @@ _OPTIONS = (
     click.option("--flash-attention/--no-flash-attention", default=None, help="[default: where supported]"),
     click.option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
     click.option("--exact", is_flag=True, help="One numeric result for any number of rows; slower."),
-    click.option("--backend", type=click.Choice(["auto", "llamacpp", "mlx", "toy"]), default="auto", show_default=True,
-                 help="Runtime."),
+    backend_option("Runtime.", "toy"),
     click.option("--force", is_flag=True, help="Load even if the memory looks too small."),
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
@@ -66,7 +79,7 @@ def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
 
     return OpenRequest(
         model=model,
-        backend=None if given["backend"] == "auto" else given["backend"],
+        backend=backend_named(given["backend"]),
         draft=given["draft"],
         gamma=given["gamma"],
         nodes=given["nodes"],

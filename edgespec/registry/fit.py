@@ -1,4 +1,4 @@
-"""The memory price of a target and its draft, computed from GGUF headers, against what the machine has free."""
+"""The memory price of a target and its draft, from a GGUF header or a folder's config, against what is free here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.registry.folder import Folder
 from edgespec.registry.ggml_types import GGML_TYPES
 from edgespec.registry.gguf import Header
 
@@ -17,6 +18,10 @@ MICRO_BATCH = 512
 
 _KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
 KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+Facts = Header | Folder
+"""What is known of a model before it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +98,43 @@ def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
     return Memory(int(psutil.virtual_memory().available), devices)
 
 
-def price(header: Header, context: int, kv_type: str = "f16") -> Price:
-    """What `header`'s model takes at `context` tokens; raises InvalidRequest for an unknown KV type.
+def price(model: Facts, context: int, kv_type: str = "f16") -> Price:
+    """What a model takes at `context` tokens; raises InvalidRequest for an unknown KV type.
 
     Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
-    The KV cache counts every attention layer at full length, since sliding windows are kept at full size; latent
-    attention (DeepSeek) takes less than this. The compute buffer is an estimate for flash attention: f32 rows of a
-    micro-batch for logits, activations and the feed-forward layer, and an f16 mask over the context. llama.cpp took
-    9.0 MiB where this says 12.5 (6M pair, 2,048 tokens), 71 MiB where it says 104 (Llama 2 7B, 4,096 tokens). Without
-    flash attention it also holds one layer's scores, 2 KiB for each head and context token, which are not counted.
+    MLX on a CPU widens half precision, and takes up to twice as much.
+    For llama.cpp the KV cache counts every attention layer at full length, since sliding windows are kept at full size;
+    latent attention (DeepSeek) takes less than this. For MLX windows count as such.
+    The compute buffer is an estimate for flash attention: f32 rows of a micro-batch for logits, activations and the
+    feed-forward layer, and an f16 mask over the context. llama.cpp took 9.0 MiB where this says 12.5 (6M pair, 2,048
+    tokens), 71 MiB where it says 104 (Llama 2 7B, 4,096 tokens). Without flash attention it also holds one layer's
+    scores, 2 KiB for each head and context token, which are not counted.
     """
-    kv = kv_bytes(header, context, kv_type)
-    rows = header.own("vocab_size") or _vocabulary(header)
-    rows += 2 * (header.own("embedding_length") or 0) + max(header.per_block("feed_forward_length") or (0,))
-    compute = 4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context
-    return Price(header.weight_bytes, kv, compute)
+    kv = kv_bytes(model, context, kv_type)
+    if isinstance(model, Folder):
+        rows = (model.integer("vocab_size") or 0) + 2 * (model.integer("hidden_size") or 0)
+        rows += model.integer("intermediate_size") or 0
+    else:
+        rows = model.own("vocab_size") or _vocabulary(model)
+        rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
+    return Price(model.weight_bytes, kv, 4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context)
 
 
-def kv_bytes(header: Header, context: int, kv_type: str = "f16") -> int:
+def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
     """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
     if kv_type not in KV_TYPE_NAMES:
         raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
     if context < 1:
         raise InvalidRequest(f"A context of {context} tokens is not possible.", hint="give --ctx a positive number")
+    kind = _KV_TYPES[kv_type]
+    if isinstance(header, Folder):
+        return math.ceil(header.kv_elements(context) * kind.block_bytes / kind.block_items)
     heads = header.per_block("attention.head_count") or ()
     kv_heads = header.per_block("attention.head_count_kv") or heads
     width = (header.own("embedding_length") or 0) // max(heads, default=1) if max(heads, default=0) else 0
     key = _first(header.own("attention.key_length"), width)
     value = _first(header.own("attention.value_length"), width)
     every = header.own("full_attention_interval") or 1
-    kind = _KV_TYPES[kv_type]
     per_token = 0.0
     for block, count in enumerate(kv_heads):
         if (block + 1) % every == 0:
@@ -131,7 +143,7 @@ def kv_bytes(header: Header, context: int, kv_type: str = "f16") -> int:
 
 
 def check_fit(
-    target: Header, draft: Header | None, *, context: int, memory: Memory, kv_type: str = "f16", force: bool = False
+    target: Facts, draft: Facts | None, *, context: int, memory: Memory, kv_type: str = "f16", force: bool = False
 ) -> Fit:
     """Price target and draft at `context` tokens against `memory`; raises DoesNotFit unless `force`."""
     fit = Fit(

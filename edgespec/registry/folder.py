@@ -33,6 +33,15 @@ class Folder:
         """Tokens that the model was trained for, where the config says."""
         return self.integer("max_position_embeddings") or self.integer("n_positions") or self.integer("max_seq_len")
 
+    @property
+    def quantization(self) -> str:
+        """How the weights are stored, such as '4 bits in groups of 64'."""
+        found = self.config.get("quantization")
+        if not isinstance(found, dict):
+            return str(self.text_config.get("torch_dtype") or self.text_config.get("dtype") or "none")
+        mode = "" if found.get("mode", "affine") == "affine" else f" ({found['mode']})"
+        return f"{found.get('bits')} bits in groups of {found.get('group_size')}{mode}"
+
     def integer(self, key: str) -> int | None:
         """A whole number from the config, or None."""
         found = self.text_config.get(key)

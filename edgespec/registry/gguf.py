@@ -84,6 +84,11 @@ class Header:
             raise self.invalid(f"{key} is not a whole number")
         return found
 
+    @property
+    def trained_context(self) -> int | None:
+        """Tokens that the model was trained for, where the file says."""
+        return self.own("context_length")
+
     def own(self, key: str) -> int | None:
         """The whole number `<architecture>.<key>`, or None where it is absent."""
         return self.integer(f"{self.architecture}.{key}")

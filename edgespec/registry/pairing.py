@@ -1,4 +1,4 @@
-"""Whether a draft speaks the target's tokens, decided from two GGUF headers before anything is downloaded or loaded."""
+"""Whether a draft speaks the target's tokens, decided before their weights are downloaded or loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 
+from edgespec.registry.fit import Facts
+from edgespec.registry.folder import Folder, vocabulary_difference
 from edgespec.registry.gguf import Header
 
 UNUSED = 5  # token_type of ids that exist only to round the vocabulary up
@@ -13,7 +15,19 @@ _PADDING = re.compile(r"\[PAD\d*\]|<\|?reserved[^>]*>|<\|?unused[^>]*>|<\|?dummy
 _IDS = (("bos_token_id", "first token (BOS)"), ("eos_token_id", "last token (EOS)"), ("eot_token_id", "end of turn"))
 
 
-def tokenizer_mismatch(target: Header, draft: Header) -> str | None:
+def tokenizer_mismatch(target: Facts, draft: Facts) -> str | None:
+    """The first reason why the two vocabularies differ, in plain words; None where they agree.
+
+    Of a folder and a GGUF file nothing can be said before both are loaded.
+    """
+    if isinstance(target, Folder) and isinstance(draft, Folder):
+        return vocabulary_difference(target, draft)
+    if isinstance(target, Folder) or isinstance(draft, Folder):
+        return None
+    return _gguf_mismatch(target, draft)
+
+
+def _gguf_mismatch(target: Header, draft: Header) -> str | None:
     """The first reason why the two vocabularies differ, in plain words; None where they are the same.
 
     Compared: the tokenizer model, every token by its bytes, the BOS and EOS ids, the end-of-turn id and the add-BOS

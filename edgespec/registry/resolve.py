@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.resources
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
 from edgespec.errors import InvalidModelFile, UnknownModel
 from edgespec.registry.cache import RemoteModel
-from edgespec.registry.gguf import Header, join_parts, read_file
+from edgespec.registry.fit import Facts
+from edgespec.registry.folder import read_config, read_folder
+from edgespec.registry.gguf import join_parts, read_file
 from edgespec.registry.hub import Hub
 from edgespec.registry.reference import (
     FORMS,
@@ -38,7 +40,7 @@ class LocalGguf:
 
 @dataclass(frozen=True, slots=True)
 class PackagedGguf:
-    """A GGUF file shipped with edgespec."""
+    """A GGUF file shipped with edgespec, which both runtimes open."""
 
     path: Path
 
@@ -64,9 +66,7 @@ class HubMlx:
     model: RemoteModel
 
 
-GgufSource = LocalGguf | PackagedGguf | HubGguf
-MlxSource = LocalMlx | HubMlx
-Source = GgufSource | MlxSource
+Source = LocalGguf | PackagedGguf | HubGguf | LocalMlx | HubMlx
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,26 @@ def open_source(reference: Reference, backend: BackendName, hub: Hub) -> Source:
         case LocalPath(path):
             return _local(path, backend)
         case PackagedFile(path):
-            return _packaged(path, backend)
+            return _packaged(path)
         case HubRepo() | HubQuant() | HubFile():
             return _on_hub(reference, backend, hub)
         case _:
             assert_never(reference)
 
 
-def source_header(source: GgufSource, hub: Hub) -> Header:
-    """The GGUF header of a source, checked, all parts joined; on the hub only its first bytes are read."""
+def source_facts(source: Source, hub: Hub, progress: Progress | None = None) -> Facts:
+    """What a source says of itself, checked, without its weights.
+
+    On the hub only the first bytes of a GGUF file are read; of a folder, the small files go to the cache.
+    """
     if isinstance(source, HubGguf):
         return hub.header(source.model)
+    if isinstance(source, HubMlx):
+        weights = sum(file.size for file in source.model.files if file.path.endswith(".safetensors"))
+        small = tuple(file for file in source.model.files if not file.path.endswith(".safetensors"))
+        return read_config(hub.fetch(replace(source.model, files=small), progress), source.model.repo, weights)
+    if isinstance(source, LocalMlx):
+        return read_folder(source.path)
     names = part_names(source.path.name)
     return join_parts([read_file(source.path.with_name(name)) for name in names])
 
@@ -125,6 +134,22 @@ def source_path(source: Source, hub: Hub, progress: Progress | None = None) -> P
     if isinstance(source, HubGguf | HubMlx):
         return hub.fetch(source.model, progress)
     return source.path
+
+
+def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> BackendName:
+    """The runtime that opens what `text` names: by its format; where an alias has both, MLX if `prefer_mlx`.
+
+    Raises UnknownModel, HubError.
+    """
+    reference = parse_reference(text) if text is not None else Alias(DEFAULT_ALIAS)
+    if isinstance(reference, LocalPath):
+        return "mlx" if (reference.path / "config.json").is_file() else "llamacpp"
+    if isinstance(reference, HubRepo):
+        return "mlx" if (hub.cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
+    entry = _entry_for(reference, "llamacpp", registry)
+    if isinstance(reference, Alias) and entry is not None and entry.mlx and (prefer_mlx or not entry.gguf):
+        return "mlx"
+    return "llamacpp"
 
 
 def _entry_for(reference: Reference, backend: BackendName, registry: Registry) -> Entry | None:
@@ -171,9 +196,8 @@ def _local(path: Path, backend: BackendName) -> Source:
     return LocalGguf(path.with_name(part_names(path.name)[0]))
 
 
-def _packaged(path: str, backend: BackendName) -> Source:
-    if backend == "mlx":
-        raise UnknownModel(f"package:{path} is a GGUF file.", hint="use --backend llamacpp")
+def _packaged(path: str) -> Source:
+    """One form of the weights for both runtimes: MLX reads the packaged GGUF files too."""
     place = Path(str(importlib.resources.files("edgespec"))) / "assets" / Path(*path.split("/"))
     if not place.is_file():
         raise InvalidModelFile(f"The embedded model {path} is missing here.", hint="install edgespec again")

@@ -64,7 +64,7 @@ def test_unknown_models(cli: Cli, tmp_path: Path) -> None:
     assert "llama-70b-q4" in refused(cli, 3, "llama-70b-q5", "run", "x", "--model", "llama-70b-q5")
     refused(cli, 3, "no file", "run", "x", "--model", str(tmp_path / "none.gguf"))
     refused(cli, 4, "offline", "run", "x", "--model", "llama-70b-q4")
-    refused(cli, 7, "MLX", "run", "x", "--backend", "mlx")
+    refused(cli, 3, "MLX opens a folder", "run", "x", "--backend", "mlx", "--model", str(TARGET))
     refused(cli, 3, "toy model", "run", "x", "--backend", "toy", "--model", "nonsense")
 
 

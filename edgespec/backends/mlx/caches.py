@@ -57,8 +57,8 @@ class Chunks:
         return self.cache.keys, self.cache.values
 
     def reaches(self, position: int) -> bool:
-        start: int = self.cache.start_position
-        return position <= self.cache.offset and start <= max(0, position - self.cache.chunk_size)
+        start, end = self.cache.start_position, self.cache.offset
+        return bool(position <= end and start <= max(0, position - self.cache.chunk_size))
 
     def cut(self, position: int) -> None:
         self.cache.offset = position

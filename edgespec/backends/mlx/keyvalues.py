@@ -75,7 +75,7 @@ class KeyValues:
         keys, values = fetched
         return keys, values
 
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: N803
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Who sees whom among the rows that the next update will fetch; None or "causal" where that says it."""
         cached = self.length if self._window is None else min(self.length, self._window - 1)
         window = min((w for w in (self._window, window_size) if w is not None), default=None)
@@ -124,7 +124,7 @@ class KeyValues:
         self.cut(position + len(rows))
 
     def mark(self, *, deep: bool) -> Any:
-        """What `restore` takes; a deep one outlives any number of further tokens, at the price of a copy of a window."""
+        """What `restore` takes; a deep one outlives any number of further tokens, but copies a window."""
         buffers = tree_map(copy.copy, (self.keys, self.values)) if deep and self._window is not None else None
         return self.length, self._start, buffers
 
@@ -150,9 +150,7 @@ class KeyValues:
         if self._window is None or used <= self._window + 2 * SLACK:
             return
         drop = used - self._window - SLACK
-        self.keys, self.values = tree_map(
-            lambda x: mx.contiguous(x[..., drop:used, :]), (self.keys, self.values)
-        )
+        self.keys, self.values = tree_map(lambda x: mx.contiguous(x[..., drop:used, :]), (self.keys, self.values))
         self._start += drop
 
     def _packed(self, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How the rows of one forward lie: a chain, a tree in one row of the batch, or a tree with a batch row for each node."""
+"""How the rows of one forward lie: a chain, a tree in one batch row, or a tree with a batch row for each node."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -40,7 +41,15 @@ def load_mlx() -> Any:
     except ImportError as error:
         raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_advice()) from error
     del mlx_lm
+    atexit.register(mlx.core.clear_streams)  # for the main thread; see `leave_thread`
     return mlx.core
+
+
+def leave_thread() -> None:
+    """The last call of a thread that has used MLX: without it the process may abort when the thread ends."""
+    mx = load_mlx()
+    mx.synchronize()
+    mx.clear_streams()
 
 
 @cache

@@ -20,7 +20,7 @@ from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.mlx.vocabulary import HfTokenizer
-from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.backends.options import DEFAULT_CONTEXT, Drafts, LoadOptions
 from edgespec.core.protocols import Capabilities, CheckCancelled
 from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, InvalidModelFile, InvalidRequest
 from edgespec.registry.folder import read_folder
@@ -45,7 +45,7 @@ class MlxModel:
         self._model = model
         self._packing = packing
         with computing():
-            self.findings = probe(self._open_forwards, tokenizer.vocab_size)
+            self._findings = probe(self._open_forwards, tokenizer.vocab_size)
 
     @property
     def description(self) -> str:
@@ -55,16 +55,20 @@ class MlxModel:
         return f"{self._model.model_type} {size}, {compute_bits_per_weight(self._model):.1f} bits a weight (MLX)"
 
     @property
-    def limitation(self) -> str | None:
-        if not self.findings.chains:
-            return f"this model decodes plainly only, since {self.findings.refusal}"
-        return f"this model takes chains, not trees ({self.findings.refusal})" if self.findings.form is None else None
+    def drafts(self) -> Drafts:
+        if not self._findings.chains:
+            return "none"
+        return "chains" if self._findings.form is None else "trees"
+
+    @property
+    def limitation(self) -> str:
+        return self._findings.refusal or ""
 
     def open_session(self, check: CheckCancelled = lambda: None) -> MlxSession:
         """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
-        form = self.findings.form
+        form = self._findings.form
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
-        most_draft = MAX_ROWS - 1 if self.findings.chains else 0
+        most_draft = MAX_ROWS - 1 if self._findings.chains else 0
         return MlxSession(self._open_forwards, form, capabilities, check, most_draft)
 
     def close(self) -> None:
@@ -110,13 +114,11 @@ def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     folder = read_folder(path)
     try:
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
-        wrapper = load_hf_tokenizer(
-            path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
-        )
+        wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
         vocab_size = _logits_width(model)
     except (EdgespecError, Cancelled):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one of mlx-lm's classes ends the process where a package is missing
         raise _refused(path, error) from error
     return model, HfTokenizer(wrapper, vocab_size), template_from_folder(path), folder.trained_context
 
@@ -152,7 +154,7 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
             progress(done / total)
 
 
-def _refused(path: Path, error: Exception) -> EdgespecError:
+def _refused(path: Path, error: BaseException) -> EdgespecError:
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, MemoryError):
         return BackendError("there is no memory left to load the model.", hint="Use a smaller model.")

@@ -1,4 +1,4 @@
-"""The embedded pair for MLX: the same GGUF files as for llama.cpp, whose Q8_0 blocks MLX reads as 8-bit groups of 32."""
+"""The embedded pair for MLX: the GGUF files that llama.cpp opens, whose Q8_0 blocks are 8-bit groups of 32 here."""
 
 from __future__ import annotations
 

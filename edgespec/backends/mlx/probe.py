@@ -65,11 +65,14 @@ def _one_by_one(forwards: Forwards, prompt: Sequence[int], tokens: Sequence[int]
     """[n, V] after each of `tokens`, by plain decoding."""
     try:
         _host(forwards.chain(prompt))
-        return np.concatenate([_host(forwards.chain([token])) for token in tokens])
+        rows = np.concatenate([_host(forwards.chain([token])) for token in tokens])
     except EdgespecError:
         raise
     except Exception as error:
         raise BackendError(f"MLX cannot run this model: {_told(error)}.", hint="Use --backend llamacpp.") from error
+    if np.isnan(rows).any():
+        raise BackendError("the model's scores are no numbers.", hint="Its weights are damaged: pull it again.")
+    return rows
 
 
 def _by_chains(open_forwards: Callable[[], Forwards], before: Sequence[int], draft: Draft) -> Logits:

@@ -144,16 +144,16 @@ class MlxSession:
         self._tokens += [root, *draft.tokens[list(path)].tolist()]
         self._pending = None
         if not draft.is_chain and self._form == "branches":
-            self._lag += end - start  # it ran on copies
-        elif len(path) == len(draft):
-            self._lag = 0
-        elif not caches.can_cut:
+            self._lag = end - start  # it ran on copies
+        elif len(path) < len(draft) and not caches.can_cut:
             caches.restore(mark.saved)
             self._lag = end - mark.position
-        elif list(path) == list(range(len(path))):
-            caches.cut(end)
         else:
-            caches.gather(start, [0, *(node + 1 for node in path)])
+            self._lag = 0
+            if list(path) != list(range(len(path))):
+                caches.gather(start, [0, *(node + 1 for node in path)])
+            elif len(path) < len(draft):
+                caches.cut(end)
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
         self._require_open()

@@ -32,9 +32,7 @@ class HfTokenizer:
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")  # half surrogates have no bytes
-        found: list[int] = self._wrapper.encode(
-            text, add_special_tokens=False, split_special_tokens=not parse_special
-        )
+        found: list[int] = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=not parse_special)
         return found
 
     def piece(self, token: int) -> bytes:

@@ -1,0 +1,114 @@
+"""`edgespec show`: what a model is, before it is downloaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.options import backend_named, backend_option
+
+if TYPE_CHECKING:
+    from edgespec.registry.folder import Folder
+    from edgespec.registry.gguf import Header
+
+
+@click.command("show")
+@click.argument("model", metavar="[REF]", required=False)
+@click.option("--ctx", type=click.IntRange(8), help="Context size to price. [default: the model's, at most 8192]")
+@backend_option("Of an alias, the model for this runtime.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
+    """What a model is: architecture, sizes, memory, draft. Reads only the header of what is not downloaded."""
+    from edgespec.backends.options import DEFAULT_CONTEXT
+    from edgespec.planning import OpenRequest, choose_backend
+    from edgespec.registry.fit import gib, price
+    from edgespec.registry.folder import Folder
+    from edgespec.registry.hub import Hub
+    from edgespec.registry.resolve import open_pair, source_facts
+    from edgespec.registry.schema import load_registry
+
+    hub, registry = Hub.from_environment(), load_registry()
+    chosen = choose_backend(OpenRequest(model, backend_named(backend)), registry, hub)
+    resolved = open_pair(model, chosen, registry, hub)
+    found = source_facts(resolved.target, hub)
+    context = ctx or min(found.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    cost = price(found, context)
+    facts: dict[str, Any] = {
+        "name": resolved.name,
+        "backend": chosen,
+        **(_of_folder(found) if isinstance(found, Folder) else _of_gguf(found)),
+        "draft": None if resolved.draft is None else str(resolved.draft),
+        "context": context,
+        "weights_bytes": cost.weights,
+        "kv_bytes": cost.kv,
+        "memory_bytes": cost.total,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    for key, value in facts.items():
+        if key.endswith("_bytes"):
+            shown = gib(value)
+        elif isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown = f"{value:,}"
+        elif value is None:
+            shown = "n-grams" if key == "draft" else "not stated"
+        else:
+            shown = str(value)
+        click.echo(f"{key.removesuffix('_bytes').replace('_', ' '):16} {shown}")
+
+
+def _of_gguf(header: Header) -> dict[str, Any]:
+    return {
+        "file": header.name,
+        "architecture": header.architecture,
+        "parameters": sum(_elements(tensor.shape) for tensor in header.tensors),
+        "layers": header.own("block_count"),
+        "embedding": header.own("embedding_length"),
+        "trained_context": header.trained_context,
+        "vocabulary": _length(header, "tokenizer.ggml.tokens"),
+        "tensor_types": _tensor_types(header),
+        "chat_template": "tokenizer.chat_template" in header.metadata,
+    }
+
+
+def _of_folder(folder: Folder) -> dict[str, Any]:
+    from edgespec.text.chat import template_from_folder
+
+    return {
+        "file": folder.name,
+        "architecture": folder.config["model_type"],
+        "layers": folder.integer("num_hidden_layers"),
+        "embedding": folder.integer("hidden_size"),
+        "trained_context": folder.trained_context,
+        "vocabulary": folder.integer("vocab_size"),
+        "quantization": folder.quantization,
+        "chat_template": template_from_folder(folder.path) is not None,
+    }
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    n = 1
+    for each in shape:
+        n *= each
+    return n
+
+
+def _length(header: Header, key: str) -> int:
+    value = header.metadata.get(key)
+    return len(value) if isinstance(value, list) else 0
+
+
+def _tensor_types(header: Header) -> str:
+    """Types by share of the weights' bytes, such as 'Q4_K 85%, Q6_K 14%'."""
+    sizes: dict[str, int] = {}
+    for tensor in header.tensors:
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    ranked = sorted(sizes.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{name} {size / header.weight_bytes:.0%}" for name, size in ranked if size * 100 > header.weight_bytes
+    )
