@@ -15,7 +15,7 @@ from edgespec.core.protocols import Ints, Logits
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import BackendError
 
-TokenKnown = Callable[[Any], None]
+TokenKnown = Callable[["MlxScores", Any], None]
 """Told the array [1] of the emitted token before the host has read it."""
 
 
@@ -28,18 +28,18 @@ class MlxScores:
         self._token_known = token_known
         self._rows: Logits | None = None
         self.waited_s = 0.0
+        self.first: int | None = None  # row 0's token, once the host has read it
 
     def argmax(self) -> Ints:
         best = mx.argmax(self._logits, axis=-1).astype(mx.int32)
         top = self._logits.max(axis=-1)
-        self._announce(best)
+        self._announce(best, top)
         self._wait(best, top)
         if not np.isfinite(np.array(top.astype(mx.float32))).all():
             raise BackendError(
                 "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
             )
-        found: Ints = np.array(best)
-        return found
+        return self._read(best)
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         if not can_draw(params):
@@ -47,10 +47,9 @@ class MlxScores:
         at = mx.array(np.asarray(uniforms, np.float32))
         tokens, sure = draw(self._logits.astype(mx.float32), params, at)
         tokens = mx.where(sure, tokens, -1)
-        self._announce(mx.maximum(tokens, 0))
+        self._announce(tokens)
         self._wait(tokens)
-        found: Ints = np.array(tokens)
-        return found
+        return self._read(tokens)
 
     def logits(self, row: int) -> Logits:
         if self._rows is None:
@@ -63,10 +62,18 @@ class MlxScores:
     def hidden(self) -> object:
         return None
 
-    def _announce(self, token: Any) -> None:
+    def _announce(self, token: Any, *more: Any) -> None:
+        """Hand the device what the host is about to read, before anything that it need not wait for."""
         known, self._token_known = self._token_known, None
         if known is not None:
-            known(token)
+            with computing():
+                mx.async_eval(token, *more)
+            known(self, mx.maximum(token, 0))
+
+    def _read(self, tokens: Any) -> Ints:
+        found: Ints = np.array(tokens)
+        self.first = int(found[0])
+        return found
 
     def _wait(self, *arrays: Any) -> None:
         started = perf_counter()

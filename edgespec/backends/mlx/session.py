@@ -31,9 +31,9 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A plain forward that was started on a token [1] before the host knew it."""
+    """A plain forward that was started on the first token of `scores` before the host had read it."""
 
-    token: Any
+    scores: MlxScores
     logits: Any
     before: _Mark
 
@@ -115,7 +115,7 @@ class MlxSession:
         self._check()
         known = self._run_ahead if run_ahead and position + 2 <= self._capabilities.context_size else None
         ahead = self._ahead
-        if ahead is not None and not n and int(ahead.token.item()) == root:
+        if ahead is not None and not n and ahead.scores.first == root:
             self._ahead = None
             self._pending = (root, draft, ahead.before)
             return MlxScores(ahead.logits, known)
@@ -256,10 +256,10 @@ class MlxSession:
             self._run_unscored(self._tokens[len(self._tokens) - self._lag :])
             self._lag = 0
 
-    def _run_ahead(self, token: Any) -> None:
-        """Start the next plain forward on the token [1] that the scores have just decided on."""
+    def _run_ahead(self, scores: MlxScores, token: Any) -> None:
+        """Start the next plain forward on the token [1] that `scores` have just decided on."""
         before = _Mark(len(self._tokens) + 1, self._forwards.caches.mark())  # the root is in the caches already
-        self._ahead = _Ahead(token, self._started(self._forwards.rows, token[None], undo=before), before)
+        self._ahead = _Ahead(scores, self._started(self._forwards.rows, token[None], undo=before), before)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
