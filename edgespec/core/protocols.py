@@ -154,11 +154,13 @@ class Session(Protocol):
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` (root to node) of the last forward; forget the rest."""
 
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
-        """Run `tokens`, then continue greedily: the `n` best tokens below `vocab_size`, each fed back but the last.
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
+        """Run `tokens`, then continue greedily: a chain of the `n` best tokens below `vocab_size`, all fed back but the
+        last. Row i of the scores is what token i was chosen from.
 
-        Row i of the scores is what token i was chosen from. The cache then holds `tokens`, made a checkpoint, and n - 1
-        drafted ones, for which the context must have room. len(tokens) - 1 <= draft_limit.
+        The cache then holds `tokens`, made a checkpoint, and n - 1 drafted ones, for which the context must have room.
+        len(tokens) - 1 <= draft_limit. A runtime with a device may return before it has finished; reading the tokens
+        waits for it.
         """
 
     def checkpoint(self) -> None:

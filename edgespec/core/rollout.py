@@ -31,7 +31,7 @@ class HostRows:
         return None
 
 
-def step_by_step(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+def step_by_step(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
     """`Session.rollout` by its other methods."""
     scores = session.forward(tokens[0], Draft.chain(tokens[1:]))
     rows = [scores.logits(len(tokens) - 1).copy()]
@@ -42,4 +42,4 @@ def step_by_step(session: Session, tokens: Sequence[int], n: int, vocab_size: in
         rows.append(session.forward(best[-1], NO_DRAFT).logits(0).copy())
         session.commit(())
         best.append(int(rows[-1][:vocab_size].argmax()))
-    return best, HostRows(rows)
+    return Draft.chain(best), HostRows(rows)

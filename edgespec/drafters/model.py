@@ -32,9 +32,11 @@ class GreedyChoice:
         `missing` is the part of `history` that the session has not cached; ids from `vocab_size` on are not drafted.
         """
         spine, scores = session.rollout(missing, depth, vocab_size)
+        if not spare:
+            return spine
         options: list[tuple[float, int, int]] = []
         path_probability = 1.0
-        for at in range(depth if spare else 0):
+        for at in range(depth):
             logits = scores.logits(at)[:vocab_size]
             top = top_k(logits, min(spare + 1, len(logits)))
             top = top[np.argsort(-logits[top], kind="stable")]  # by score, then by id
@@ -43,7 +45,7 @@ class GreedyChoice:
             options += [(-path_probability * p[i], at, int(top[i])) for i in range(1, len(top))]
             path_probability *= float(p[0])
         siblings = sorted(options)[:spare]
-        tokens = [*spine, *(token for _, _, token in siblings)]
+        tokens = [*spine.tokens.tolist(), *(token for _, _, token in siblings)]
         parents = [*range(-1, depth - 1), *(at - 1 for _, at, _ in siblings)]
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 

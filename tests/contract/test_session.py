@@ -227,7 +227,9 @@ def test_running_ahead_changes_nothing(runtime: Runtime, ahead: bool) -> None:
 def test_a_rollout_is_greedy_decoding(runtime: Runtime) -> None:
     session = runtime.prefilled(PROMPT)
     vocab_size = session.capabilities.vocab_size - 3
-    found, scores = session.rollout([7, 8, 9], 4, vocab_size)
+    drafted, scores = session.rollout([7, 8, 9], 4, vocab_size)
+    assert session.position == len(PROMPT) + 6
+    found = drafted.tokens.tolist()
     tokens = [*PROMPT, 7, 8, 9]
     for row, token in enumerate(found):
         z = runtime.logits_after(tokens)
@@ -238,7 +240,7 @@ def test_a_rollout_is_greedy_decoding(runtime: Runtime) -> None:
     assert session.position == len(tokens) - 1
     assert session.rewind(len(PROMPT) + 3) == len(PROMPT) + 3  # a rollout makes its start a checkpoint
     again, _ = session.rollout(found[:1], 3, vocab_size)
-    assert again == found[1:]
+    assert (len(again), again.tokens.tolist()) == (3, found[1:])
     held = session.rewind(len(PROMPT) + 3)
     after = [*tokens[:held], 1, 2]
     scores = session.forward(1, Draft.chain([2]))
@@ -255,7 +257,7 @@ def test_a_rollout_after_a_rejected_draft(runtime: Runtime) -> None:
     found, scores = session.rollout([5], 2, session.capabilities.vocab_size)
     tokens = [*PROMPT, 7, 8, 5]
     assert runtime.same(scores.logits(0), runtime.logits_after(tokens))
-    assert runtime.same(scores.logits(1), runtime.logits_after([*tokens, found[0]]))
+    assert runtime.same(scores.logits(1), runtime.logits_after([*tokens, int(found.tokens[0])]))
     assert session.position == len(tokens) + 1
     session.close()
 
@@ -276,3 +278,23 @@ def test_rejection_after_rejection(runtime: Runtime) -> None:
         session.commit(range(kept))
         assert session.position == len(tokens)
     session.close()
+
+
+def test_a_session_takes_the_draft_of_another(runtime: Runtime) -> None:
+    """As a draft model's tokens go to the target, whether or not anybody has read them."""
+    drafter, target = runtime.prefilled(PROMPT), runtime.prefilled(PROMPT)
+    held = list(PROMPT)
+    for kept in (3, 1, 2):
+        missing = [*held, 7][drafter.position :]
+        draft, _ = drafter.rollout(missing, 3, 60)
+        scores = target.forward(7, draft)
+        best = scores.argmax()
+        drafted = draft.tokens.tolist()
+        assert runtime.same(scores.logits(3), runtime.logits_after([*held, 7, *drafted]))
+        assert int(best[3]) == int(scores.logits(3).argmax())
+        target.commit(range(kept))
+        held += [7, *drafted[:kept]]
+        assert target.position == len(held)
+        drafter.rewind(len(held))
+    drafter.close()
+    target.close()

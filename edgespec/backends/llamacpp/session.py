@@ -160,7 +160,7 @@ class LlamaSession:
             del self._tokens[reached:]
             self._extend(replay)
 
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         return step_by_step(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:

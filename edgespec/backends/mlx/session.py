@@ -11,6 +11,7 @@ import mlx.core as mx
 from edgespec.backends.mlx.forms import Form, Forwards
 from edgespec.backends.mlx.library import computing
 from edgespec.backends.mlx.scores import MlxScores
+from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.prefix import shared_prefix
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores
 from edgespec.core.tree import check_draft, is_path
@@ -64,6 +65,7 @@ class MlxSession:
         self._pending: tuple[int, Draft, _Mark] | None = None
         self._ahead: _Ahead | None = None
         self._marks: dict[str, _Mark] = {}  # of the prompt, and of the last rollout
+        self._unread: UnreadChain | None = None  # of the last rollout; all but its last token follow `_tokens`
         self._closed = False
 
     @property
@@ -72,11 +74,11 @@ class MlxSession:
 
     @property
     def position(self) -> int:
-        return len(self._tokens)
+        return len(self._tokens) + (len(self._unread) - 1 if self._unread is not None else 0)
 
     @property
     def draft_limit(self) -> int:
-        return max(0, min(self._capabilities.context_size - len(self._tokens) - 1, self._most_draft))
+        return max(0, min(self._capabilities.context_size - self.position - 1, self._most_draft))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
         self._require_open()
@@ -110,7 +112,7 @@ class MlxSession:
         n, position = len(draft), len(self._tokens)
         if n > self.draft_limit or position >= self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
-        if n:
+        if n and not isinstance(draft, UnreadChain):
             check_draft(draft, self._capabilities.vocab_size)
         self._check()
         known = self._run_ahead if run_ahead and position + 2 <= self._capabilities.context_size else None
@@ -124,8 +126,8 @@ class MlxSession:
             self._settle()
         mark = self._mark()
         if draft.is_chain:
-            lag = self._tokens[position - self._lag :]
-            logits = self._started(self._forwards.chain, [*lag, root, *draft.tokens.tolist()], undo=mark)[self._lag :]
+            certain = [*self._tokens[position - self._lag :], root]
+            logits = self._started(self._forwards.rows, chain_rows(certain, draft), undo=mark)[self._lag :]
         elif self._form is None:
             raise ValueError("this model takes chains only")
         else:
@@ -155,7 +157,7 @@ class MlxSession:
             elif len(path) < len(draft):
                 caches.cut(end)
 
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before a rollout.", hint="Report this as a bug.")
@@ -174,10 +176,8 @@ class MlxSession:
         while len(best) < n:  # nothing waits for the device until all are under way
             rows.append(self._started(self._forwards.rows, best[-1][None], undo=start))
             best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
-        with computing():
-            found: list[int] = mx.concatenate(best).tolist()
-        self._tokens += found[:-1]
-        return found, MlxScores(mx.concatenate(rows))
+        self._unread = UnreadChain(mx.concatenate(best))
+        return self._unread, MlxScores(mx.concatenate(rows))
 
     def checkpoint(self) -> None:
         self._require_open()
@@ -273,8 +273,12 @@ class MlxSession:
             self._forwards.caches.restore(pending[2].saved)
 
     def _require_open(self) -> None:
+        """And catch up with what the device has drafted."""
         if self._closed:
             raise BackendError("the session is closed.", hint="Open another.")
+        if self._unread is not None:
+            self._tokens += self._unread.tokens[:-1].tolist()
+            self._unread = None
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
         if min(tokens) < 0 or max(tokens) >= self._capabilities.vocab_size:

@@ -121,7 +121,7 @@ class ToySession:
         self._drop_pending()
         self._advance([root, *draft.tokens[list(path)].tolist()])
 
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[list[int], Scores]:
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         return step_by_step(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
