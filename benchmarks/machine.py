@@ -16,8 +16,21 @@ def describe(*files: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
         "edgespec": importlib.metadata.version("edgespec"),
-        "files": {file.name: _sha256(file) for file in files},
+        "mlx_lm": _version("mlx-lm"),
+        "files": {str(file.relative_to(file.parent.parent)): _sha256(file) for file in files},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def weights_of(model: Path) -> Path:
+    """The file that holds a model's weights: the model itself, or the first shard of its folder."""
+    return min(model.glob("model*.safetensors")) if model.is_dir() else model
 
 
 def _processor() -> str:

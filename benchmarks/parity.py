@@ -1,6 +1,6 @@
 """Greedy output of every drafter against plain decoding on twenty prompts; tau and alpha by depth for each.
 
-    uv run python -m benchmarks.parity [--target T.gguf] [--draft D.gguf] [--tokens 96] [--threads 1] [--temperature 0]
+    uv run python -m benchmarks.parity [--backend mlx] [--target T] [--draft D] [--tokens 96] [--temperature 0]
 
 Every fork is reported with the gap between the two tokens' logits and the noise measured there. Speeds are medians over
 the prompts of the ratio to plain decoding of the same prompt in the same run; the machine's noise is in them. stdout
@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from benchmarks.cost_faithful import EMBEDDED
-from benchmarks.machine import describe
-from edgespec.backends import open_model
+from benchmarks.machine import describe, weights_of
+from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.sampling import SamplingParams
@@ -43,15 +43,18 @@ def generate(engine: Engine, speculation: Speculation, prompt: str, tokens: int,
 
 
 @click.command()
+@click.option("--backend", type=click.Choice(["llamacpp", "mlx"]), default="llamacpp", show_default=True)
 @click.option("--target", type=click.Path(exists=True, path_type=Path), default=EMBEDDED)
 @click.option("--draft", type=click.Path(exists=True, path_type=Path), default=EMBEDDED.with_name("draft.gguf"))
 @click.option("--tokens", default=96, show_default=True)
 @click.option("--threads", default=1, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True)
 @click.option("--exact", is_flag=True)
-def main(target: Path, draft: Path, tokens: int, threads: int, temperature: float, exact: bool) -> None:
+def main(
+    backend: BackendName, target: Path, draft: Path, tokens: int, threads: int, temperature: float, exact: bool
+) -> None:
     options = LoadOptions(threads=threads, context_size=1024, exact=exact)
-    models = [open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
+    models = [open_model(backend, p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
     engine = Engine(models[0], models[1], PLAIN)
     session = models[0].open_session(lambda: None)
     arms: dict[str, dict[str, object]] = {}
@@ -89,8 +92,15 @@ def main(target: Path, draft: Path, tokens: int, threads: int, temperature: floa
         click.echo(f"{name}: {arms[name]}", err=True)
     session.close()
     engine.close()
-    result = {"benchmark": "parity", "tokens": tokens, "threads": threads, "temperature": temperature, "exact": exact}
-    click.echo(json.dumps({**result, "arms": arms, **describe(target, draft)}))
+    result = {
+        "benchmark": "parity",
+        "backend": backend,
+        "tokens": tokens,
+        "threads": threads,
+        "temperature": temperature,
+        "exact": exact,
+    }
+    click.echo(json.dumps({**result, "arms": arms, **describe(*map(weights_of, (target, draft)))}))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,14 @@ print(json.dumps({"devices": [asdict(d) for d in lib.devices()],
                   "features": lib.api.llama_print_system_info().decode()}))
 """
 
+_MLX_PROBE = """
+import json
+from edgespec.backends.mlx.library import device
+found = device()
+print(json.dumps({"devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name": "MLX", "description": found.name,
+                               "free": found.working_set, "total": found.working_set}]}))
+"""
+
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
@@ -66,22 +74,10 @@ def _version(package: str) -> str | None:
 
 
 def _llamacpp() -> dict[str, Any]:
-    import subprocess
-
     version = _version("llama-cpp-python")
     if version is None:
         return {"state": "missing", "fix": "pip install llama-cpp-python"}
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"state": "broken", "version": version, "reason": f"no answer in {_PROBE_S} s", "fix": _REINSTALL}
-    if probe.returncode != 0:
-        lines = probe.stderr.strip().splitlines()
-        reason = lines[-1] if lines else f"it died with code {probe.returncode}"
-        return {"state": "broken", "version": version, "reason": reason, "fix": _REINSTALL}
-    return {"state": "works", "version": version, **json.loads(probe.stdout.splitlines()[-1])}
+    return {"version": version, **_tried(_PROBE, _REINSTALL)}
 
 
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
@@ -90,9 +86,32 @@ _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 def _mlx() -> dict[str, Any]:
     import platform
 
+    version = _version("mlx-lm")
+    if version is not None:
+        return {"version": version, **_tried(_MLX_PROBE, "pip install --upgrade mlx-lm")}
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return {"state": "unsupported", "version": _version("mlx-lm"), "reason": "this version has no MLX backend yet"}
+        return {"state": "missing", "fix": "pip install mlx-lm"}
     return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
+
+
+def _tried(program: str, fix: str) -> dict[str, Any]:
+    """What a runtime says of itself in a process of its own, which it may end."""
+    import subprocess
+
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=_PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"state": "broken", "reason": f"no answer in {_PROBE_S} s", "fix": fix}
+    if child.returncode != 0:
+        lines = child.stderr.strip().splitlines()
+        return {
+            "state": "broken",
+            "reason": lines[-1] if lines else f"it died with code {child.returncode}",
+            "fix": fix,
+        }
+    return {"state": "works", **json.loads(child.stdout.splitlines()[-1])}
 
 
 def _cache() -> dict[str, Any]:
@@ -115,11 +134,17 @@ def _cache() -> dict[str, Any]:
 
 def _problems(report: dict[str, Any]) -> list[dict[str, str]]:
     problems = []
+    for title, name in (("llama.cpp", "llamacpp"), ("MLX", "mlx")):
+        runtime = report["runtimes"][name]
+        if runtime["state"] in ("missing", "broken"):
+            told = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
+            problems.append({"problem": f"{title} {told}", "fix": runtime["fix"]})
     llama = report["runtimes"]["llamacpp"]
-    if llama["state"] != "works":
-        told = "is not installed" if llama["state"] == "missing" else f"does not work: {llama['reason']}"
-        problems.append({"problem": f"llama.cpp {told}", "fix": llama["fix"]})
-    elif not llama["gpu_offload"] and (shutil.which("nvidia-smi") or shutil.which("rocminfo")):
+    if (
+        llama["state"] == "works"
+        and not llama["gpu_offload"]
+        and (shutil.which("nvidia-smi") or shutil.which("rocminfo"))
+    ):
         flag = "-DGGML_CUDA=on" if shutil.which("nvidia-smi") else "-DGGML_HIP=on"
         problems.append(
             {

@@ -16,19 +16,20 @@ def test_doctor_finds_the_runtime_and_its_device(cli: Cli) -> None:
     assert report["runtimes"]["llamacpp"]["state"] == "works"
     assert any(device["kind"] == "cpu" for device in report["runtimes"]["llamacpp"]["devices"])
     assert report["machine"]["ram_bytes"] > 2**30
+    assert report["runtimes"]["mlx"]["state"] == "works"
     assert "edgespec chat" in cli("doctor").stdout
 
 
 def test_doctor_works_without_a_runtime(cli: Cli, tmp_path: Path) -> None:
-    """A path entry that hides llama-cpp-python, as on a machine where its wheel did not build."""
+    """A path entry that hides both runtimes, as on a machine where the wheel of llama-cpp-python did not build."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, importlib.metadata as m\n"
         "real = m.version\n"
         "def version(name):\n"
-        "    if name == 'llama-cpp-python': raise m.PackageNotFoundError(name)\n"
+        "    if name in ('llama-cpp-python', 'mlx-lm'): raise m.PackageNotFoundError(name)\n"
         "    return real(name)\n"
         "m.version = version\n"
-        "sys.modules['llama_cpp'] = None\n"
+        "sys.modules['llama_cpp'] = sys.modules['mlx'] = None\n"
     )
     done = cli("doctor", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
@@ -37,13 +38,18 @@ def test_doctor_works_without_a_runtime(cli: Cli, tmp_path: Path) -> None:
     refused = cli("run", "x", PYTHONPATH=str(tmp_path))
     assert refused.returncode == 7
     assert "pip install llama-cpp-python" in refused.stderr
+    refused = cli("run", "x", "--backend", "mlx", PYTHONPATH=str(tmp_path))
+    assert refused.returncode == 7
+    assert "mlx-lm" in refused.stderr
 
 
 def test_doctor_survives_a_runtime_that_dies(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "llama_cpp.py").write_text("import os\nos.abort()\n")
+    (tmp_path / "mlx.py").write_text("")
     done = cli("doctor", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "does not work" in done.stdout
+    assert "llama.cpp does not work" in done.stdout
+    assert "MLX does not work: edgespec.errors.BackendUnavailable" in done.stdout
     assert "--force-reinstall" in done.stdout
 
 

@@ -19,6 +19,7 @@ from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackEr
 
 PREFILL_CHUNK = 512
 MAX_ROWS = 64  # a root and 63 draft nodes
+_TIDY = 256  # tokens
 _MOST_LAG = 16  # tokens run again along with the next draft; more of them get a forward of their own
 
 
@@ -145,6 +146,8 @@ class MlxSession:
         end = start + 1 + len(path)
         self._tokens += [root, *draft.tokens[list(path)].tolist()]
         self._pending = None
+        if end // _TIDY > start // _TIDY:
+            mx.clear_cache()  # buffers that the caches have outgrown
         if not draft.is_chain and self._form == "branches":
             self._lag = end - start  # it ran on copies
         elif len(path) < len(draft) and not caches.can_cut:
