@@ -104,7 +104,7 @@ def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
 
         found = device()
         size = found.working_set
-        return (DeviceMemory(found.name, size, size, shares_ram=True),) if found.on_gpu and size else ()
+        return (DeviceMemory(found.name, size, size, shares_ram=True, holds_all=True),) if found.on_gpu and size else ()
     if backend == "toy":
         return ()
     from edgespec.backends.llamacpp.library import library

@@ -26,12 +26,16 @@ Facts = Header | Folder
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One accelerator, in bytes; `shares_ram` where it has no memory of its own (Apple silicon, integrated GPUs)."""
+    """One accelerator, in bytes; `shares_ram` where it has no memory of its own (Apple silicon, integrated GPUs).
+
+    `holds_all`: the runtime computes on it alone, so that everything has to fit into `total`.
+    """
 
     name: str
     free: int
     total: int
     shares_ram: bool = False
+    holds_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,9 @@ class Memory:
     @property
     def usable(self) -> int:
         """Bytes that weights and caches may take over RAM and devices together."""
-        return max(0, self.ram_available - RESERVE_BYTES) + self.own_device_bytes
+        ram = max(0, self.ram_available - RESERVE_BYTES)
+        limits = [device.total for device in self.devices if device.holds_all]
+        return min(ram, *limits) if limits else ram + self.own_device_bytes
 
 
 @dataclass(frozen=True, slots=True)

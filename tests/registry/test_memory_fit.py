@@ -115,3 +115,10 @@ def test_unknown_kv_types_and_contexts_are_refused() -> None:
 
 def test_this_machine_has_memory() -> None:
     assert host_memory().ram_available > 0
+
+
+def test_a_device_that_has_to_hold_everything() -> None:
+    """Apple silicon under MLX: the working set the system recommends, or less where less RAM is free."""
+    device = DeviceMemory("M", 8 * GIB, 8 * GIB, shares_ram=True, holds_all=True)
+    assert Memory(RESERVE_BYTES + 20 * GIB, (device,)).usable == 8 * GIB
+    assert Memory(RESERVE_BYTES + 3 * GIB, (device,)).usable == 3 * GIB
