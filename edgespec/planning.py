@@ -160,7 +160,7 @@ def _checked_draft(
 
 def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOptions:
     """Options with a definite context size."""
-    trained = facts.trained_context or DEFAULT_CONTEXT
+    trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
     size = options.context_size or min(trained, DEFAULT_CONTEXT)
     if size > trained:
         reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")

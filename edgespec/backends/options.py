@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequest
 
 DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for more
 
-Drafts = Literal["trees", "chains", "none"]
+Drafts = Literal["trees", "chains"]
 """What a model's sessions score in one forward; trees include chains."""
 KvType = Literal["f16", "q8_0", "q4_0"]
 

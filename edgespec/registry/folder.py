@@ -10,6 +10,8 @@ from typing import Any
 
 from edgespec.errors import CacheError, InvalidModelFile
 
+_STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "*.tiktoken")
 _PULL = "Pull it again, or name another folder."
 
 
@@ -37,9 +39,9 @@ class Folder:
     def quantization(self) -> str:
         """How the weights are stored, such as '4 bits in groups of 64'."""
         found = self.config.get("quantization")
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or "bits" not in found:
             return str(self.text_config.get("torch_dtype") or self.text_config.get("dtype") or "none")
-        mode = "" if found.get("mode", "affine") == "affine" else f" ({found['mode']})"
+        mode = "" if found.get("mode") in (None, "affine") else f" ({found['mode']})"
         return f"{found.get('bits')} bits in groups of {found.get('group_size')}{mode}"
 
     def integer(self, key: str) -> int | None:
@@ -60,8 +62,7 @@ class Folder:
         if not isinstance(kinds, list):
             return width * context * (layers // (self.integer("full_attention_interval") or 1))
         window = min(context, (self.integer("sliding_window") or context) + 256)
-        kept = {"full_attention": context, "sliding_attention": window, "chunked_attention": context}
-        return width * sum(kept.get(str(kind), 0) for kind in kinds)
+        return width * sum(window if kind == "sliding_attention" else context for kind in kinds if kind not in _STATES)
 
     @cached_property
     def vocabulary(self) -> dict[int, str] | None:
@@ -72,11 +73,13 @@ class Folder:
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, dict):
-            found = {i: token for token, i in entries.items()}
+            found = {i if isinstance(i, int) else -1: token for token, i in entries.items()}
         elif isinstance(entries, list):
             found = {i: entry[0] for i, entry in enumerate(entries) if isinstance(entry, list) and entry}
         else:
             raise InvalidModelFile(f"{self.path / 'tokenizer.json'} holds no vocabulary.", hint=_PULL)
+        if not all(i >= 0 and isinstance(token, str) for i, token in found.items()):
+            raise InvalidModelFile(f"{self.path / 'tokenizer.json'} has tokens without an id.", hint=_PULL)
         added = content.get("added_tokens")
         for each in added if isinstance(added, list) else ():
             if isinstance(each, dict) and isinstance(each.get("id"), int):
@@ -101,12 +104,14 @@ def read_folder(path: Path) -> Folder:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         mapped = _json(index).get("weight_map")
-        named = set(mapped.values()) if isinstance(mapped, dict) else set()
-        missing = sorted(str(each) for each in named - {file.name for file in weights})
+        named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
+        missing = sorted(named - {file.name for file in weights})
         if missing:
             raise InvalidModelFile(f"{path} lacks {missing[0]}, which its index names.", hint=_PULL)
     if not weights:
         raise InvalidModelFile(f"{path} holds no model*.safetensors.", hint=_PULL)
+    if not any(any(path.glob(name)) for name in _TOKENIZERS):
+        raise InvalidModelFile(f"{path} holds no tokenizer.", hint=_PULL)
     for file in weights:
         _check_safetensors(file)
     return read_config(path, path.name, sum(file.stat().st_size for file in weights))

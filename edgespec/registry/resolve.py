@@ -143,7 +143,9 @@ def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: 
     """
     reference = parse_reference(text) if text is not None else Alias(DEFAULT_ALIAS)
     if isinstance(reference, LocalPath):
-        return "mlx" if (reference.path / "config.json").is_file() else "llamacpp"
+        path = reference.path
+        is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+        return "mlx" if is_folder and (prefer_mlx or not any(path.glob("*.gguf"))) else "llamacpp"
     if isinstance(reference, HubRepo):
         return "mlx" if (hub.cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
     entry = _entry_for(reference, "llamacpp", registry)
@@ -177,11 +179,12 @@ def _local(path: Path, backend: BackendName) -> Source:
     if backend == "mlx":
         if not path.is_dir():
             told = "is a file" if path.exists() else "does not exist"
-            raise UnknownModel(f"{path} {told}; MLX opens a folder.", hint="name the folder with config.json")
-        if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
-            raise InvalidModelFile(
-                f"{path} is not an MLX model: config.json or .safetensors is missing.", hint="name another folder"
+            raise UnknownModel(
+                f"{path} {told}; MLX opens a folder.",
+                hint="name the folder with config.json; target and draft run on one runtime",
             )
+        if not (path / "config.json").is_file():
+            raise InvalidModelFile(f"{path} is not an MLX model: it has no config.json.", hint="name another folder")
         return LocalMlx(path)
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))

@@ -66,6 +66,17 @@ def test_borders_are_left_to_the_host() -> None:
         MlxScores(mx.full((1, 4), float("nan"))).argmax()
 
 
+def test_weights_that_are_equal_although_their_logits_are_not() -> None:
+    """The host orders a nucleus by weight, then by id; the device must not decide by a logit a rounding above."""
+    z = np.full((1, 8), -9, np.float32)
+    z[0, [6, 2, 5, 1]] = 0.5, 0.0, 1e-9, -1.0
+    params = SamplingParams(top_k=4, top_p=0.5)
+    for i in range(100):
+        u = uniform(7, i)
+        (token,) = MlxScores(mx.array(z)).draw(params, [u]).tolist()
+        assert token in (-1, on_host(z[0], params, u))
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -80,6 +91,8 @@ def test_what_only_the_host_can_draw(params: SamplingParams) -> None:
 
 
 def test_penalties_and_bias_never_reach_the_device() -> None:
+    for params in (SamplingParams(presence_penalty=1), SamplingParams(logit_bias=((3, 1.0),))):
+        assert MlxScores(mx.zeros((1, 8))).draw(params, [0.3]) is None
     assert Sampler(SamplingParams(presence_penalty=1), 8).row_params is None
     assert Sampler(SamplingParams(logit_bias=((3, 1.0),)), 8).row_params is None
     assert Sampler(SamplingParams(top_k=3), 8).row_params is not None

@@ -25,7 +25,6 @@ BRANCHES = {
 }
 NODES = {"gpt2"}
 CHAINS = {"llama4"}
-PLAIN = {"talkie"}
 REFUSED = {"bitnet": "No Metal back-end", "deepseek_v41": "LayerCache cannot be rolled back"}
 # Configurations of a form that the table of small values does not cover, or (phi3small) token ids fixed in the code.
 UNMADE = {"phi3small", "kimi_k3", "minimax_m3_vl", "muse_spark", "prism_hadamard_qwen35", "qwen3_5_moe", "spark2_5"}
@@ -33,7 +32,7 @@ NAMES = class_names()
 
 
 def test_the_lists_name_classes_that_exist() -> None:
-    assert {*BRANCHES, *NODES, *CHAINS, *PLAIN, *REFUSED, *UNMADE} <= set(NAMES)
+    assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMADE])
@@ -49,10 +48,12 @@ def test_class(name: str) -> None:
             probe(open_forwards, VOCABULARY)
         return
     found = probe(open_forwards, VOCABULARY)
-    form = "branches" if name in BRANCHES else "nodes" if name in NODES else None if name in CHAINS | PLAIN else "row"
-    assert (found.chains, found.form) == (name not in PLAIN, form), found.refusal
-    if found.chains:
-        check_rollback(open_forwards, found)
+    form = "branches" if name in BRANCHES else "nodes" if name in NODES else None if name in CHAINS else "row"
+    assert found.form == form, found.refusal
+    early, late = ([first, *range(20, 24)] for first in (3, 4))
+    a, b = (np.array(open_forwards().chain(tokens)[-1]) for tokens in (early, late))
+    assert np.abs(a - b).max() > 1e-4 * a.std() > 0, "a model that looks at the last token alone proves nothing"
+    check_rollback(open_forwards, found)
 
 
 def check_rollback(open_forwards: Callable[[], Forwards], found: Findings) -> None:
@@ -60,7 +61,7 @@ def check_rollback(open_forwards: Callable[[], Forwards], found: Findings) -> No
     capabilities = Capabilities(VOCABULARY, 256, found.form is not None, frozenset())
 
     def fresh() -> MlxSession:
-        return MlxSession(open_forwards, found.form, capabilities, lambda: None, 63)
+        return MlxSession(open_forwards, found.form, capabilities, lambda: None)
 
     session = fresh()
     tokens = (np.arange(30) * 37 % VOCABULARY).tolist()  # more than the window of 24 that some have
@@ -75,6 +76,6 @@ def check_rollback(open_forwards: Callable[[], Forwards], found: Findings) -> No
         tokens += [6, *draft.tokens[list(path)].tolist()]
         scores = session.forward(8, Draft.chain([2]))
         z = prefill(fresh(), [*tokens, 8, 2])
-        assert np.abs(scores.logits(1) - z).max() < 0.02 * z.std() + 1e-4
+        assert np.abs(scores.logits(1) - z).max() < 1e-3 * z.std()
         session.commit(())
         tokens.append(8)

@@ -298,3 +298,13 @@ def test_a_session_takes_the_draft_of_another(runtime: Runtime) -> None:
         drafter.rewind(len(held))
     drafter.close()
     target.close()
+
+
+def test_a_hint_to_run_ahead_beside_a_draft_is_only_a_hint(runtime: Runtime) -> None:
+    session = runtime.prefilled(PROMPT)
+    scores = session.forward(9, Draft.chain([1, 2, 3]), run_ahead=True)
+    token = int(scores.argmax()[0])
+    session.commit(())
+    assert runtime.same(session.forward(token, NO_DRAFT).logits(0), runtime.logits_after([*PROMPT, 9, token]))
+    session.close()
+    session.close()  # closing twice is closing once

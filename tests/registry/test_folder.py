@@ -40,6 +40,7 @@ def folder(**changes: Any) -> Folder:
             {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "sliding_window": 1024},
             2 * 8 * 128 * (5 * (1024 + 256) + 8192),
         ),
+        ({"layer_types": ["mamba", "attention", "conv", "something_new"]}, 2 * 2 * 8 * 128 * 8192),
         ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 2 * 8 * 128 * 8192),
         ({"layer_types": ["sliding_attention"], "sliding_window": 32768}, 2 * 8 * 128 * 8192),
     ],
@@ -66,6 +67,7 @@ def test_a_context_that_is_no_number_is_not_stated(value: Any) -> None:
     ("quantization", "told"),
     [
         (None, "none"),
+        ({"mode": None}, "none"),
         ({"bits": 4, "group_size": 64}, "4 bits in groups of 64"),
         ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, "4 bits in groups of 32 (mxfp4)"),
     ],
@@ -94,7 +96,18 @@ def test_vocabularies_of_both_kinds(tmp_path: Path) -> None:
     assert vocabulary_difference(bpe, read_config(tmp_path / "other", "other", 1)) is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": 3}', '{"model": {"vocab": 3}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"model": 3}',
+        '{"model": {"vocab": 3}}',
+        '{"model": {"vocab": {"a": [1]}}}',
+        '{"model": {"vocab": [[3, 1.0]]}}',
+    ],
+)
 def test_damaged_vocabularies(tmp_path: Path, content: str) -> None:
     with pytest.raises(InvalidModelFile, match=r"tokenizer\.json"):
         _ = with_vocabulary(tmp_path / "m", content).vocabulary

@@ -16,6 +16,7 @@ from edgespec.registry.resolve import (
     LocalGguf,
     LocalMlx,
     PackagedGguf,
+    best_backend,
     open_pair,
     open_source,
     source_facts,
@@ -107,11 +108,31 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
         open_pair(str(folder / "three.gguf"), "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="is a file; MLX opens a folder"):
         open_pair(str(path), "mlx", registry, hub)
-    with pytest.raises(InvalidModelFile, match="is not an MLX model"):
+    with pytest.raises(InvalidModelFile, match="is not an MLX model: it has no config"):
         open_pair(str(folder), "mlx", registry, hub)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
     assert open_pair(str(folder), "mlx", registry, hub).target == LocalMlx(folder)
+
+
+def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Path, registry: Registry) -> None:
+    def best(text: str | None, prefer_mlx: bool = False) -> str:
+        return best_backend(text, registry, hub, prefer_mlx=prefer_mlx)
+
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write_gguf(folder / "one.gguf")
+    (folder / "config.json").write_text("{}")
+    assert best(str(folder), prefer_mlx=True) == "llamacpp", "a GGUF repository may hold a config too"
+    (folder / "model.safetensors").write_bytes(b"")
+    assert (best(str(folder)), best(str(folder), prefer_mlx=True)) == ("llamacpp", "mlx")
+    (folder / "one.gguf").unlink()
+    assert best(str(folder)) == "mlx"
+    assert best(str(mlx(root))) == "mlx"
+    serve(root)
+    assert best(REPO, prefer_mlx=True) == best(f"{REPO}:Q4_K_M", prefer_mlx=True) == "llamacpp"
+    assert (best(None), best(None, prefer_mlx=True)) == ("llamacpp", "mlx")
+    assert (best("pair", prefer_mlx=True), best("only-mlx")) == ("llamacpp", "mlx")
 
 
 def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, registry: Registry) -> None:

@@ -114,7 +114,7 @@ class Caches:
         return [leaf.state for leaf in self._leaves]
 
     @property
-    def states(self) -> list[Any]:
+    def recurrent(self) -> list[Any]:
         """The recurrent arrays, which a forward's scores do not wait for."""
         return [leaf.state for leaf in self._leaves if isinstance(leaf, States)]
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from edgespec.errors import BackendError, BackendUnavailable
+from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError
 
 _ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
@@ -70,7 +70,9 @@ def computing() -> Iterator[None]:
     """Around whatever makes MLX compute: its errors become BackendError."""
     try:
         yield
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except (EdgespecError, Cancelled):
+        raise
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if "memory" in reason.lower() or "malloc" in reason.lower():
             raise BackendError(f"MLX is out of memory: {reason}.", hint="Use a smaller --ctx or model.") from error

@@ -18,7 +18,7 @@ from edgespec.backends.mlx.layout import Layout
 from edgespec.backends.mlx.library import computing, device, mlx_version
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
-from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
+from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.vocabulary import HfTokenizer
 from edgespec.backends.options import DEFAULT_CONTEXT, Drafts, LoadOptions
 from edgespec.core.protocols import Capabilities, CheckCancelled
@@ -44,8 +44,14 @@ class MlxModel:
         self.context_size = context_size
         self._model = model
         self._packing = packing
-        with computing():
+        try:
             self._findings = probe(self._open_forwards, tokenizer.vocab_size)
+        except BackendError as error:
+            if packing is None:
+                raise
+            raise BackendError(
+                error.message, hint="Drop --kv-type: not every model's cache can be quantized."
+            ) from error
 
     @property
     def description(self) -> str:
@@ -56,8 +62,6 @@ class MlxModel:
 
     @property
     def drafts(self) -> Drafts:
-        if not self._findings.chains:
-            return "none"
         return "chains" if self._findings.form is None else "trees"
 
     @property
@@ -68,8 +72,7 @@ class MlxModel:
         """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
         form = self._findings.form
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
-        most_draft = MAX_ROWS - 1 if self._findings.chains else 0
-        return MlxSession(self._open_forwards, form, capabilities, check, most_draft)
+        return MlxSession(self._open_forwards, form, capabilities, check)
 
     def close(self) -> None:
         self._model = None
@@ -115,12 +118,12 @@ def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     try:
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-        vocab_size = _logits_width(model)
+        tokenizer = HfTokenizer(wrapper, _logits_width(model))
     except (EdgespecError, Cancelled):
         raise
     except (Exception, SystemExit) as error:  # one of mlx-lm's classes ends the process where a package is missing
         raise _refused(path, error) from error
-    return model, HfTokenizer(wrapper, vocab_size), template_from_folder(path), folder.trained_context
+    return model, tokenizer, template_from_folder(path), folder.trained_context
 
 
 def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:

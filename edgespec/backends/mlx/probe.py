@@ -21,9 +21,8 @@ _ROOT, _PROMPT = 6, 6
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`form` is None where a model takes chains only, for the reason in `refusal`; without `chains` it takes none."""
+    """The form of trees that a model takes; None where it takes chains only, for the reason in `refusal`."""
 
-    chains: bool
     form: Form | None
     refusal: str | None
 
@@ -32,7 +31,7 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
     """Compare a few forwards of several rows with the same tokens one at a time.
 
     Differences up to four times what a chain shows by rounding are rounding. Raises BackendError if the model cannot
-    decode at all.
+    decode, or if its scores of several tokens are not those of one at a time, which its prompts need too.
     """
     ids = ((np.arange(_PROMPT + 1 + len(_TREE)) * 7919 + 11) % vocab_size).astype(np.int32)
     prompt, root, draft = ids[:_PROMPT].tolist(), int(ids[_ROOT]), Draft(ids[_ROOT + 1 :], _TREE)
@@ -42,11 +41,11 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
         forwards = open_forwards()
         _host(forwards.chain(prompt))
         noise = float(np.abs(_host(forwards.chain(some)) - expected).max())
-    except Exception as error:  # noqa: BLE001 - whatever a model of mlx-lm raises, it cannot do this
-        return Findings(False, None, f"it fails on several tokens at once ({_told(error)})")
+    except Exception as error:
+        raise _unusable(f"it fails on several tokens at once ({_told(error)})") from error
     spread = float(expected.std())
     if not noise < 0.25 * spread:
-        return Findings(False, None, "its scores of several tokens at once are not those of one at a time")
+        raise _unusable("its scores of several tokens at once are not those of one at a time")
     limit = max(4 * noise, 0.02 * spread)
     wanted = _by_chains(open_forwards, [*prompt, root], draft)
     refusals = []
@@ -57,8 +56,8 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
         elif not np.abs(found - wanted).max() <= limit:
             refusals.append(f"{form}: other scores than chains give")
         else:
-            return Findings(True, form, None)
-    return Findings(True, None, "; ".join(refusals) or "its caches cannot hold branches")
+            return Findings(form, None)
+    return Findings(None, "; ".join(refusals) or "its caches cannot hold branches")
 
 
 def _one_by_one(forwards: Forwards, prompt: Sequence[int], tokens: Sequence[int]) -> Logits:
@@ -69,7 +68,7 @@ def _one_by_one(forwards: Forwards, prompt: Sequence[int], tokens: Sequence[int]
     except EdgespecError:
         raise
     except Exception as error:
-        raise BackendError(f"MLX cannot run this model: {_told(error)}.", hint="Use --backend llamacpp.") from error
+        raise _unusable(_told(error)) from error
     if np.isnan(rows).any():
         raise BackendError("the model's scores are no numbers.", hint="Its weights are damaged: pull it again.")
     return rows
@@ -100,6 +99,10 @@ def _tried(forwards: Forwards, form: Form, prompt: Sequence[int], root: int, dra
         return _told(error)
 
 
+def _unusable(reason: str) -> BackendError:
+    return BackendError(f"MLX cannot run this model: {reason}.", hint="Use --backend llamacpp.")
+
+
 def _host(logits: Any) -> Logits:
     rows: Logits = np.array(logits.astype(mx.float32))
     return rows
@@ -107,4 +110,4 @@ def _host(logits: Any) -> Logits:
 
 def _told(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return text.rstrip(".") if len(text) <= 120 else f"{text[:119]}\N{HORIZONTAL ELLIPSIS}"

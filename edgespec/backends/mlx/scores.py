@@ -28,18 +28,18 @@ class MlxScores:
         self._token_known = token_known
         self._rows: Logits | None = None
         self.waited_s = 0.0
-        self.first: int | None = None  # row 0's token, once the host has read it
+        self.first: int | None = None  # the token that `token_known` was told, once the host has read it
 
     def argmax(self) -> Ints:
         best = mx.argmax(self._logits, axis=-1).astype(mx.int32)
         top = self._logits.max(axis=-1)
-        self._announce(best, top)
+        announced = self._announce(best, top)
         self._wait(best, top)
         if not np.isfinite(np.array(top.astype(mx.float32))).all():
             raise BackendError(
                 "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
             )
-        return self._read(best)
+        return self._read(best, announced)
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         if not can_draw(params):
@@ -47,9 +47,9 @@ class MlxScores:
         at = mx.array(np.asarray(uniforms, np.float32))
         tokens, sure = draw(self._logits.astype(mx.float32), params, at)
         tokens = mx.where(sure, tokens, -1)
-        self._announce(tokens)
+        announced = self._announce(tokens)
         self._wait(tokens)
-        return self._read(tokens)
+        return self._read(tokens, announced)
 
     def logits(self, row: int) -> Logits:
         if self._rows is None:
@@ -62,17 +62,20 @@ class MlxScores:
     def hidden(self) -> object:
         return None
 
-    def _announce(self, token: Any, *more: Any) -> None:
-        """Hand the device what the host is about to read, before anything that it need not wait for."""
+    def _announce(self, tokens: Any, *more: Any) -> bool:
+        """Hand the device what the host is about to read, before anything that it need not wait for; only once."""
         known, self._token_known = self._token_known, None
-        if known is not None:
-            with computing():
-                mx.async_eval(token, *more)
-            known(self, mx.maximum(token, 0))
+        if known is None:
+            return False
+        with computing():
+            mx.async_eval(tokens, *more)
+        known(self, mx.maximum(tokens, 0))
+        return True
 
-    def _read(self, tokens: Any) -> Ints:
+    def _read(self, tokens: Any, announced: bool) -> Ints:
         found: Ints = np.array(tokens)
-        self.first = int(found[0])
+        if announced:
+            self.first = int(found[0])  # -1 where the host decides, which is no token
         return found
 
     def _wait(self, *arrays: Any) -> None:

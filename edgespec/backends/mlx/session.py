@@ -32,6 +32,15 @@ class _Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pending:
+    """A forward that has not been committed."""
+
+    root: int
+    draft: Draft
+    before: _Mark
+
+
+@dataclass(frozen=True, slots=True)
 class _Ahead:
     """A plain forward that was started on the first token of `scores` before the host had read it."""
 
@@ -53,17 +62,15 @@ class MlxSession:
         form: Form | None,
         capabilities: Capabilities,
         check: CheckCancelled,
-        most_draft: int,
     ) -> None:
         self._open_forwards = open_forwards
         self._forwards = open_forwards()
         self._form = form
         self._capabilities = capabilities
         self._check = check
-        self._most_draft = most_draft
         self._tokens: list[int] = []  # what the sequence holds
         self._lag = 0  # how many of them, at the end, the caches do not hold
-        self._pending: tuple[int, Draft, _Mark] | None = None
+        self._pending: _Pending | None = None
         self._ahead: _Ahead | None = None
         self._marks: dict[str, _Mark] = {}  # of the prompt, and of the last rollout
         self._unread: UnreadChain | None = None  # of the last rollout; all but its last token follow `_tokens`
@@ -79,7 +86,7 @@ class MlxSession:
 
     @property
     def draft_limit(self) -> int:
-        return max(0, min(self._capabilities.context_size - self.position - 1, self._most_draft))
+        return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
         self._require_open()
@@ -116,11 +123,12 @@ class MlxSession:
         if n and not isinstance(draft, UnreadChain):
             check_draft(draft, self._capabilities.vocab_size)
         self._check()
-        known = self._run_ahead if run_ahead and position + 2 <= self._capabilities.context_size else None
+        ahead_fits = run_ahead and not n and position + 2 <= self._capabilities.context_size
+        known = self._run_ahead if ahead_fits else None
         ahead = self._ahead
         if ahead is not None and not n and ahead.scores.first == root:
             self._ahead = None
-            self._pending = (root, draft, ahead.before)
+            self._pending = _Pending(root, draft, ahead.before)
             return MlxScores(ahead.logits, known)
         self._drop_ahead()
         if not draft.is_chain or self._lag > _MOST_LAG:
@@ -133,13 +141,13 @@ class MlxSession:
             raise ValueError("this model takes chains only")
         else:
             logits = self._started(self._forwards.tree, self._form, position, root, draft, undo=mark)
-        self._pending = (root, draft, mark)
+        self._pending = _Pending(root, draft, mark)
         return MlxScores(logits, known)
 
     def commit(self, path: Sequence[int]) -> None:
         if self._pending is None:
             raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
-        root, draft, mark = self._pending
+        root, draft, mark = self._pending.root, self._pending.draft, self._pending.before
         if not is_path(draft, tuple(path)):
             raise ValueError(f"{tuple(path)} is not a path of the draft")
         caches, start = self._forwards.caches, len(self._tokens)
@@ -184,6 +192,8 @@ class MlxSession:
 
     def checkpoint(self) -> None:
         self._require_open()
+        if self._pending is not None:
+            raise RollbackError("a forward was not committed before a checkpoint.", hint="Report this as a bug.")
         self._drop_ahead()
         self._settle()
         self._marks["prompt"] = _Mark(len(self._tokens), self._forwards.caches.mark(deep=True))
@@ -207,11 +217,12 @@ class MlxSession:
         return reached
 
     def close(self) -> None:
-        self._closed = True
-        self._pending = self._ahead = None
-        self._marks = {}
-        del self._forwards
-        mx.clear_cache()
+        if not self._closed:
+            self._closed = True
+            self._pending = self._ahead = self._unread = None
+            self._marks = {}
+            del self._forwards
+            mx.clear_cache()
 
     def _restored(self, position: int) -> int:
         """Go back to the latest mark at or before `position`, else to nothing; returns how many tokens are left."""
@@ -234,7 +245,7 @@ class MlxSession:
         try:
             with computing():
                 logits = run(*given)
-                mx.async_eval(logits, self._forwards.caches.states)
+                mx.async_eval(logits, self._forwards.caches.recurrent)
         except (BackendError, Cancelled):
             if undo is not None:
                 self._forwards.caches.restore(undo.saved)
@@ -273,7 +284,7 @@ class MlxSession:
         pending, self._pending = self._pending, None
         if pending is not None:
             self._ahead = None  # it went further than what is undone here
-            self._forwards.caches.restore(pending[2].saved)
+            self._forwards.caches.restore(pending.before.saved)
 
     def _require_open(self) -> None:
         """And catch up with what the device has drafted."""

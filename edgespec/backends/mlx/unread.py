@@ -16,6 +16,8 @@ from edgespec.core.protocols import Draft, Ints
 class UnreadChain(Draft):
     """A chain of best tokens, an array [n] that may still be computed. Reading `tokens` waits for it."""
 
+    array: Any
+
     def __init__(self, array: Any) -> None:
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "parents", np.arange(-1, array.size - 1, dtype=np.int32))
@@ -23,9 +25,8 @@ class UnreadChain(Draft):
 
     @cached_property
     def tokens(self) -> Ints:
-        array = self.__dict__["array"]
         with computing():
-            found: Ints = np.array(array.astype(mx.int32))
+            found: Ints = np.array(self.array.astype(mx.int32))
         return found
 
     def __len__(self) -> int:
@@ -37,4 +38,4 @@ def chain_rows(certain: Sequence[int], draft: Draft) -> Any:
     rows = mx.array(list(certain), mx.int32)
     if not isinstance(draft, UnreadChain):
         return mx.concatenate([rows, mx.array(draft.tokens)])[None]
-    return mx.concatenate([rows, draft.__dict__["array"].astype(mx.int32)])[None]
+    return mx.concatenate([rows, draft.array.astype(mx.int32)])[None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Ends of a turn that model folders do not always list beside the end of the text.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>")
 
@@ -28,11 +30,15 @@ class HfTokenizer:
     def end_of_generation(self) -> frozenset[int]:
         ends = {token for token in self._wrapper.eos_token_ids if 0 <= token < self.vocab_size}
         named = self._wrapper.get_added_vocab()
-        return frozenset(ends | {named[name] for name in _TURN_ENDS if name in named})
+        return frozenset(
+            ends | {named[name] for name in _TURN_ENDS if named.get(name, self.vocab_size) < self.vocab_size}
+        )
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")  # half surrogates have no bytes
         found: list[int] = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=not parse_special)
+        if max(found, default=0) >= self.vocab_size:  # a token added to the tokenizer that the model knows nothing of
+            found = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
         return found
 
     def piece(self, token: int) -> bytes:
@@ -93,6 +99,6 @@ def _decoder_kinds(decoder: Any) -> set[str]:
 
 
 def _sentencepiece_bytes(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
+    if byte := _BYTE.fullmatch(text):
+        return bytes([int(byte[1], 16)])
     return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
