@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
-from edgespec.backends.mlx import forms
+from edgespec.backends.mlx import forms, library
 from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.keyvalues import SLACK
@@ -23,7 +24,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.chance import uniform
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.sampling import SamplingParams
-from edgespec.errors import BackendError, InvalidRequest
+from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 from tests.models import TARGET, trained
@@ -216,3 +217,27 @@ def test_importing_mlx_leaves_the_process_as_it_was() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == done.stderr == ""
+
+
+def test_where_mlx_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(BackendUnavailable, match="does not run on Windows") as caught:
+        library.load_mlx.__wrapped__()
+    assert caught.value.hint == "Use --backend llamacpp."
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    with pytest.raises(BackendUnavailable, match="cannot be imported") as caught:
+        library.load_mlx.__wrapped__()
+    assert "pip install mlx-lm" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "preferred"),
+    [("darwin", "arm64", True), ("darwin", "x86_64", False), ("linux", "aarch64", False), ("win32", "AMD64", False)],
+)
+def test_mlx_is_preferred_on_apple_silicon(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, preferred: bool
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert prefers_mlx() is preferred
