@@ -85,8 +85,9 @@ def test_prefill_of_many_chunks(windowed: MlxModel) -> None:
     tokens = np.random.default_rng(2).integers(0, 500, 700).tolist()
     in_chunks = prefill(windowed.open_session(), tokens)
     session = windowed.open_session()
-    prefill(session, tokens[:1])
-    for token in tokens[1:-1]:
+    for end in range(50, 700, 50):  # as many turns, each of which continues the last
+        prefill(session, tokens[:end])
+    for token in tokens[650:-1]:
         session.forward(token, NO_DRAFT)
         session.commit(())
     assert np.abs(session.forward(tokens[-1], NO_DRAFT).logits(0) - in_chunks).max() < 2e-3

@@ -15,7 +15,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from tests.mlx_models import CONFIGS, make_folder
-from tests.models import MAKERS, TARGET
+from tests.models import DRAFT, MAKERS, TARGET
 
 CONTEXT = 256
 
@@ -87,7 +87,7 @@ MLX = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(CONFIGS, 2e-3)
 
 def mlx_model(name: str, folder: Path) -> MlxModel:
     if name == "packaged":
-        return load_mlx(TARGET, LoadOptions(context_size=CONTEXT))
+        return load_mlx(DRAFT, LoadOptions(context_size=CONTEXT))  # the smaller one: the CPU build is slow
     config = CONFIGS["dense" if name == "quantized-cache" else name]
     options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
     return load_mlx(make_folder(folder / name, config), options)
