@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from benchmarks.cost_faithful import EMBEDDED
-from benchmarks.machine import describe, weights_of
+from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.law import compare
@@ -53,7 +53,7 @@ def main(samples: int, backend: BackendName, target: Path, draft: Path) -> None:
                 "backend": backend,
                 "critical_1e-3": 54.05,
                 "arms": arms,
-                **describe(*map(weights_of, (target, draft))),
+                **describe(target, draft),
             }
         )
     )

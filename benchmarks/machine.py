@@ -8,8 +8,8 @@ import platform
 from pathlib import Path
 
 
-def describe(*files: Path) -> dict[str, object]:
-    """Processor, system, versions, and the first digits of each file's SHA-256."""
+def describe(*models: Path) -> dict[str, object]:
+    """Processor, system, versions, and the first digits of the SHA-256 of each model's weights."""
     return {
         "processor": _processor(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -17,7 +17,7 @@ def describe(*files: Path) -> dict[str, object]:
         "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
         "edgespec": importlib.metadata.version("edgespec"),
         "mlx_lm": _version("mlx-lm"),
-        "files": {str(file.relative_to(file.parent.parent)): _sha256(file) for file in files},
+        "files": {str(file.relative_to(file.parent.parent)): _sha256(file) for file in map(_weights_of, models)},
     }
 
 
@@ -28,7 +28,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def weights_of(model: Path) -> Path:
+def _weights_of(model: Path) -> Path:
     """The file that holds a model's weights: the model itself, or the first shard of its folder."""
     return min(model.glob("model*.safetensors")) if model.is_dir() else model
 

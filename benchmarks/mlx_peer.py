@@ -146,7 +146,7 @@ def measure(target: Path, draft: Path, tokens: int, gamma: int, n_prompts: int, 
         "equal_to_mlx_lm_plain": {name: f"{n_prompts - len(found)}/{n_prompts}" for name, found in forks.items()},
         "forks": forks,
         "tokens_per_round_at_temperature_1": {name: round(a / b, 3) for name, (a, b) in per_round.items()},
-        **describe(target / "model.safetensors", draft / "model.safetensors"),
+        **describe(target, draft),
     }
 
 

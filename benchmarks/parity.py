@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from benchmarks.cost_faithful import EMBEDDED
-from benchmarks.machine import describe, weights_of
+from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
@@ -100,7 +100,7 @@ def main(
         "temperature": temperature,
         "exact": exact,
     }
-    click.echo(json.dumps({**result, "arms": arms, **describe(*map(weights_of, (target, draft)))}))
+    click.echo(json.dumps({**result, "arms": arms, **describe(target, draft)}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ class EdgespecError(Exception):
         self.hint = hint
 
 
+def reason_of(error: BaseException) -> str:
+    """What a foreign error says, on one line and without its full stop."""
+    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+
+
 class InvalidRequest(EdgespecError):
     """A value, prompt or combination of options that cannot be served."""
 

@@ -91,7 +91,7 @@ def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) 
 
 def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
     """What the user asked for that this target or runtime does not do."""
-    if target.drafts == "chains" and speculation.nodes > speculation.gamma:
+    if target.limitation is not None and speculation.nodes > speculation.gamma:
         yield f"This model takes chains, not trees, since {target.limitation}."
     given = planned.options
     idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}

@@ -161,7 +161,7 @@ def _checked_draft(
 def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOptions:
     """Options with a definite context size."""
     trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
-    size = options.context_size or min(trained, DEFAULT_CONTEXT)
+    size = options.context_for(trained)
     if size > trained:
         reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
     return replace(options, context_size=size)

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.models import _vocabulary_fields
+from tests.models import vocabulary_fields
 
 DENSE = {
     "model_type": "llama",
@@ -103,7 +103,7 @@ def make_model(config: dict[str, Any], seed: int = 0) -> Any:
 def make_folder(path: Path, config: dict[str, Any], *, bits: int | None = None, seed: int = 0) -> Path:
     """A model folder of the packaged vocabulary; with `bits`, quantized to so many in groups of 32."""
     path.mkdir(parents=True, exist_ok=True)
-    config = {**config, "vocab_size": len(_vocabulary_fields()["tokens"]), "eos_token_id": 0, "bos_token_id": 0}
+    config = {**config, "vocab_size": len(vocabulary_fields()["tokens"]), "eos_token_id": 0, "bos_token_id": 0}
     model = make_model(config, seed)
     if bits is not None:
         nn.quantize(model, group_size=32, bits=bits)
@@ -131,7 +131,7 @@ def quantized_copy(source: Path, path: Path, bits: int) -> Path:
 
 @cache
 def _tokenizer_files() -> dict[str, str]:
-    fields = _vocabulary_fields()
+    fields = vocabulary_fields()
     vocabulary = {token: i for i, token in enumerate(fields["tokens"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in fields["merges"]]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -65,7 +65,7 @@ class Maker:
 
 
 def _copy_vocabulary(writer: gguf.GGUFWriter) -> int:
-    fields = _vocabulary_fields()
+    fields = vocabulary_fields()
     tokens = fields["tokens"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -79,7 +79,7 @@ def _copy_vocabulary(writer: gguf.GGUFWriter) -> int:
 
 
 @cache
-def _vocabulary_fields() -> dict[str, list]:
+def vocabulary_fields() -> dict[str, list]:
     fields = gguf.GGUFReader(TARGET).fields
     return {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges")}
 

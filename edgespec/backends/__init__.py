@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edgespec.backends.options import Drafts, LoadOptions
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
@@ -32,12 +32,8 @@ class Model(Protocol):
         """Tokens that a session holds."""
 
     @property
-    def drafts(self) -> Drafts:
-        """The drafts that its sessions take."""
-
-    @property
-    def limitation(self) -> str:
-        """Why they do not take trees, as part of a sentence; empty where they do."""
+    def limitation(self) -> str | None:
+        """Why its sessions do not take trees, as part of a sentence; None where they do."""
 
     @property
     def description(self) -> str:

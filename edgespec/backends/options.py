@@ -15,8 +15,6 @@ from edgespec.errors import InvalidRequest
 
 DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for more
 
-Drafts = Literal["trees", "chains"]
-"""What a model's sessions score in one forward; trees include chains."""
 KvType = Literal["f16", "q8_0", "q4_0"]
 
 
@@ -41,6 +39,10 @@ class LoadOptions:
     flash_attention: bool | None = None
     mmap: bool = True
     exact: bool = False
+
+    def context_for(self, trained: int | None) -> int:
+        """Tokens, for a model trained for so many; None where its files do not say."""
+        return self.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

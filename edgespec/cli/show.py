@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """What a model is: architecture, sizes, memory, draft. Reads only the header of what is not downloaded."""
-    from edgespec.backends.options import DEFAULT_CONTEXT
+    from edgespec.backends.options import LoadOptions
     from edgespec.planning import OpenRequest, choose_backend
     from edgespec.registry.fit import gib, price
     from edgespec.registry.folder import Folder
@@ -33,7 +33,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     chosen = choose_backend(OpenRequest(model, backend_named(backend)), registry, hub)
     resolved = open_pair(model, chosen, registry, hub)
     found = source_facts(resolved.target, hub)
-    context = ctx or min(found.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    context = LoadOptions(ctx).context_for(found.trained_context)
     cost = price(found, context)
     facts: dict[str, Any] = {
         "name": resolved.name,

@@ -179,6 +179,13 @@ def top_k(z: Logits, k: int) -> Ints:
     return np.sort(np.concatenate([above, equal])).astype(np.int32)
 
 
+def not_numbers() -> BackendError:
+    """For scores of which none, or the best, is NaN or infinite."""
+    return BackendError(
+        "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
+    )
+
+
 def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
     """The shortest prefix of `order` whose weights reach `mass`, as ascending indices; at least one."""
     n = int(np.searchsorted(np.cumsum(p[order], dtype=np.float64), mass, side="left")) + 1
@@ -189,9 +196,7 @@ def _softmax_weights(z: Logits, temperature: float) -> Probs:
     """exp((z - max) / temperature), float32; -inf stays 0. Raises BackendError when no score is a number."""
     best = z.max()
     if not np.isfinite(best):
-        raise BackendError(
-            "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
-        )
+        raise not_numbers()
     scaled = z - best
     if temperature != 1.0:
         with np.errstate(over="ignore"):  # towards -inf, which is what a tiny temperature means

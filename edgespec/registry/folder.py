@@ -117,20 +117,6 @@ def read_folder(path: Path) -> Folder:
     return read_config(path, path.name, sum(file.stat().st_size for file in weights))
 
 
-def vocabulary_difference(target: Folder, draft: Folder) -> str | None:
-    """The first token that differs, in plain words; None where both agree, or where one cannot be read before loading.
-
-    Ids that only one of them has are not compared: embeddings are padded differently.
-    """
-    ours, theirs = target.vocabulary, draft.vocabulary
-    if ours is None or theirs is None:
-        return None
-    for token in sorted(ours.keys() & theirs.keys()):
-        if ours[token] != theirs[token]:
-            return f"token {token} is {ours[token]!a} in the target and {theirs[token]!a} in the draft"
-    return None
-
-
 def _check_safetensors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from edgespec.registry.fit import Facts
-from edgespec.registry.folder import Folder, vocabulary_difference
+from edgespec.registry.folder import Folder
 from edgespec.registry.gguf import Header
 
 UNUSED = 5  # token_type of ids that exist only to round the vocabulary up
@@ -21,10 +21,24 @@ def tokenizer_mismatch(target: Facts, draft: Facts) -> str | None:
     Of a folder and a GGUF file nothing can be said before both are loaded.
     """
     if isinstance(target, Folder) and isinstance(draft, Folder):
-        return vocabulary_difference(target, draft)
+        return _folder_mismatch(target, draft)
     if isinstance(target, Folder) or isinstance(draft, Folder):
         return None
     return _gguf_mismatch(target, draft)
+
+
+def _folder_mismatch(target: Folder, draft: Folder) -> str | None:
+    """The first token that differs, in plain words; None where both agree, or where one cannot be read before loading.
+
+    Ids that only one of them has are not compared: embeddings are padded differently.
+    """
+    ours, theirs = target.vocabulary, draft.vocabulary
+    if ours is None or theirs is None:
+        return None
+    for token in sorted(ours.keys() & theirs.keys()):
+        if ours[token] != theirs[token]:
+            return f"token {token} is {ours[token]!a} in the target and {theirs[token]!a} in the draft"
+    return None
 
 
 def _gguf_mismatch(target: Header, draft: Header) -> str | None:

@@ -14,7 +14,6 @@ import pytest
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.mlx import forms, library
-from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.keyvalues import SLACK
 from edgespec.backends.mlx.layout import Layout
@@ -121,7 +120,7 @@ def test_a_folders_vocabulary_is_the_gguf_files(tmp_path: Path, parse_special: b
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_quantized_folders(tmp_path: Path, bits: int) -> None:
     model = load(make_folder(tmp_path / "q", DENSE, bits=bits), LoadOptions(context_size=64))
-    assert model.drafts == "trees"
+    assert model.limitation is None
     assert np.isfinite(prefill(model.open_session(), [1, 2, 3])).all()
 
 
@@ -170,25 +169,20 @@ def test_exact_mode_is_refused() -> None:
         load(TARGET, LoadOptions(exact=True))
 
 
-def _open(model: object) -> Forwards:
-    layout = Layout()
-    return Forwards(model, Caches(model, layout), layout)
-
-
 def test_the_probe_finds_trees_at_wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """With rows placed one after another, the cheapest form must be refused, and the next one taken."""
     import contextlib
 
     model = make_model({**DENSE, "vocab_size": 64})
-    assert probe(lambda: _open(model), 64).form == "row"
+    assert probe(lambda: Forwards(model), 64).form == "row"
     monkeypatch.setattr(forms, "tree_positions", lambda depth: contextlib.nullcontext())
-    assert probe(lambda: _open(model), 64).form == "nodes"
+    assert probe(lambda: Forwards(model), 64).form == "nodes"
 
 
 def test_the_probe_finds_masks_that_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model({**DENSE, "vocab_size": 64})
-    monkeypatch.setattr(Layout, "mask", lambda self, cached, window: "causal" if self.form == "row" else None)
-    assert probe(lambda: _open(model), 64).form == "branches"
+    monkeypatch.setattr(Layout, "mask", lambda self, cached, window: None if self.tree.by_nodes else "causal")
+    assert probe(lambda: Forwards(model), 64).form == "branches"
 
 
 def test_the_probe_finds_models_that_cannot_take_several_tokens() -> None:
@@ -202,7 +196,7 @@ def test_the_probe_finds_models_that_cannot_take_several_tokens() -> None:
             return model(tokens[:, ::-1], cache=cache)
 
     with pytest.raises(BackendError, match="one at a time"):
-        probe(lambda: _open(Backward()), 64)
+        probe(lambda: Forwards(Backward()), 64)
 
 
 def test_importing_mlx_leaves_the_process_as_it_was() -> None:

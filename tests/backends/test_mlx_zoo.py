@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forms import Forwards
-from edgespec.backends.mlx.layout import Layout
 from edgespec.backends.mlx.probe import Findings, probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import Capabilities, Draft
@@ -40,8 +38,7 @@ def test_class(name: str) -> None:
     model = tiny(name)
 
     def open_forwards() -> Forwards:
-        layout = Layout()
-        return Forwards(model, Caches(model, layout), layout)
+        return Forwards(model)
 
     if name in REFUSED:
         with pytest.raises(BackendError, match=REFUSED[name]):

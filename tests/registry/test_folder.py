@@ -10,7 +10,8 @@ import pytest
 
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.registry.fit import price
-from edgespec.registry.folder import Folder, read_config, vocabulary_difference
+from edgespec.registry.folder import Folder, read_config
+from edgespec.registry.pairing import tokenizer_mismatch
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -90,10 +91,10 @@ def test_vocabularies_of_both_kinds(tmp_path: Path) -> None:
     longer = with_vocabulary(tmp_path / "longer", {"model": {"vocab": {"a": 0, "b": 1, "c": 3}}, **added})
     other = with_vocabulary(tmp_path / "other", {"model": {"vocab": {"a": 0, "x": 1}}})
     assert bpe.vocabulary == {0: "a", 1: "b", 2: "<end>"}
-    assert vocabulary_difference(bpe, unigram) is vocabulary_difference(bpe, longer) is None
-    assert vocabulary_difference(bpe, other) == "token 1 is 'b' in the target and 'x' in the draft"
+    assert tokenizer_mismatch(bpe, unigram) is tokenizer_mismatch(bpe, longer) is None
+    assert tokenizer_mismatch(bpe, other) == "token 1 is 'b' in the target and 'x' in the draft"
     (tmp_path / "other" / "tokenizer.json").unlink()
-    assert vocabulary_difference(bpe, read_config(tmp_path / "other", "other", 1)) is None
+    assert tokenizer_mismatch(bpe, read_config(tmp_path / "other", "other", 1)) is None
 
 
 @pytest.mark.parametrize(

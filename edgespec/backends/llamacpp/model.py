@@ -12,7 +12,7 @@ from edgespec.backends.llamacpp.library import Library, library
 from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
-from edgespec.backends.options import DEFAULT_CONTEXT, Drafts, LoadOptions, idle_cores
+from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
 
@@ -30,16 +30,12 @@ class LlamaModel:
         self._options = options
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
-        self.context_size: int = options.context_size or min(api.llama_model_n_ctx_train(handle), DEFAULT_CONTEXT)
+        self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
 
     @property
-    def drafts(self) -> Drafts:
-        return "chains" if self.is_recurrent else "trees"
-
-    @property
-    def limitation(self) -> str:
-        return "its state is recurrent" if self.is_recurrent else ""
+    def limitation(self) -> str | None:
+        return "its state is recurrent" if self.is_recurrent else None
 
     @property
     def chat_template(self) -> str | None:

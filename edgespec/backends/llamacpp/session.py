@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.backends.llamacpp.batch import Batch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback
-from edgespec.backends.prefix import shared_prefix
+from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import (
     Capabilities,
     CheckCancelled,
@@ -22,7 +22,7 @@ from edgespec.core.protocols import (
     Scores,
 )
 from edgespec.core.rollout import step_by_step
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import SamplingParams, not_numbers
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 
@@ -30,7 +30,6 @@ PREFILL_CHUNK = 512
 MAX_ROWS = 64  # a root and 63 draft nodes; sizes the logits buffers and the number of sequences
 
 _ABORTED, _NO_ROOM = 2, 1
-_CHECK_FILE = "Check the file: edgespec pull --verify."
 
 
 class LlamaScores:
@@ -44,7 +43,7 @@ class LlamaScores:
     def argmax(self) -> Ints:
         best: Ints = self._rows.argmax(axis=1).astype(np.int32)
         if not np.isfinite(self._rows[np.arange(len(best)), best]).all():
-            raise BackendError("the model returned scores that are no numbers.", hint=_CHECK_FILE)
+            raise not_numbers()
         return best
 
     def logits(self, row: int) -> Logits:
@@ -101,13 +100,7 @@ class LlamaSession:
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
         self._require_open()
-        size = self._capabilities.context_size
-        if not 0 < len(tokens) <= size:
-            raise ContextOverflow(
-                f"the prompt has {len(tokens)} tokens, the context holds {size}.",
-                hint="Shorten the prompt, or set a larger --ctx.",
-            )
-        self._check_ids(tokens)
+        check_prompt(tokens, self._capabilities)
         done = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()
@@ -122,7 +115,7 @@ class LlamaSession:
         self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
-        self._check_ids((root,))
+        check_ids((root,), self._capabilities.vocab_size)
         n, position = len(draft), len(self._tokens)
         if n > self.draft_limit or position >= self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
@@ -243,7 +236,3 @@ class LlamaSession:
             self._address = address
             self._view = np.ctypeslib.as_array(pointer, (MAX_ROWS, self._capabilities.vocab_size))
         return LlamaScores(self._view[:rows])
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        if min(tokens) < 0 or max(tokens) >= self._capabilities.vocab_size:
-            raise ValueError(f"token ids must be in 0..{self._capabilities.vocab_size - 1}")

@@ -6,19 +6,19 @@ import ctypes
 from functools import cached_property
 from typing import Any
 
+from edgespec.backends.ids import IdRange
 from edgespec.errors import BackendError
 
 
-class LlamaTokenizer:
+class LlamaTokenizer(IdRange):
     """Tokenizer over a llama.cpp vocabulary handle; valid as long as its model."""
 
     def __init__(self, api: Any, vocab: Any) -> None:
+        super().__init__(api.llama_vocab_n_tokens(vocab))
         self._api = api
         self._vocab = vocab
-        self._pieces: dict[int, bytes] = {}
-        self.vocab_size: int = api.llama_vocab_n_tokens(vocab)
-        self.bos: int | None = self._id(api.llama_vocab_bos(vocab))
-        self.eos: int | None = self._id(api.llama_vocab_eos(vocab))
+        self.bos: int | None = self.known(api.llama_vocab_bos(vocab))
+        self.eos: int | None = self.known(api.llama_vocab_eos(vocab))
         self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab)) and self.bos is not None
 
     @cached_property
@@ -41,19 +41,12 @@ class LlamaTokenizer:
             raise BackendError("the text could not be tokenized.", hint="Shorten the text.")
         return buffer[:n]
 
-    def piece(self, token: int) -> bytes:
-        known = self._pieces.get(token)
-        if known is None:
-            known = self._pieces[token] = self._render(token)
-        return known
-
     def special_text(self, token: int) -> str:
-        self._check(token)
+        self.check(token)
         text: bytes = self._api.llama_vocab_get_text(self._vocab, token)
         return text.decode("utf-8", "replace")
 
-    def _render(self, token: int) -> bytes:
-        self._check(token)
+    def render(self, token: int) -> bytes:
         size = 64
         buffer = ctypes.create_string_buffer(size)
         n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
@@ -62,10 +55,3 @@ class LlamaTokenizer:
             buffer = ctypes.create_string_buffer(size)
             n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
         return buffer.raw[:n]
-
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
-
-    def _id(self, token: int) -> int | None:
-        return token if 0 <= token < self.vocab_size else None

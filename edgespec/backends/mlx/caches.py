@@ -10,7 +10,6 @@ from mlx_lm.models.cache import (
     CacheList,
     ChunkedKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
@@ -84,7 +83,7 @@ def _entry(leaf: Leaf) -> Any:
 class Caches:
     """The caches of one sequence; `entries` is the list that the model takes.
 
-    Raises BackendError for a kind of cache that cannot be rolled back, or cannot be quantized.
+    Raises BackendError for a kind of cache that cannot be rolled back.
     """
 
     def __init__(self, model: Any, layout: Layout, packing: Packing | None = None) -> None:
@@ -166,15 +165,13 @@ class Caches:
         if kind is ChunkedKVCache:
             self._leaves.append(Chunks(cache))
             return cache
-        if kind is QuantizedKVCache:
-            leaf = KeyValues(self._layout, packing=Packing(cache.bits, cache.group_size))
-        elif kind is KVCache:
+        if kind is KVCache:
             leaf = KeyValues(self._layout, packing=self._packing)
         elif kind is RotatingKVCache and cache.keep == 0:
             leaf = KeyValues(self._layout, window=cache.max_size, packing=self._packing)
         else:
             raise BackendError(
-                f"its cache of kind {kind.__name__} cannot be rolled back.", hint="Use --backend llamacpp."
+                f"the model's cache of kind {kind.__name__} cannot be rolled back.", hint="Use --backend llamacpp."
             )
         self._leaves.append(leaf)
         return leaf

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.mlx.caches import Caches
+from edgespec.backends.mlx.keyvalues import Packing
 from edgespec.backends.mlx.layout import Layout, tree_positions
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import branches, depths, leaves, path_to
@@ -26,9 +27,10 @@ Form = Literal["row", "nodes", "branches"]
 class Forwards:
     """A model with one sequence's caches. Scores come back as lazy arrays [rows, V]."""
 
-    def __init__(self, model: Any, caches: Caches, layout: Layout) -> None:
-        self.caches = caches
-        self.layout = layout
+    def __init__(self, model: Any, packing: Packing | None = None) -> None:
+        """With empty caches, quantized where `packing` says how. Raises BackendError for caches of unknown kinds."""
+        self.layout = Layout()
+        self.caches = Caches(model, self.layout, packing)
         self._model = model
 
     def chain(self, tokens: Sequence[int]) -> Any:
@@ -44,20 +46,19 @@ class Forwards:
         if form == "branches":
             return self._branches(root, draft)
         tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
-        with self.layout.drafting(draft, position, form) as tree:
+        with self.layout.drafting(draft, position, by_nodes=form == "nodes") as tree:
             if form == "nodes":
                 return self._model(tokens[:, None], cache=self.caches.entries)[:, 0]
             with tree_positions(tree.depth):
                 return self._model(tokens[None], cache=self.caches.entries)[0]
 
     def _branches(self, root: int, draft: Draft) -> Any:
-        ends = leaves(draft)
-        deepest = int(depths(draft).max())
-        tokens = np.zeros((len(ends), deepest + 1), np.int32)  # what pads a short branch, nothing sees
+        ends, depth = leaves(draft), depths(draft)
+        tokens = np.zeros((len(ends), int(depth.max()) + 1), np.int32)  # what pads a short branch, nothing sees
         tokens[:, 0] = root
         for branch, leaf in enumerate(ends):
             path = list(path_to(draft, leaf))
             tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
         logits = self._model(mx.array(tokens), cache=self.caches.branched(len(ends)))
         member = [0, *(each[0] for each in branches(draft))]
-        return logits[mx.array(member), mx.array([0, *depths(draft).tolist()])]
+        return logits[mx.array(member), mx.array([0, *depth.tolist()])]

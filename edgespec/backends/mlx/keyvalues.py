@@ -42,6 +42,7 @@ class KeyValues:
         self._layout = layout
         self._window = window
         self._start = 0  # position of the first row
+        self._fetched = 0  # rows that the last update returned
         if packing is not None:  # attention looks for these two attributes
             self.bits = packing.bits
             self.group_size = packing.group
@@ -50,11 +51,12 @@ class KeyValues:
     def offset(self) -> Any:
         """Position of the next row; in a forward with a batch row for each draft node, of each of them [n]."""
         tree = self._layout.tree
-        return self.length if tree is None or self._layout.form == "row" else tree.position + tree.depth
+        return tree.position + tree.depth if tree is not None and tree.by_nodes else self.length
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self._layout.reached(keys, values)
-        if self._by_nodes:
+        tree = self._layout.tree
+        if tree is not None and tree.by_nodes:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)
         self._drop_front()
         at = self.length - self._start
@@ -69,9 +71,9 @@ class KeyValues:
         """What the last update returned; layers that share another's cache read it again."""
         end = self.length - self._start
         fetched = tree_map(lambda x: x[..., end - self._fetched : end, :], (self.keys, self.values))
-        if self._by_nodes:
-            rows = self._layout.tree.depth.size  # type: ignore[union-attr]
-            fetched = tree_map(lambda x: mx.broadcast_to(x, (rows, *x.shape[1:])), fetched)
+        tree = self._layout.tree
+        if tree is not None and tree.by_nodes:
+            fetched = tree_map(lambda x: mx.broadcast_to(x, (tree.depth.size, *x.shape[1:])), fetched)
         keys, values = fetched
         return keys, values
 
@@ -139,10 +141,6 @@ class KeyValues:
             self.keys, self.values = tree_map(copy.copy, buffers)
             self._start = start
         self.length = length
-
-    @property
-    def _by_nodes(self) -> bool:
-        return self._layout.tree is not None and self._layout.form == "nodes"
 
     def _drop_front(self) -> None:
         """Forget rows that no cut within SLACK can need; once in a while, so that it costs little."""

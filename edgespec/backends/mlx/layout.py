@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,26 +13,30 @@ import numpy as np
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import depths, path_to
 
-TreeForm = Literal["row", "nodes"]
 POLL_ROWS = 32  # forwards of at least so many rows are evaluated layer by layer, and can be cancelled in between
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """A root at `position` and its draft nodes: depth [n + 1] below the root, who sees whom [n + 1, n + 1] of them."""
+    """A root at `position` and its draft nodes: depth [n + 1] below the root, who sees whom [n + 1, n + 1] of them.
+
+    `by_nodes`: each of them is a batch row, instead of a row of one.
+    """
 
     position: int
     depth: Any
     sees: Any
+    by_nodes: bool
 
     @staticmethod
-    def of(draft: Draft, position: int) -> TreeRows:
+    def of(draft: Draft, position: int, *, by_nodes: bool) -> TreeRows:
         n = len(draft) + 1
         sees = np.zeros((n, n), bool)
         sees[:, 0] = True
         for node in range(len(draft)):
             sees[node + 1, [0, *(each + 1 for each in path_to(draft, node))]] = True
-        return TreeRows(position, mx.array(np.concatenate([[0], depths(draft)]).astype(np.int32)), mx.array(sees))
+        depth = mx.array(np.concatenate([[0], depths(draft)]).astype(np.int32))
+        return TreeRows(position, depth, mx.array(sees), by_nodes)
 
 
 class Layout:
@@ -40,13 +44,12 @@ class Layout:
 
     def __init__(self) -> None:
         self.tree: TreeRows | None = None
-        self.form: TreeForm = "row"
         self.poll: Callable[[], None] | None = None
 
     @contextlib.contextmanager
-    def drafting(self, draft: Draft, position: int, form: TreeForm) -> Iterator[TreeRows]:
+    def drafting(self, draft: Draft, position: int, *, by_nodes: bool) -> Iterator[TreeRows]:
         """While a tree's forward is built."""
-        self.tree, self.form = TreeRows.of(draft, position), form
+        self.tree = TreeRows.of(draft, position, by_nodes=by_nodes)
         try:
             yield self.tree
         finally:
@@ -79,7 +82,7 @@ class Layout:
             at = tree.position + tree.depth
             of = mx.concatenate([mx.arange(tree.position - cached, tree.position), at])
             mask = mask & (at[:, None] - of[None] < window)
-        return mask if self.form == "row" else mask[:, None, None]
+        return mask[:, None, None] if tree.by_nodes else mask
 
 
 _rope = mx.fast.rope

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError
+from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, reason_of
 
 _ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
@@ -73,18 +72,10 @@ def computing() -> Iterator[None]:
     except (EdgespecError, Cancelled):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         if "memory" in reason.lower() or "malloc" in reason.lower():
             raise BackendError(f"MLX is out of memory: {reason}.", hint="Use a smaller --ctx or model.") from error
         raise BackendError(f"MLX failed: {reason}.", hint="Try again, or use --backend llamacpp.") from error
-
-
-def mlx_version() -> str | None:
-    """Version of mlx-lm, or None where it is not installed; imports nothing."""
-    try:
-        return version("mlx-lm")
-    except PackageNotFoundError:
-        return None
 
 
 def _advice() -> str:

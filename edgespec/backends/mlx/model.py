@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_model, maybe_set_recommended_wired_limit
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
-from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.keyvalues import Packing
-from edgespec.backends.mlx.layout import Layout
-from edgespec.backends.mlx.library import computing, device, mlx_version
+from edgespec.backends.mlx.library import computing, device
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.vocabulary import HfTokenizer
-from edgespec.backends.options import DEFAULT_CONTEXT, Drafts, LoadOptions
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Capabilities, CheckCancelled
-from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, InvalidModelFile, InvalidRequest
+from edgespec.errors import (
+    BackendError,
+    BackendUnavailable,
+    Cancelled,
+    EdgespecError,
+    InvalidModelFile,
+    InvalidRequest,
+    reason_of,
+)
 from edgespec.registry.folder import read_folder
 from edgespec.text.chat import template_from_folder
 from edgespec.text.tokenizer import Tokenizer
@@ -61,12 +68,8 @@ class MlxModel:
         return f"{self._model.model_type} {size}, {compute_bits_per_weight(self._model):.1f} bits a weight (MLX)"
 
     @property
-    def drafts(self) -> Drafts:
-        return "chains" if self._findings.form is None else "trees"
-
-    @property
-    def limitation(self) -> str:
-        return self._findings.refusal or ""
+    def limitation(self) -> str | None:
+        return self._findings.refusal
 
     def open_session(self, check: CheckCancelled = lambda: None) -> MlxSession:
         """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
@@ -81,8 +84,7 @@ class MlxModel:
     def _open_forwards(self) -> Forwards:
         if self._model is None:
             raise BackendError("the model has been closed.", hint="Open it again.")
-        layout = Layout()
-        return Forwards(self._model, Caches(self._model, layout, self._packing), layout)
+        return Forwards(self._model, self._packing)
 
 
 def load(
@@ -109,8 +111,7 @@ def load(
     if not device().on_gpu:
         model.set_dtype(mx.float32)
     _read_weights(model, progress, check)
-    size = options.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    return MlxModel(model, tokenizer, template, size, _PACKINGS[options.kv_type])
+    return MlxModel(model, tokenizer, template, options.context_for(trained), _PACKINGS[options.kv_type])
 
 
 def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
@@ -158,13 +159,13 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
 
 
 def _refused(path: Path, error: BaseException) -> EdgespecError:
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = reason_of(error)
     if isinstance(error, MemoryError):
         return BackendError("there is no memory left to load the model.", hint="Use a smaller model.")
     if isinstance(error, ImportError):
         return BackendUnavailable(f"MLX cannot open {path.name}: {reason}.", hint="Install what it names.")
     shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
     return InvalidModelFile(
-        f"mlx-lm {mlx_version()} cannot open {path.name}: {shown.rstrip('.')}.",
+        f"mlx-lm {version('mlx-lm')} cannot open {path.name}: {shown}.",
         hint="Pull it again, or upgrade mlx-lm if the model is newer than it.",
     )

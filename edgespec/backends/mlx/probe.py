@@ -12,11 +12,11 @@ import numpy as np
 from edgespec.backends.mlx.forms import Form, Forwards
 from edgespec.core.protocols import Draft, Logits
 from edgespec.core.tree import leaves, path_to
-from edgespec.errors import BackendError, EdgespecError
+from edgespec.errors import BackendError, EdgespecError, reason_of
 
 # Node 5 stands in row 6 at depth 2: a model that places rows one after another puts it elsewhere.
 _TREE = np.array([-1, -1, -1, 0, 0, 1], np.int32)
-_ROOT, _PROMPT = 6, 6
+_PROMPT = 6  # tokens before the root
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
     decode, or if its scores of several tokens are not those of one at a time, which its prompts need too.
     """
     ids = ((np.arange(_PROMPT + 1 + len(_TREE)) * 7919 + 11) % vocab_size).astype(np.int32)
-    prompt, root, draft = ids[:_PROMPT].tolist(), int(ids[_ROOT]), Draft(ids[_ROOT + 1 :], _TREE)
+    prompt, root, draft = ids[:_PROMPT].tolist(), int(ids[_PROMPT]), Draft(ids[_PROMPT + 1 :], _TREE)
     some = [root, int(draft.tokens[0]), int(draft.tokens[3])]
     expected = _one_by_one(open_forwards(), prompt, some)
     try:
@@ -49,7 +49,7 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
     limit = max(4 * noise, 0.02 * spread)
     wanted = _by_chains(open_forwards, [*prompt, root], draft)
     refusals = []
-    for form in _forms(open_forwards()):
+    for form in _forms(forwards):
         found = _tried(open_forwards(), form, prompt, root, draft)
         if isinstance(found, str):
             refusals.append(f"{form}: {found}")
@@ -95,7 +95,7 @@ def _tried(forwards: Forwards, form: Form, prompt: Sequence[int], root: int, dra
     try:
         _host(forwards.chain(prompt))
         return _host(forwards.tree(form, len(prompt), root, draft))
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - a form that a model's code cannot take fails in any way
         return _told(error)
 
 
@@ -109,5 +109,5 @@ def _host(logits: Any) -> Logits:
 
 
 def _told(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.rstrip(".") if len(text) <= 120 else f"{text[:119]}\N{HORIZONTAL ELLIPSIS}"
+    text = reason_of(error)
+    return text if len(text) <= 120 else f"{text[:119]}\N{HORIZONTAL ELLIPSIS}"

@@ -12,8 +12,7 @@ import numpy as np
 from edgespec.backends.mlx.draw import can_draw, draw
 from edgespec.backends.mlx.library import computing
 from edgespec.core.protocols import Ints, Logits
-from edgespec.core.sampling import SamplingParams
-from edgespec.errors import BackendError
+from edgespec.core.sampling import SamplingParams, not_numbers
 
 TokenKnown = Callable[["MlxScores", Any], None]
 """Told the array [1] of the emitted token before the host has read it."""
@@ -36,9 +35,7 @@ class MlxScores:
         announced = self._announce(best, top)
         self._wait(best, top)
         if not np.isfinite(np.array(top.astype(mx.float32))).all():
-            raise BackendError(
-                "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
-            )
+            raise not_numbers()
         return self._read(best, announced)
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:

@@ -12,7 +12,7 @@ from edgespec.backends.mlx.forms import Form, Forwards
 from edgespec.backends.mlx.library import computing
 from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
-from edgespec.backends.prefix import shared_prefix
+from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
@@ -90,13 +90,7 @@ class MlxSession:
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
         self._require_open()
-        size = self._capabilities.context_size
-        if not 0 < len(tokens) <= size:
-            raise ContextOverflow(
-                f"the prompt has {len(tokens)} tokens, the context holds {size}.",
-                hint="Shorten the prompt, or set a larger --ctx.",
-            )
-        self._check_ids(tokens)
+        check_prompt(tokens, self._capabilities)
         done = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         self._settle()
         while done < len(tokens) - 1:  # the last token alone is scored
@@ -116,7 +110,7 @@ class MlxSession:
         self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
-        self._check_ids((root,))
+        check_ids((root,), self._capabilities.vocab_size)
         n, position = len(draft), len(self._tokens)
         if n > self.draft_limit or position >= self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
@@ -172,13 +166,13 @@ class MlxSession:
         self._require_open()
         if self._pending is not None:
             raise RollbackError("a forward was not committed before a rollout.", hint="Report this as a bug.")
-        self._check_ids(tokens)
+        check_ids(tokens, self._capabilities.vocab_size)
         if len(self._tokens) + len(tokens) + n - 1 > self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit.", hint="Report this as a bug.")
         self._check()
         self._drop_ahead()
         before = self._mark()
-        lag = self._tokens[len(self._tokens) - self._lag :]
+        lag = self._lagging
         rows = [self._started(self._forwards.chain, [*lag, *tokens], undo=before)[-1:]]
         self._tokens += tokens
         self._lag = 0
@@ -237,6 +231,11 @@ class MlxSession:
         self._marks = {}
         return 0
 
+    @property
+    def _lagging(self) -> list[int]:
+        """The last tokens, which the caches do not hold."""
+        return self._tokens[len(self._tokens) - self._lag :]
+
     def _mark(self) -> _Mark:
         return _Mark(len(self._tokens) - self._lag, self._forwards.caches.mark())
 
@@ -267,7 +266,7 @@ class MlxSession:
     def _settle(self) -> None:
         """Let the caches catch up with the sequence."""
         if self._lag:
-            self._run_unscored(self._tokens[len(self._tokens) - self._lag :])
+            self._run_unscored(self._lagging)
             self._lag = 0
 
     def _run_ahead(self, scores: MlxScores, token: Any) -> None:
@@ -293,7 +292,3 @@ class MlxSession:
         if self._unread is not None:
             self._tokens += self._unread.tokens[:-1].tolist()
             self._unread = None
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        if min(tokens) < 0 or max(tokens) >= self._capabilities.vocab_size:
-            raise ValueError(f"token ids must be in 0..{self._capabilities.vocab_size - 1}")

@@ -8,23 +8,24 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from edgespec.backends.ids import IdRange
+
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Ends of a turn that model folders do not always list beside the end of the text.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>")
 
 
-class HfTokenizer:
+class HfTokenizer(IdRange):
     """Tokenizer over mlx-lm's wrapper. Ids beyond the vocabulary are padding of the embedding, spelled [PAD<id>]."""
 
     def __init__(self, wrapper: Any, vocab_size: int) -> None:
         """`vocab_size` is the width of the model's logits."""
+        super().__init__(vocab_size)
         self._wrapper = wrapper
-        self.vocab_size = vocab_size
-        self.bos: int | None = self._id(wrapper.bos_token_id)
-        self.eos: int | None = self._id(wrapper.eos_token_id)
+        self.bos: int | None = self.known(wrapper.bos_token_id)
+        self.eos: int | None = self.known(wrapper.eos_token_id)
         self.add_bos: bool = self.bos is not None and wrapper.encode("a")[:1] == [self.bos]
-        self._known = min(len(wrapper), vocab_size)
-        self._pieces: dict[int, bytes] = {}
+        self._n_spelled = min(len(wrapper), vocab_size)
 
     @cached_property
     def end_of_generation(self) -> frozenset[int]:
@@ -41,20 +42,13 @@ class HfTokenizer:
             found = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
         return found
 
-    def piece(self, token: int) -> bytes:
-        known = self._pieces.get(token)
-        if known is None:
-            known = self._pieces[token] = self._render(token)
-        return known
-
     def special_text(self, token: int) -> str:
-        self._check(token)
-        text = self._wrapper.convert_ids_to_tokens(token) if token < self._known else None
+        self.check(token)
+        text = self._wrapper.convert_ids_to_tokens(token) if token < self._n_spelled else None
         return text or f"[PAD{token}]"
 
-    def _render(self, token: int) -> bytes:
-        self._check(token)
-        if token in self._silent or token >= self._known:
+    def render(self, token: int) -> bytes:
+        if token in self._silent or token >= self._n_spelled:
             return b""
         added = self._wrapper.added_tokens_decoder.get(token)
         if added is not None:
@@ -81,13 +75,6 @@ class HfTokenizer:
         if backend is None or kinds & {"Replace", "Metaspace", "ByteFallback"}:
             return _sentencepiece_bytes
         return lambda text: text.encode()
-
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
-
-    def _id(self, token: int | None) -> int | None:
-        return token if token is not None and 0 <= token < self.vocab_size else None
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from edgespec.backends.options import Drafts, LoadOptions
+from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from edgespec.errors import UnknownModel
@@ -67,8 +67,7 @@ class ToyRuntimeModel:
         self.chat_template: str | None = None
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
-        self.drafts: Drafts = "trees" if name in ("tree", "draft") else "chains"
-        self.limitation = "" if self.drafts == "trees" else "it is made that way"
+        self.limitation = None if name in ("tree", "draft") else "it is made that way"
         self._rule = rule
         self._name = name
 

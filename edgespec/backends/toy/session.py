@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.prefix import shared_prefix
+from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import (
     Capabilities,
     CheckCancelled,
@@ -85,10 +85,7 @@ class ToySession:
         return max(0, self._capabilities.context_size - self.position - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
-        self._check_ids(tokens)
-        size = self._capabilities.context_size
-        if not 0 < len(tokens) <= size:
-            raise ContextOverflow(f"{len(tokens)} tokens do not fit a context of {size}.", hint="Shorten the prompt.")
+        check_prompt(tokens, self._capabilities)
         done = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()
@@ -99,7 +96,7 @@ class ToySession:
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()
-        self._check_ids((root,))
+        check_ids((root,), self.model.vocab_size)
         check_draft(draft, self.model.vocab_size)
         if self._pending is not None:
             raise RollbackError("forward without commit.", hint="Report this as a bug.")
@@ -134,10 +131,6 @@ class ToySession:
 
     def close(self) -> None:
         self._cache = []
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        if any(not 0 <= token < self.model.vocab_size for token in tokens):
-            raise ValueError(f"token ids must be in 0..{self.model.vocab_size - 1}")
 
     def _drop_pending(self) -> None:
         self._pending = None
