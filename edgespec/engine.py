@@ -7,65 +7,32 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Literal
-
-import numpy as np
 
 from edgespec.backends import Model
-from edgespec.core.chance import Seeded
-from edgespec.core.control import FixedBudget
+from edgespec.control.costs import Profile
+from edgespec.control.experience import Experience
+from edgespec.control.profile import measure
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import (
-    Budget,
     CheckCancelled,
-    Drafter,
+    Controller,
     FinishReason,
     PrefillProgress,
     Session,
     Step,
-    Verifier,
 )
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
-from edgespec.drafters.model import GreedyChoice, ModelDrafter, SampledChoice
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.plain import PlainDrafter
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.speculation import Rule, Speculation, autopilot_for, fixed_for, verifier_for
 from edgespec.text.chat import ChatTemplate, Message, encode_prompt
-from edgespec.text.reasoning import detect_format
+from edgespec.text.reasoning import Channel, detect_format
 from edgespec.text.stream import Piece, TextStream
 from edgespec.text.vocabulary import vocabulary_mismatch
 
-DraftKind = Literal["none", "ngram", "model"]
-Rule = Literal["sample", "rejection", "block"]
-
 _MOST_CHARACTERS_A_TOKEN = 64  # on average, over a whole prompt; texts beyond that are not worth tokenizing
+_MEASURED_S = 0.5
 _SHORTEN = "Shorten it, or set a larger --ctx; in a chat, /clear starts anew."
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """How to draft and verify; may change between requests.
-
-    gamma   drafted tokens on a path at most; 0 is plain decoding
-    nodes   drafted tokens in all; more than gamma make a tree
-    rule    'sample' for deterministic drafts (the default); 'rejection' and 'block' for drafts drawn at random
-    """
-
-    kind: DraftKind
-    gamma: int
-    nodes: int
-    rule: Rule = "sample"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 63 or not 0 <= self.nodes <= 63:
-            raise InvalidRequest("gamma and tree nodes must be 0 to 63.", hint="Use --gamma 3 to begin with.")
-        if self.rule != "sample" and (self.nodes > self.gamma or self.kind == "ngram"):
-            raise InvalidRequest(
-                f"{self.rule} verification needs drafts drawn at random: chains only, by a draft model.",
-                hint="Use --verify sample, which takes every draft.",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +60,14 @@ class Finished:
     metrics: Metrics
 
 
-Event = PrefillProgress | Step | Piece | Finished
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One sentence that the user should read, such as that a draft model is hardly ever right; said once."""
+
+    text: str
+
+
+Event = PrefillProgress | Step | Piece | Notice | Finished
 
 
 class Engine:
@@ -117,11 +91,14 @@ class Engine:
         self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
         self._sessions: tuple[Session, Session | None] | None = None
+        self._experience: Experience | None = None
+        self._has_complained = False
         self._check: CheckCancelled = lambda: None
         self._closed = False
 
     def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
-        """Generate: PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished.
+        """Generate: PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished,
+        perhaps a Notice before it.
 
         `check` is polled throughout; when it raises Cancelled the stream ends with Finished("cancelled") and the engine
         stays usable. Raises InvalidRequest, ContextOverflow, TemplateError, BackendError.
@@ -139,14 +116,17 @@ class Engine:
         meter = Meter(len(prompt), started_s)
         emitted: list[int] = []
         reason: FinishReason = "length"
+        controller: Controller | None = None
         try:
             session, draft_session = self._open_sessions()
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
+            rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
+            controller = self._controller(session, draft_session, sampler, rule, seed)
+            passage: Channel = "answer"
             for event in speculate(
                 session,
-                self._drafter(draft_session, sampler, seed),
-                self._verifier(sampler, seed),
-                FixedBudget(self._budget(session)),
+                controller,
+                verifier_for(rule, sampler, seed),
                 prompt,
                 max_tokens=request.max_tokens or self.target.context_size,
                 stop=tokenizer.end_of_generation,
@@ -171,6 +151,9 @@ class Engine:
                 emitted += event.tokens
                 yield event
                 yield from pieces
+                if pieces and pieces[-1].channel != passage:
+                    passage = pieces[-1].channel
+                    controller.enter(passage)
                 if text.stopped or emitted[-1] in tokenizer.end_of_generation:
                     reason = "stop"
                     break
@@ -180,11 +163,34 @@ class Engine:
             self._drop_sessions()  # between forward and commit a cache is in no defined state
             raise
         yield from text.finish()
+        if controller is not None and not self._has_complained and (complaint := controller.complaint()):
+            self._has_complained = True
+            yield Notice(complaint)
         yield Finished(reason, tuple(emitted), seed, meter.metrics())
 
-    def count_tokens(self, prompt: str | tuple[Message, ...]) -> int:
-        """Tokens that `prompt` takes in the context, template included."""
-        return len(self._encode(prompt)[0])
+    def encode(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        """The tokens that `prompt` takes in the context, template included."""
+        return self._encode(prompt)[0]
+
+    @property
+    def has_experience(self) -> bool:
+        return self._experience is not None
+
+    @property
+    def experience(self) -> Experience:
+        """What the autopilot knows of these models; a short measurement, where nobody has said."""
+        if self._experience is None:
+            self._experience = Experience(self.measure(_MEASURED_S, lambda: self._check()))
+        return self._experience
+
+    @experience.setter
+    def experience(self, known: Experience) -> None:
+        self._experience = known
+
+    def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
+        """What forwards and drafted tokens cost. Raises Cancelled, BackendError."""
+        target, draft = self._open_sessions()
+        return measure(target, draft, seconds, check)
 
     def close(self) -> None:
         """Free everything; requests are refused from now on."""
@@ -238,27 +244,13 @@ class Engine:
             if session is not None:
                 session.close()
 
-    def _drafter(self, draft_session: Session | None, sampler: Sampler, seed: int) -> Drafter:
-        kind, rule = self.speculation.kind, self.speculation.rule
-        if kind == "none" or not self.speculation.gamma:
-            return PlainDrafter()
-        if kind == "ngram":
-            return NgramDrafter()
-        if draft_session is None:
-            raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
-        vocab_size = self.target.tokenizer.vocab_size
-        if rule == "sample" or sampler.is_argmax:
-            return ModelDrafter(draft_session, vocab_size, GreedyChoice())
-        rng = np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))  # a stream apart from the verifier's
-        return ModelDrafter(draft_session, vocab_size, SampledChoice(sampler, rng))
-
-    def _verifier(self, sampler: Sampler, seed: int) -> Verifier:
-        rule = self.speculation.rule
-        if rule == "sample" or self.speculation.kind != "model" or not self.speculation.gamma or sampler.is_argmax:
-            return TargetSample(sampler, Seeded(seed))
-        return (TokenRejection if rule == "rejection" else BlockVerification)(sampler, Seeded(seed))
-
-    def _budget(self, session: Session) -> Budget:
+    def _controller(
+        self, session: Session, draft_session: Session | None, sampler: Sampler, rule: Rule, seed: int
+    ) -> Controller:
         spec = self.speculation
-        depth = 0 if spec.kind == "none" else spec.gamma
-        return Budget(depth, max(depth, spec.nodes) if session.capabilities.tree else depth)
+        if spec.kind == "model" and not spec.is_plain and draft_session is None:
+            raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
+        trees = session.capabilities.tree
+        if spec.is_plain or spec.gamma is not None:
+            return fixed_for(spec, draft_session, sampler, rule, seed, trees=trees)
+        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, trees=trees)

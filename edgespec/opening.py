@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
+from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.calibration import Setting, Store
+from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine import DraftKind, Engine, Speculation
+from edgespec.engine import Engine
+from edgespec.errors import CacheError
 from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry, SamplingDefaults
+from edgespec.speculation import DraftKind, Speculation
 
-DEFAULT_GAMMA = 3
+_MEASURED_S = 2.0  # of a new pair of models, or of a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,15 @@ class Opened:
     backend: BackendName
     draft: str  # 'none', 'ngram', or the draft model's name
     sampling: SamplingDefaults
+    target_path: Path
+    draft_path: Path | None
+    setting: Setting
+
+    def keep(self) -> None:
+        """Store what the autopilot has learned, for next time; files that have gone meanwhile have none."""
+        if self.backend != "toy" and self.engine.has_experience:
+            with suppress(CacheError):
+                Store(self.target_path, self.draft_path).save(self.setting, self.engine.experience)
 
 
 def open_engine(
@@ -45,8 +59,14 @@ def open_engine(
         for text in _notices(target, speculation, planned):
             reporter.notice(text)
         engine = _engine(target, draft_path, planned, speculation, reporter, check)
+        undo.callback(engine.release_draft)
+        opened = Opened(
+            engine, planned.name, planned.backend, _draft_name(planned), planned.sampling, target_path, draft_path,
+            _setting(planned.backend, planned.options),
+        )  # fmt: skip
+        _calibrate(opened, reporter, check)
         undo.pop_all()
-    return Opened(engine, planned.name, planned.backend, _draft_name(planned), planned.sampling)
+    return opened
 
 
 def change_draft(
@@ -59,8 +79,39 @@ def change_draft(
     speculation = _speculation(request, planned.kind)
     draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
     engine = _engine(opened.engine.target, draft_path, planned, speculation, reporter, check)
+    with ExitStack() as undo:
+        undo.callback(engine.release_draft)
+        changed = replace(opened, engine=engine, draft=_draft_name(planned), draft_path=draft_path)
+        opened.keep()  # the other may be the same draft again
+        _calibrate(changed, reporter, check)
+        undo.pop_all()
     opened.engine.release_draft()
-    return Opened(engine, opened.name, opened.backend, _draft_name(planned), opened.sampling)
+    return changed
+
+
+def _calibrate(opened: Opened, reporter: Reporter, check: CheckCancelled) -> None:
+    """Let the autopilot start from what is stored of these models, or measure now what it needs."""
+    engine = opened.engine
+    if engine.speculation.gamma is not None or engine.speculation.is_plain:
+        return
+    known = Store(opened.target_path, opened.draft_path).load(opened.setting)
+    if isinstance(known, Experience):
+        engine.experience = known
+        return
+    if known is not None:
+        reporter.notice(f"Measured before with {known}; measuring again.")
+    engine.experience = Experience(engine.measure(_MEASURED_S, check))
+
+
+def _setting(backend: BackendName, options: LoadOptions) -> Setting:
+    return Setting.here(
+        backend,
+        threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
+        gpu_layers=options.gpu_layers,
+        kv_type=options.kv_type,
+        flash_attention=options.flash_attention,
+        exact=options.exact,
+    )
 
 
 def _engine(
@@ -91,7 +142,7 @@ def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) 
 
 def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
     """What the user asked for that this target or runtime does not do."""
-    if target.limitation is not None and speculation.nodes > speculation.gamma:
+    if target.limitation is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.limitation}."
     given = planned.options
     idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}
@@ -110,9 +161,10 @@ def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
     name = request.model or "tree"
     kind: DraftKind = "none" if request.draft == "none" else "ngram" if request.draft == "ngram" else "model"
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
-    return Opened(Engine(load(name), draft, _speculation(request, kind)), name, "toy", kind, SamplingDefaults())
+    engine = Engine(load(name), draft, _speculation(request, kind))
+    setting = _setting("toy", request.load)
+    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting)
 
 
 def _speculation(request: OpenRequest, kind: DraftKind) -> Speculation:
-    gamma = 0 if kind == "none" else DEFAULT_GAMMA if request.gamma is None else request.gamma
-    return Speculation(kind, gamma, gamma if request.nodes is None else request.nodes, request.rule)
+    return Speculation(kind, 0 if kind == "none" else request.gamma, request.nodes, request.rule)

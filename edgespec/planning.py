@@ -9,15 +9,15 @@ from typing import Protocol
 from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine import DraftKind, Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.registry.fit import DeviceMemory, Facts, check_fit, host_memory
+from edgespec.registry.fit import DeviceMemory, Facts, Memory, check_fit, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
 from edgespec.registry.resolve import Source, best_backend, open_pair, open_source, source_facts, source_path
 from edgespec.registry.schema import BackendName as FileBackend
 from edgespec.registry.schema import Registry, SamplingDefaults
+from edgespec.speculation import DraftKind, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OpenRequest:
     model    a reference, or None for the embedded pair
     backend  None: the best for this machine
     draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', or a model reference
-    gamma    drafted tokens on a path at most; None: the default
+    gamma    drafted tokens on a path at most; None: the autopilot decides
     nodes    drafted tokens in all; None: as many as gamma, a chain
     force    load even if it does not fit in memory
     """
@@ -37,7 +37,7 @@ class OpenRequest:
     draft: str = "auto"
     gamma: int | None = None
     nodes: int | None = None
-    rule: Rule = "sample"
+    rule: Rule = "auto"
     load: LoadOptions = field(default_factory=LoadOptions)
     force: bool = False
 
@@ -75,6 +75,8 @@ class Plan:
     kind: DraftKind
     options: LoadOptions
     sampling: SamplingDefaults
+    facts: Facts
+    memory: Memory
 
 
 def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
@@ -89,7 +91,8 @@ def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter)
     options = _sized(request.load, facts, reporter)
     draft = _fitting(request, options, backend, facts, draft, reporter)
     kind: DraftKind = "model" if draft else "none" if request.draft == "none" else "ngram"
-    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling)
+    memory = host_memory(_devices(backend))
+    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling, facts, memory)
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, echo_native_log
@@ -13,6 +14,20 @@ from edgespec.planning import OpenRequest
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import load_registry
 from edgespec.worker import Worker
+
+T = TypeVar("T")
+
+
+def on_worker(work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
+    """What `work` yields on a thread of its own that may use models; Ctrl-C asks it to stop, by way of its `check`."""
+    worker = Worker()
+    job = worker.submit(work)
+    try:
+        with interruptible(job):
+            yield from job
+    finally:
+        job.cancel()
+        worker.close()
 
 
 class Host:
@@ -29,12 +44,16 @@ class Host:
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Events of one generation; Ctrl-C ends it with Finished("cancelled")."""
-        job = self._worker.submit(lambda check: self.opened.engine.stream(request, check))
+        yield from self.work(lambda check: self.opened.engine.stream(request, check))
+
+    def work(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
+        """What `work` yields on the thread that owns the models; Ctrl-C asks it to stop, by way of its `check`."""
+        job = self._worker.submit(work)
         try:
             with interruptible(job):
                 yield from job
         finally:
-            job.cancel()  # whoever reads may leave early
+            job.cancel()
 
     def change_draft(self, request: OpenRequest) -> None:
         """Draft as `request` says, for the target that is open; what was open stays so if that fails."""
@@ -46,6 +65,7 @@ class Host:
         self.opened = self._wait(work)
 
     def close(self) -> None:
+        self._worker.call(self.opened.keep)
         self._worker.call(self.opened.engine.close)
         self._worker.close()
 

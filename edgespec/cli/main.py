@@ -24,6 +24,9 @@ _COMMANDS = {
     "list": "edgespec.cli.models",
     "show": "edgespec.cli.show",
     "rm": "edgespec.cli.models",
+    "plan": "edgespec.cli.plan",
+    "tune": "edgespec.cli.tune",
+    "bench": "edgespec.cli.bench",
     "doctor": "edgespec.cli.doctor",
     "completion": "edgespec.cli.completion",
 }

@@ -30,7 +30,7 @@ def backend_named(name: str) -> BackendName | None:
     return None if name == "auto" else cast("BackendName", name)
 
 
-_OPTIONS = (
+_GENERATION = (
     click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF",
                  help="The registry's draft model, lookups in the text, nothing, or a model of your choice."),
     click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer."),
@@ -44,13 +44,18 @@ _OPTIONS = (
     click.option("--presence-penalty", type=float, help="Subtracted from the logits of tokens seen lately."),
     click.option("--frequency-penalty", type=float, help="The same, once for every occurrence."),
     click.option("--logit-bias", multiple=True, metavar="ID=BIAS", help="Add BIAS to a token's logit; repeatable."),
-    click.option("--seed", type=int, help="Makes sampling repeatable."),
+    click.option("--seed", type=int, help="Makes sampling repeatable; drawn drafts (--verify) need --gamma for that."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable."),
     click.option("--system", metavar="TEXT", help="System message."),
-    click.option("--gamma", type=click.IntRange(0, 63), help="Drafted tokens at most; 0 decodes plainly. [default: 3]"),
+    click.option("--gamma", type=click.IntRange(0, 63),
+                 help="Drafted tokens at most; 0 decodes plainly. [default: decided each round]"),
     click.option("--nodes", type=click.IntRange(0, 63), help="Drafted tokens in all; more than gamma make a tree."),
-    click.option("--verify", type=click.Choice(["sample", "rejection", "block"]), default="sample", show_default=True,
+    click.option("--verify", type=click.Choice(["auto", "sample", "rejection", "block"]), default="auto",
+                 show_default=True,
                  help="Acceptance rule; the last two draw drafts at random. All keep the target's distribution."),
+)  # fmt: skip
+
+_LOADING = (
     click.option("--ctx", type=click.IntRange(8), help="Context size in tokens. [default: the model's, at most 8192]"),
     click.option("--threads", type=click.IntRange(1, 512), help="CPU threads. [default: the idle physical cores]"),
     click.option("--gpu-layers", type=click.IntRange(0), help="Layers on the GPU. [default: all]"),
@@ -59,15 +64,21 @@ _OPTIONS = (
     click.option("--flash-attention/--no-flash-attention", default=None, help="[default: where supported]"),
     click.option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
     click.option("--exact", is_flag=True, help="One numeric result for any number of rows; slower."),
-    backend_option("Runtime.", "toy"),
     click.option("--force", is_flag=True, help="Load even if the memory looks too small."),
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
 
 
 def generation_options(command: F) -> F:
-    """Add the options to a command, which receives them all as keyword arguments."""
-    for option in reversed(_OPTIONS):
+    """Add the options of a generation to a command, which receives them all as keyword arguments."""
+    for option in reversed((*_GENERATION, *_LOADING, backend_option("Runtime.", "toy"))):
+        command = option(command)
+    return command
+
+
+def load_options(command: F) -> F:
+    """Add the options of loading a model alone."""
+    for option in reversed((*_LOADING, backend_option("Runtime."))):
         command = option(command)
     return command
 
@@ -81,9 +92,9 @@ def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
         model=model,
         backend=backend_named(given["backend"]),
         draft=given["draft"],
-        gamma=given["gamma"],
-        nodes=given["nodes"],
-        rule=given["verify"],
+        gamma=given.get("gamma"),
+        nodes=given.get("nodes"),
+        rule=given.get("verify", "auto"),
         load=LoadOptions(
             context_size=given["ctx"],
             threads=given["threads"],

@@ -12,16 +12,17 @@ from edgespec.cli.conversation import SETTINGS, Conversation
 from edgespec.cli.host import Host
 from edgespec.cli.terminal import report_bug, summary
 from edgespec.core.metrics import Metrics
-from edgespec.engine import Finished, Speculation
+from edgespec.engine import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planning import OpenRequest
+from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
 
 _HELP = """\
 /help                 this list
 /stats                figures of the last answer
-/spec on|off|N        speculation on, off, or N drafted tokens at a time
+/spec on|off|auto|N   speculation on, off, as much as pays, or N drafted tokens at a time
 /draft KIND|REF       draft by auto, model, ngram, none, or a model of your choice
 /set [NAME VALUE]     show or change: {settings}
 /clear                forget the conversation
@@ -106,6 +107,7 @@ class Repl:
     def _answer(self) -> None:
         """Generate for the conversation as it is; a refused question is taken back."""
         answer: list[str] = []
+        notices: list[str] = []
         try:
             for event in self._host.stream(self._chat.request()):
                 if isinstance(event, Piece):
@@ -113,6 +115,8 @@ class Repl:
                     click.echo(click.style(event.text, dim=True) if reasoning else event.text, nl=False)
                     if not reasoning:
                         answer.append(event.text)
+                elif isinstance(event, Notice):
+                    notices.append(event.text)
                 elif isinstance(event, Finished):
                     finished = event
         finally:
@@ -121,6 +125,8 @@ class Repl:
             else:
                 self._chat.undo()  # a question without an answer would be in the way of the next one
         click.echo()
+        for text in notices:
+            click.echo(f"note: {text}", err=True)
         self._last = finished.metrics
         if self._interactive or finished.reason == "cancelled":
             click.echo(
@@ -142,19 +148,23 @@ class Repl:
     def _spec(self, argument: str) -> None:
         engine = self._host.opened.engine
         if argument == "off":
-            if engine.speculation.gamma:
+            if not engine.speculation.is_plain:
                 self._was_speculation = engine.speculation
-            engine.speculation = replace(engine.speculation, gamma=0, nodes=0)
+            engine.speculation = replace(engine.speculation, gamma=0, nodes=None)
         elif argument == "on":
             engine.speculation = self._was_speculation
+        elif argument == "auto":
+            engine.speculation = replace(engine.speculation, gamma=None, nodes=None)
         elif argument.isdecimal() and argument.isascii() and len(argument) < 4:
             gamma = int(argument)
-            engine.speculation = Speculation(engine.speculation.kind, gamma, gamma, engine.speculation.rule)
+            engine.speculation = Speculation(engine.speculation.kind, gamma, None, engine.speculation.rule)
         elif argument:
-            raise InvalidRequest(f"/spec takes on, off or a number, not '{argument}'.", hint="For example: /spec 4")
+            raise InvalidRequest(
+                f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4"
+            )
         spec = engine.speculation
-        told = f"{spec.gamma} tokens at a time by {self._host.opened.draft}" if spec.gamma else "off"
-        click.echo(f"speculation: {told}")
+        amount = "as much as pays" if spec.gamma is None else f"{spec.gamma} tokens at a time"
+        click.echo(f"speculation: {'off' if spec.is_plain else f'{amount}, by {self._host.opened.draft}'}")
 
     def _draft(self, argument: str) -> None:
         if argument:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 @click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path), help="Read the prompt from a file.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
+@click.option("--explain", is_flag=True, help="Say of every round what was drafted and why, on stderr.")
 @generation_options
 def run_command(
-    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, **given: Any
+    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, explain: bool, **given: Any
 ) -> int:
     """Answer one PROMPT (an argument, --file, or standard input) and exit.
 
@@ -32,8 +33,9 @@ def run_command(
     """
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
-    from edgespec.cli.terminal import summary
-    from edgespec.engine import Finished
+    from edgespec.cli.terminal import explanation, summary
+    from edgespec.core.protocols import Step
+    from edgespec.engine import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.text.stream import Piece
 
@@ -42,19 +44,28 @@ def run_command(
     host = Host(open_request(model, given), verbose=given["verbose"])
     request = _request(text, raw, given, host.opened)
     spoken: dict[str, list[str]] = {"answer": [], "reasoning": []}
+    steps: list[Step] = []
+    notices: list[str] = []
     for event in host.stream(request):
         if isinstance(event, Piece):
             spoken[event.channel].append(event.text)
             if not as_json:
                 click.echo(event.text, nl=False, err=event.channel == "reasoning")
+        elif isinstance(event, Step):
+            steps.append(event)
+        elif isinstance(event, Notice):
+            notices.append(event.text)
         elif isinstance(event, Finished):
             finished = event
     host.close()
+    told = explanation(steps) if explain else []
     if as_json:
         click.echo(json.dumps(_result(host.opened, finished, spoken), ensure_ascii=False))
     else:
         click.echo()
         click.echo(summary(finished.metrics, host.opened.draft, finished.reason), err=True)
+    for line in (*told, *(f"note: {text}" for text in notices)):
+        click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 

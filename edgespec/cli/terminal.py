@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgespec.core.metrics import Metrics
+    from edgespec.core.protocols import Step
 
 
 class TerminalReporter:
@@ -47,6 +50,34 @@ class TerminalReporter:
             self._bar = None
 
 
+class Progress:
+    """A bar on stderr for work in steps, with the time that is left; silent where stderr is no terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Any = None
+
+    def expect(self, steps: int) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._bar = click.progressbar(
+                length=steps, label=self._label, file=sys.stderr, show_pos=True, item_show_func=lambda name: name
+            )
+
+    def step(self, name: str) -> None:
+        if self._bar is not None:
+            self._bar.update(1, name)
+
+    def note(self, text: str) -> None:
+        click.echo(f"\nnote: {text}" if self._bar is not None else f"note: {text}", err=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.render_finish()
+
+
 def echo_native_log() -> None:
     """Show the runtime's own log on stderr from now on."""
     from edgespec.backends.llamacpp.library import library
@@ -69,6 +100,23 @@ def summary(metrics: Metrics, draft: str, reason: str) -> str:
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)
+
+
+def explanation(steps: Sequence[Step]) -> list[str]:
+    """A table of rounds: what was drafted and accepted, tokens and milliseconds expected and got, and why."""
+    lines = ["round  drafter       drafted  accepted   tokens        ms           why"]
+    for step in steps:
+        decision = step.decision
+        if decision is None:  # the token that prefill yields
+            continue
+        took_ms = 1000 * (step.draft_s + step.verify_s + step.sample_s + step.commit_s)
+        tokens = "-" if decision.expected_tokens is None else f"{decision.expected_tokens:.1f}"
+        expected_ms = "-" if decision.expected_s is None else f"{1000 * decision.expected_s:.1f}"
+        lines.append(
+            f"{step.index:5}  {decision.source:12}  {step.n_drafted:7}  {step.n_accepted:8}"
+            f"   {tokens:>4} > {len(step.tokens):<4} {expected_ms:>7} > {took_ms:<7.1f} {decision.reason}"
+        )
+    return lines
 
 
 def report_bug(error: Exception) -> None:

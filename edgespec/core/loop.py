@@ -10,10 +10,10 @@ from time import perf_counter
 
 from edgespec.core.protocols import (
     NO_DRAFT,
+    Budget,
     CheckCancelled,
     Controller,
     Draft,
-    Drafter,
     PrefillProgress,
     Session,
     Step,
@@ -24,9 +24,8 @@ from edgespec.core.protocols import (
 
 def speculate(
     session: Session,
-    drafter: Drafter,
-    verifier: Verifier,
     controller: Controller,
+    verifier: Verifier,
     prompt: Sequence[int],
     *,
     max_tokens: int,
@@ -35,7 +34,7 @@ def speculate(
 ) -> Generator[PrefillProgress | Step, None, None]:
     """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context.
 
-    The emitted tokens follow the law that `verifier` samples from, whatever the drafter proposes. Needs len(prompt) >=
+    The emitted tokens follow the law that `verifier` samples from, whatever is proposed. Needs len(prompt) >=
     1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from within the session.
     """
     scores = yield from session.prefill(prompt)
@@ -51,23 +50,22 @@ def speculate(
     index = 0
     begin_s = 0.0  # counted as drafting, in the first step that drafts
     if len(history) < end and history[-1] not in stop:
-        drafter.begin(prompt, scores)
+        controller.begin(prompt, scores)
         begin_s = perf_counter() - ready
     while len(history) < end and history[-1] not in stop:
         check()
         index += 1
         t0 = perf_counter()
-        budget = controller.budget().clamp(depth=end - len(history) - 1, nodes=session.draft_limit)
-        plain = not (budget.depth and budget.nodes)
-        draft = NO_DRAFT if plain else drafter.propose(history, budget)
+        draft = controller.propose(history, Budget(depth=end - len(history) - 1, nodes=session.draft_limit))
         t1 = perf_counter()
-        scores = session.forward(history[-1], draft, run_ahead=plain and len(history) + 1 < end)
+        run_ahead = not len(draft) and controller.expects_plain and len(history) + 1 < end
+        scores = session.forward(history[-1], draft, run_ahead=run_ahead)
         t2 = perf_counter()
         verdict = verifier.verify(draft, scores, history)
         tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
         t3 = perf_counter()
         verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
-        drafter.observe(verdict, scores)
+        controller.observe(verdict, scores)
         session.commit(verdict.path)
         history += tokens
         assert session.position == len(history) - 1
@@ -75,7 +73,7 @@ def speculate(
         waited_s = scores.waited_s  # within t3 - t2, but it is the forward's
         step = Step(
             index, tokens, len(draft), n_accepted, n_tested, t4,
-            begin_s + t1 - t0, t2 - t1 + waited_s, t3 - t2 - waited_s, t4 - t3,
+            begin_s + t1 - t0, t2 - t1 + waited_s, t3 - t2 - waited_s, t4 - t3, controller.decision,
         )  # fmt: skip
         begin_s = 0.0
         controller.record(step)

@@ -198,11 +198,52 @@ class Verifier(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how much to draft, from what earlier steps cost and won."""
+    """Decides each round who drafts and how much, and has it drafted; for one generation."""
 
-    def budget(self) -> Budget: ...
+    @property
+    def decision(self) -> Decision:
+        """Why the last proposal was made."""
 
-    def record(self, step: Step) -> None: ...
+    @property
+    def expects_plain(self) -> bool:
+        """Whether the round after this one will probably have no draft."""
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
+        """A generation starts; `scores` are the target's for the last prompt token."""
+
+    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        """A draft that continues `tokens` (prompt and all emitted; the last one is the root), or none.
+
+        The session takes no more than `limit`.
+        """
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None:
+        """What became of the last proposal, after clipping at stop tokens and length."""
+
+    def record(self, step: Step) -> None:
+        """What the round took and won."""
+
+    def enter(self, passage: str) -> None:
+        """The text goes over into 'reasoning' or 'answer', in which drafts may fare differently."""
+
+    def complaint(self) -> str | None:
+        """A sentence for the user if a drafter does so badly, or so much worse than before, that something is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a round was to be, and why.
+
+    source      who drafts: 'none', or names of drafters joined by '+'
+    expected_*  tokens emitted and seconds taken, where the controller estimates them
+    walked      tokens that a draft model drafted for it one by one, verified or not
+    """
+
+    source: str
+    reason: str
+    expected_tokens: float | None = None
+    expected_s: float | None = None
+    walked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +253,7 @@ class Step:
     tokens      the first n_accepted of them were drafted, the rest is the target's own
     n_tested    depths at which a drafted token met the target's verdict: n_accepted, plus 1 after a rejection
     at_s        time.perf_counter() when the tokens were ready; the other times are durations in seconds
+    decision    why the round drafted what it did; None for step 0
     """
 
     index: int
@@ -224,6 +266,7 @@ class Step:
     verify_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class Sampler:
                     hint="Remove that bias.",
                 )
         self.params = params
+        self.vocab_size = vocab_size
         self.window = params.penalty_window if params.penalises else 0
         self._bias_ids = np.array([t for t, _ in params.logit_bias], np.int32)
         self._bias = np.array([b for _, b in params.logit_bias], np.float32)

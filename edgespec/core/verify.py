@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.core.chance import Chance
-from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict
+from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict, Verifier
 from edgespec.core.sampling import Law, SamplingParams
 from edgespec.core.tree import depths
 
@@ -138,6 +138,18 @@ class BlockVerification:
                 tau = i
         weights = owed[tau] if owed[tau].sum() > 0 else p[tau]  # nothing owed: p = q here, reached by rounding alone
         return Verdict(tuple(range(tau)), self._chance.choose(weights, len(prefix) + tau))
+
+
+class ByDraft:
+    """For generations in which some drafts are drawn at random and others are not: each by the rule made for it."""
+
+    def __init__(self, deterministic: Verifier, drawn: Verifier) -> None:
+        self._deterministic = deterministic
+        self._drawn = drawn
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        rule = self._deterministic if draft.q is None else self._drawn
+        return rule.verify(draft, scores, prefix)
 
 
 def residual(p: Probs, q: Probs) -> Probs:

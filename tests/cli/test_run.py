@@ -46,7 +46,8 @@ def test_every_draft_gives_the_same_greedy_text(cli: Cli) -> None:
     base = ("run", PROMPT, "--max-tokens", "32", "--temperature", "0", "--json", "--threads", "1", "--exact")
     plain = json.loads(cli(*base, "--draft", "none").stdout)
     assert plain["metrics"]["tau"] == 1.0
-    for draft in (["model"], ["ngram"], ["auto", "--nodes", "6"], [str(DRAFT)], ["model", "--gamma", "0"]):
+    tree, plainly = ["auto", "--gamma", "3", "--nodes", "6"], ["model", "--gamma", "0"]
+    for draft in (["model"], ["model", "--gamma", "3"], ["ngram"], tree, [str(DRAFT)], plainly):
         result = json.loads(cli(*base, "--draft", *draft).stdout)
         assert result["tokens"] == plain["tokens"], draft
         assert result["text"] == plain["text"]
@@ -73,7 +74,7 @@ def test_a_seed_repeats_whatever_drafts_and_verifies(cli: Cli) -> None:
     }
     assert len(texts) == 1
     for rule in ("rejection", "block"):
-        again = [json.loads(cli(*base, "--verify", rule).stdout)["text"] for _ in range(2)]
+        again = [json.loads(cli(*base, "--verify", rule, "--gamma", "3").stdout)["text"] for _ in range(2)]
         assert again[0] == again[1]
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
+import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
 from edgespec.core.control import FixedBudget
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
-from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
+from edgespec.core.verify import BlockVerification, ByDraft, TargetSample, TokenRejection
 from tests.core.enumerate import (
     PROMPT,
     Enumerated,
@@ -66,6 +67,19 @@ class Drawn:
     def observe(self, verdict: Verdict, scores: Scores) -> None: ...
 
 
+@dataclass
+class Stopping(Drawn):
+    """Draws on as long as the last token drawn was no 0: the length depends on what was drawn."""
+
+    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+        drawn: list[int] = []
+        laws = []
+        while len(drawn) < budget.depth and (not drawn or drawn[-1] != 0):
+            laws.append(self.q((*tokens, *drawn)))
+            drawn.append(self.chance.choose(laws[-1], len(tokens)))
+        return Draft.chain(drawn, np.stack(laws))
+
+
 def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fraction]:
     """The law of plain decoding: all texts that end with a stop token or have `length` tokens."""
     law: dict[Tokens, Fraction] = {}
@@ -84,9 +98,8 @@ def generated(
             drafter.chance = chance
         steps = speculate(
             ToySession(target),  # type: ignore[arg-type]
-            drafter,
+            FixedBudget(drafter, Budget(9, 9)),
             rule(target, chance),
-            FixedBudget(Budget(9, 9)),
             PROMPT,
             max_tokens=length,
             stop=stop,
@@ -123,3 +136,26 @@ def test_drawn_tokens(
     target = Target(4, vocab_size, low=vocab_size == 2)
     drafter = Drawn(Table(9, vocab_size), widths, Enumerated(), eager)
     assert generated(target, rule, drafter, stop, length) == truth(target, stop, length)
+
+
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+@pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
+def test_drafts_whose_length_depends_on_what_was_drawn(rule: Rule, vocab_size: int, length: int) -> None:
+    target = Target(5, vocab_size, low=vocab_size == 2)
+    drafter = Stopping(Table(8, vocab_size), (), Enumerated(), eager=False)
+    assert generated(target, rule, drafter, frozenset(), length) == truth(target, frozenset(), length)
+
+
+def test_rounds_of_both_kinds() -> None:
+    """Deterministic and drawn drafts in turn, each by its own rule."""
+    target = Target(6, 2, low=True)
+
+    class InTurn(Drawn):
+        def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+            return super().propose(tokens, budget) if len(tokens) % 2 else Draft.chain([0, 1][: budget.depth])
+
+    def by_draft(laws: Target, chance: Enumerated) -> ByDraft:
+        return ByDraft(TargetSample(laws, chance), BlockVerification(laws, chance))  # type: ignore[arg-type]
+
+    drafter = InTurn(Table(3, 2), (1, 1), Enumerated(), eager=False)
+    assert generated(target, by_draft, drafter, frozenset(), 4) == truth(target, frozenset(), 4)  # type: ignore[arg-type]

@@ -52,6 +52,9 @@ class Case:
     def plain(self, prompt: list[int], max_tokens: int) -> list[int]:
         return decode(self.model, self.sampler, self.seed, prompt, max_tokens, self.stop, self.context_size)
 
+    def budgets(self, seed: int) -> RandomBudgets:
+        return RandomBudgets(self.drafter(), np.random.default_rng(seed))
+
     def drafter(self) -> GuessingDrafter:
         rng = np.random.default_rng(self.seed)
         truth = [*self.prompt, *self.expected]
@@ -72,14 +75,13 @@ cases = st.builds(
 )
 
 
-def run(case: Case, session: ToySession, drafter: GuessingDrafter, budgets: RandomBudgets, alarm: Alarm) -> list[Step]:
+def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -> list[Step]:
     """Steps of one generation; the position is checked after each."""
     steps = []
     events = speculate(
         session,
-        drafter,
-        TargetSample(case.sampler, Seeded(case.seed)),
         budgets,
+        TargetSample(case.sampler, Seeded(case.seed)),
         case.prompt,
         max_tokens=case.max_tokens,
         stop=case.stop,
@@ -100,8 +102,9 @@ def run(case: Case, session: ToySession, drafter: GuessingDrafter, budgets: Rand
 @settings(max_examples=250, deadline=None)
 def test_speculation_changes_nothing_but_speed(case: Case) -> None:
     session = open_session(case.kind, case.model, case.context_size)
-    drafter, budgets = case.drafter(), RandomBudgets(np.random.default_rng(case.seed))
-    steps = run(case, session, drafter, budgets, Alarm(0))
+    budgets = case.budgets(case.seed)
+    drafter = budgets.drafter
+    steps = run(case, session, budgets, Alarm(0))
     tokens = [token for step in steps for token in step.tokens]
     assert tokens == case.expected
     assert len(tokens) <= case.max_tokens
@@ -149,14 +152,14 @@ def check_accounts(case: Case, drafter: GuessingDrafter, steps: list[Step]) -> N
 def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
     alarm = Alarm(calls)
     session = open_session(case.kind, case.model, case.context_size, alarm)
-    drafter, budgets = case.drafter(), RandomBudgets(np.random.default_rng(case.seed))
+    budgets = case.budgets(case.seed)
     try:
-        run(case, session, drafter, budgets, alarm)
+        run(case, session, budgets, alarm)
     except Cancelled:
         done = [*case.prompt, *(token for step in budgets.recorded for token in step.tokens)]
         assert session.position <= max(len(done), len(case.prompt))
     alarm.silence()
-    again = run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(1)), alarm)
+    again = run(case, session, case.budgets(1), alarm)
     assert [token for step in again for token in step.tokens] == case.expected
 
 
@@ -165,7 +168,7 @@ def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
 def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> None:
     session = open_session(case.kind, case.model, case.context_size)
     events = speculate(
-        session, case.drafter(), TargetSample(case.sampler, Seeded(case.seed)), FixedBudget(Budget(3, 5)), case.prompt,
+        session, FixedBudget(case.drafter(), Budget(3, 5)), TargetSample(case.sampler, Seeded(case.seed)), case.prompt,
         max_tokens=case.max_tokens, stop=case.stop,
     )  # fmt: skip
     for event in events:
@@ -175,7 +178,7 @@ def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> 
     events.close()  # the listener walked away
     case.prompt = [*case.prompt[:keep], 0]
     case.expected = case.plain(case.prompt, case.max_tokens)
-    again = run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(2)), Alarm(0))
+    again = run(case, session, case.budgets(2), Alarm(0))
     assert [token for step in again for token in step.tokens] == case.expected
 
 
@@ -196,7 +199,7 @@ def test_the_next_turn_starts_where_this_prompt_ended(kind: str) -> None:
     prompt = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
     case = Case(3, kind, SAMPLING[0], prompt, 10, frozenset(), 64, 0.5, False)
     session = open_session(kind, case.model, 64)
-    run(case, session, case.drafter(), RandomBudgets(np.random.default_rng(0)), Alarm(0))
+    run(case, session, case.budgets(0), Alarm(0))
     other = (case.expected[0] + 1) % V
     assert [event.done for event in session.prefill([*prompt, other])] == [11]
 
@@ -204,19 +207,19 @@ def test_the_next_turn_starts_where_this_prompt_ended(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_that_fills_the_context_gets_one_token(kind: str) -> None:
     case = Case(3, kind, SAMPLING[0], [1, 2, 3, 4, 5], 10, frozenset(), 5, 0.5, False)
-    session, budgets = open_session(kind, case.model, 5), RandomBudgets(np.random.default_rng(0))
-    steps = run(case, session, case.drafter(), budgets, Alarm(0))
+    session, budgets = open_session(kind, case.model, 5), case.budgets(0)
+    steps = run(case, session, budgets, Alarm(0))
     assert [len(step.tokens) for step in steps] == [1]
     case.prompt.append(0)
     with pytest.raises(ContextOverflow):
-        run(case, session, case.drafter(), budgets, Alarm(0))
+        run(case, session, budgets, Alarm(0))
 
 
 def test_plain_decoding_is_one_token_a_step() -> None:
     case = Case(4, "linear", SAMPLING[2], [1], 12, frozenset(), 64, 0.5, False)
     events = speculate(
-        open_session("linear", case.model), PlainDrafter(), TargetSample(case.sampler, Seeded(4)),
-        FixedBudget(Budget(4, 4)), case.prompt, max_tokens=12, stop=frozenset(),
+        open_session("linear", case.model), FixedBudget(PlainDrafter(), Budget(4, 4)),
+        TargetSample(case.sampler, Seeded(4)), case.prompt, max_tokens=12, stop=frozenset(),
     )  # fmt: skip
     steps = [event for event in events if isinstance(event, Step)]
     assert [step.tokens for step in steps] == [(token,) for token in case.expected]

@@ -70,13 +70,13 @@ def test_joint_law_of_two_tokens(rule: str, drafter_name: str, sampling: str) ->
     sampler = RememberingSampler(SAMPLING[sampling], V)
     drafter = drafter_for(drafter_name, sampler)
     session = open_session("tree", MODEL)
-    budget = FixedBudget(Budget(2, 4))
+    controller = FixedBudget(drafter, Budget(2, 4))
     counts = np.zeros((V, V), int)
     accepted = 0
     for seed in range(RUNS):
         verifier = verifier_for(rule, sampler, Seeded(seed))
         text: list[int] = []
-        for event in speculate(session, drafter, verifier, budget, PROMPT, max_tokens=4, stop=frozenset()):
+        for event in speculate(session, controller, verifier, PROMPT, max_tokens=4, stop=frozenset()):
             if isinstance(event, Step):
                 text += event.tokens
                 accepted += event.n_accepted

@@ -9,7 +9,19 @@ import numpy as np
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.chance import index_at, uniform
-from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Logits, Probs, Rng, Scores, Step, Verdict
+from edgespec.core.protocols import (
+    NO_DRAFT,
+    Budget,
+    CheckCancelled,
+    Decision,
+    Draft,
+    Logits,
+    Probs,
+    Rng,
+    Scores,
+    Step,
+    Verdict,
+)
 from edgespec.core.sampling import Law, Sampler, SamplingParams
 from edgespec.errors import Cancelled
 
@@ -140,14 +152,26 @@ class DrawingDrafter:
 
 
 class RandomBudgets:
-    """A controller that asks for anything."""
+    """A controller that asks its drafter for anything, within the limits."""
 
-    def __init__(self, rng: Rng) -> None:
+    decision = Decision("guess", "at random")
+    expects_plain = False
+
+    def __init__(self, drafter: GuessingDrafter, rng: Rng) -> None:
+        self.drafter = drafter
         self._rng = rng
         self.recorded: list[Step] = []
 
-    def budget(self) -> Budget:
-        return Budget(int(self._rng.integers(0, 6)), int(self._rng.integers(0, 9)))
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
+        self.drafter.begin(prompt, scores)
+
+    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        wanted = Budget(int(self._rng.integers(0, 6)), int(self._rng.integers(0, 9)))
+        budget = wanted.clamp(depth=limit.depth, nodes=limit.nodes)
+        return self.drafter.propose(tokens, budget) if budget.depth and budget.nodes else NO_DRAFT
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None:
+        self.drafter.observe(verdict, scores)
 
     def record(self, step: Step) -> None:
         self.recorded.append(step)

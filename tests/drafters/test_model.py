@@ -174,8 +174,8 @@ class CountingSession(ToySession):
 
 def generate(session: Session, drafter: ModelDrafter, prompt: Sequence[int], depth: int, n: int) -> list[Step]:
     verifier = TargetSample(Sampler(SamplingParams(temperature=0), V), Seeded(0))
-    budget = FixedBudget(Budget(depth, depth))
-    events = speculate(session, drafter, verifier, budget, prompt, max_tokens=n, stop=frozenset())
+    controller = FixedBudget(drafter, Budget(depth, depth))
+    events = speculate(session, controller, verifier, prompt, max_tokens=n, stop=frozenset())
     return [event for event in events if isinstance(event, Step)]
 
 

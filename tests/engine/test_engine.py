@@ -10,8 +10,9 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request, Speculation
+from edgespec.engine import Engine, Finished, Request
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, generate
@@ -100,7 +101,7 @@ def test_the_context_end_is_a_length_stop(engine: Engine) -> None:
     engine.speculation = Speculation("ngram", 6, 6)
     size = engine.target.context_size
     prompt = "x = 1\n" * 120
-    n = engine.count_tokens(prompt)
+    n = len(engine.encode(prompt))
     assert n < size
     _, finished = generate(
         engine, Request(prompt, SamplingParams(logit_bias=((0, -1000.0), (3, -1000.0)), temperature=0))
@@ -167,4 +168,4 @@ def test_templates_can_write_the_end_of_a_turn() -> None:
     target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda f: None, check=lambda: None)
     target.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"  # type: ignore[misc]
     engine = Engine(target, None, PLAIN)
-    assert engine.count_tokens((Message("user", "hi"), Message("assistant", "ho"))) == len("hi<end>ho<end>")
+    assert len(engine.encode((Message("user", "hi"), Message("assistant", "ho")))) == len("hi<end>ho<end>")

@@ -6,7 +6,8 @@ import pytest
 
 from edgespec.bench.law import compare, enumerated
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request, Speculation
+from edgespec.engine import Engine, Request
+from edgespec.speculation import Speculation
 
 PROMPT = "self."
 PARAMS = SamplingParams(temperature=1.0, top_k=3)

@@ -1,0 +1,144 @@
+"""Write a large model tensor by tensor: a GGUF file, or a folder of safetensors; complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import gguf
+import numpy as np
+
+from benchmarks.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, content
+from benchmarks.embedding.layout import Tensor, tensors
+from benchmarks.embedding.shapes import Shape
+from benchmarks.embedding.sources import Source, folder_name, halved
+
+_FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
+_SEED = 0
+
+
+def write(source: Source, destination: Path, large: Shape, storage: Storage) -> None:
+    """Write `destination`: the function of `source` in the shape `large`. Raises click.ClickException."""
+    if not destination.parent.is_dir():
+        raise click.ClickException(f"there is no folder {destination.parent}.")
+    if isinstance(storage, GgufStorage):
+        write_gguf(source, destination, large, storage)
+    else:
+        write_folder(source, destination, large, storage)
+
+
+def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufStorage) -> None:
+    """Raises click.ClickException."""
+    writer = gguf.GGUFWriter(None, "llama")
+    writer.add_name(f"cost-faithful {large.width}x{large.layers}")
+    writer.add_embedding_length(large.width)
+    writer.add_block_count(large.layers)
+    writer.add_feed_forward_length(large.ffn)
+    writer.add_head_count(large.heads)
+    writer.add_head_count_kv(large.kv_heads)
+    writer.add_key_length(large.head)
+    writer.add_value_length(large.head)
+    writer.add_layer_norm_rms_eps(source.epsilon * source.shape.width / large.width)
+    writer.add_file_type(_FILE_TYPES[storage.quant])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for field in source.gguf_fields():
+        writer.add_key_value(*field)
+    layout = _layout(source, large)
+    size = 0
+    for tensor in layout:
+        (part,) = storage.encoding(tensor).parts(tensor.columns)
+        n_bytes = max(tensor.rows, 1) * part.row_bytes
+        kind = gguf.GGMLQuantizationType[part.dtype]
+        writer.add_tensor_info(f"{tensor.name}.weight", _dimensions(tensor, part), np.dtype(np.float32), n_bytes, kind)
+        size += n_bytes
+    _check_room(destination, size)
+    with _complete(destination) as partial:
+        writer.write_header_to_file(partial)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        rng = np.random.default_rng(_SEED)
+        for tensor in layout:
+            writer.write_tensor_data(content(tensor, storage.encoding(tensor), source.weights, rng)[0])
+        writer.close()
+
+
+def write_folder(source: Source, destination: Path, large: Shape, storage: FolderStorage) -> None:
+    """Raises click.ClickException."""
+    if destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
+        raise click.ClickException(f"{destination} is neither called .gguf nor a new or empty folder.")
+    config = source.config() | {
+        "hidden_size": large.width,
+        "num_hidden_layers": large.layers,
+        "num_attention_heads": large.heads,
+        "num_key_value_heads": large.kv_heads,
+        "head_dim": large.head,
+        "intermediate_size": large.ffn,
+        "rms_norm_eps": source.epsilon * source.shape.width / large.width,
+        "torch_dtype": {"BF16": "bfloat16", "F32": "float32"}.get(storage.quant, "float16"),
+    }
+    if storage.quant in BITS:
+        config["quantization"] = {"group_size": storage.group, "bits": BITS[storage.quant], "mode": "affine"}
+        config["quantization_config"] = config["quantization"]
+    files = source.tokenizer_files() | {"config.json": json.dumps(config, indent=1).encode()}
+    layout = _layout(source, large)
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    size = 0
+    for tensor in layout:
+        for part in storage.encoding(tensor).parts(tensor.columns):
+            end = size + max(tensor.rows, 1) * part.row_bytes
+            header[folder_name(tensor.name) + part.suffix] = {
+                "dtype": part.dtype,
+                "shape": _dimensions(tensor, part),
+                "data_offsets": [size, end],
+            }
+            size = end
+
+    def weights(name: str) -> Any:
+        values = source.weights(name)
+        return halved(values, large.head) if name.endswith(("attn_q", "attn_k")) else values
+
+    _check_room(destination, size)
+    destination.mkdir(exist_ok=True)
+    with _complete(destination / "model.safetensors") as partial, partial.open("wb") as opened:
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        opened.write(len(text).to_bytes(8, "little") + text)
+        rng = np.random.default_rng(_SEED)
+        for tensor in layout:
+            for array in content(tensor, storage.encoding(tensor), weights, rng):
+                array.tofile(opened)
+    for name, data in files.items():
+        (destination / name).write_bytes(data)
+
+
+def _layout(source: Source, large: Shape) -> list[Tensor]:
+    return list(tensors(large, source.shape, source.vocab_size, tied=source.tied, rotations=source.rotations))
+
+
+def _dimensions(tensor: Tensor, part: Part) -> list[int]:
+    return [tensor.rows, part.row_numbers] if tensor.rows else [part.row_numbers]
+
+
+def _check_room(destination: Path, size: int) -> None:
+    """Raise click.ClickException where the disk lacks room for `size` bytes."""
+    free = shutil.disk_usage(destination.parent).free
+    if size > free:
+        raise click.ClickException(
+            f"{destination.name} takes {size / 1e9:.1f} GB, and {destination.parent} has {free / 1e9:.1f} GB free."
+        )
+
+
+@contextmanager
+def _complete(file: Path) -> Iterator[Path]:
+    """A name beside `file`, which takes its place at the end."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        yield partial
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""A model file of another's shape and quantization with fewer blocks and empty weights, to measure forwards on."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import CacheError
+from edgespec.registry.ggml_types import GGML_TYPES
+from edgespec.registry.gguf import Header, TensorInfo
+
+_SPARE_BYTES = 256 * 2**20  # left free on the disk
+_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
+
+
+def write_shape(header: Header, blocks: int, path: Path) -> None:
+    """Write a GGUF file with the first `blocks` blocks of the model that `header` is of; all weights are zero.
+
+    What a forward takes does not depend on the numbers, except that a router of experts that is all zero chooses the
+    same ones for every row. Raises CacheError where the disk is too small.
+    """
+    import gguf
+
+    kept = [tensor for tensor in header.tensors if _block(tensor) < blocks]
+    needed = sum(tensor.nbytes for tensor in kept) + _SPARE_BYTES
+    if shutil.disk_usage(path.parent).free < needed:
+        raise CacheError(
+            f"{path.parent} has no room for a measurement of {needed / 2**30:.1f} GiB.", hint="Free some disk space."
+        )
+    writer = gguf.GGUFWriter(path, header.architecture)
+    all_blocks = header.own("block_count") or 0
+    for key, value in header.metadata.items():
+        if key != "general.architecture" and not key.startswith("split."):
+            _add(writer, key, blocks if key == f"{header.architecture}.block_count" else value, all_blocks, blocks)
+    for tensor in kept:
+        kind = gguf.GGMLQuantizationType(_IDS[tensor.type.name])
+        writer.add_tensor_info(tensor.name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in kept:
+        writer.write_tensor_data(np.zeros(_shape(tensor), np.uint8))
+    writer.close()
+
+
+def _shape(tensor: TensorInfo) -> tuple[int, ...]:
+    """Slowest dimension first, rows in bytes."""
+    return (*reversed(tensor.shape[1:]), tensor.type.nbytes(tensor.shape[0]))
+
+
+def _block(tensor: TensorInfo) -> int:
+    """The block that a tensor belongs to; -1 for those of the whole model."""
+    parts = tensor.name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
+
+
+def _add(writer: Any, key: str, value: Any, all_blocks: int, blocks: int) -> None:
+    """A value of the header, in the type that llama.cpp expects of it; arrays over the blocks are cut."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        (writer.add_uint32 if 0 <= value < 2**32 else writer.add_int64)(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value if math.isfinite(value) else 0.0)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif len(value):
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        per_block = len(items) == all_blocks and not key.startswith("tokenizer.")
+        writer.add_array(key, items[:blocks] if per_block else items)

@@ -1,0 +1,133 @@
+"""The prompts that benchmarks run on: the shipped sets by category, and a reader for JSONL files of one's own."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import InvalidRequest
+
+CATEGORIES = (
+    "chat",
+    "translation",
+    "summary",
+    "qa",
+    "maths",
+    "rag",
+    "code_completion",
+    "code_edit",
+    "json",
+    "creative",
+    "long_context",
+    "adversarial",
+)
+OWN = "own"  # the category of lines that name none
+MAX_BYTES = 64 << 20
+
+_FORM = 'Write one object a line: {"prompt": "..."} or {"question_id": 1, "category": "chat", "turns": ["..."]}.'
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    """What a user says, turn by turn; the answers in between are the model's."""
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+
+
+def shipped(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
+    """The prompts written for edgespec, all or those of some categories, always in the order of CATEGORIES."""
+    for name in categories or ():
+        if name not in CATEGORIES:
+            raise InvalidRequest(f"there is no prompt category '{name}'.", hint=f"Choose from {', '.join(CATEGORIES)}.")
+    folder = importlib.resources.files("edgespec.bench") / "prompt_sets_data"
+    prompts: list[BenchPrompt] = []
+    for category in CATEGORIES:
+        if categories is None or category in categories:
+            name = f"{category}.jsonl"
+            prompts += _parse((folder / name).read_bytes(), name)
+    return prompts
+
+
+def read_prompts(path: Path) -> list[BenchPrompt]:
+    """The prompts of a JSONL file, in Spec-Bench's form or as {"prompt": ...}; raises InvalidRequest for a bad line."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
+    if len(data) > MAX_BYTES:
+        raise InvalidRequest(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Split it, or take fewer prompts.")
+    return _parse(data, str(path))
+
+
+def _parse(data: bytes, name: str) -> list[BenchPrompt]:
+    """The prompts of a JSONL text; `name` is what messages call it."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise InvalidRequest(f"{name}, line {number} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
+    lines: dict[str, int] = {}
+    prompts: list[BenchPrompt] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = _prompt(line, number)
+        except _BadLine as error:
+            raise InvalidRequest(f"{name}, line {number} {error}.", hint=_FORM) from error
+        if prompt.id in lines:
+            raise InvalidRequest(
+                f"{name}, line {number} has the id '{prompt.id}' of line {lines[prompt.id]}.",
+                hint="Give every prompt an id of its own.",
+            )
+        lines[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise InvalidRequest(f"{name} holds no prompts.", hint=_FORM)
+    return prompts
+
+
+class _BadLine(Exception):
+    """What is wrong with a line, as the end of a sentence that begins with its number."""
+
+
+def _prompt(line: str, number: int) -> BenchPrompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # RecursionError: a line of ten thousand brackets
+        raise _BadLine("is not JSON") from error
+    if not isinstance(record, dict):
+        raise _BadLine("is not a JSON object")
+    if "prompt" not in record and "turns" not in record:
+        raise _BadLine('has neither "prompt" nor "turns"')
+    if "prompt" in record and "turns" in record:
+        raise _BadLine('has both "prompt" and "turns"')
+    identity = record.get("question_id", record.get("id", number))
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
+        raise _BadLine("has an id that is neither text nor a whole number")
+    category = record.get("category", OWN)
+    if not isinstance(category, str):
+        raise _BadLine("has a category that is not text")
+    turns = [record["prompt"]] if "prompt" in record else record["turns"]
+    return BenchPrompt(str(identity), category, _turns(turns, "prompt" if "prompt" in record else "turns"))
+
+
+def _turns(given: object, key: str) -> tuple[str, ...]:
+    if not isinstance(given, list):
+        raise _BadLine('has "turns" that are not a list')
+    if not given:
+        raise _BadLine('has no turns in "turns"')
+    for turn in given:
+        if not isinstance(turn, str):
+            raise _BadLine(f'has a value in "{key}" that is not text')
+        if not turn.strip():
+            raise _BadLine(f'has an empty text in "{key}"')
+        if not turn.isascii() and any("\ud800" <= character <= "\udfff" for character in turn):
+            raise _BadLine(f'has half a surrogate pair in "{key}"')
+    return tuple(given)

@@ -1,0 +1,299 @@
+"""A bench's JSONL into a Summary: speedups paired with plain decoding by prompt, their intervals, and causes."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import isfinite
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.bench.report import Cost, Group, Header, Part, Point, Ratio, Summary, printable, shown
+from edgespec.core.metrics import Metrics
+from edgespec.errors import InvalidRequest
+
+PLAIN, AUTOPILOT = "plain", "autopilot"
+_RESAMPLES, _SEED = 10_000, 0
+_COLUMNS = 100
+_hints = cache(get_type_hints)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A greedy output that left plain decoding's; a fault unless the target was undecided there."""
+
+    near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation. `bound_s`: what its rounds would have taken by the calibrated cost curve alone."""
+
+    arm: str
+    prompt: str
+    category: str
+    temperature: float
+    warm: bool
+    metrics: Metrics
+    bound_s: float | None
+    fork: Fork | None
+
+
+Record = Header | Cost | Run
+
+
+def read(path: Path) -> list[Record]:
+    """The header and all after it; a last line that was cut off is ignored. Raises InvalidRequest."""
+    try:
+        lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
+    records: list[Record] = []
+    for i, (number, line) in enumerate(lines or [(1, b"")]):
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError):
+            if i and i == len(lines) - 1:
+                break
+            raise _faulty(path, number, "not JSON") from None
+        try:
+            records.append(_record(parsed, first=i == 0))
+        except (ValueError, OverflowError) as error:
+            raise _faulty(path, number, str(error)) from None
+    return records
+
+
+def _faulty(path: Path, number: int, fault: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}, line {number}: {fault}.", hint="Remove the line, or run the bench again.")
+
+
+def _record(parsed: Any, *, first: bool) -> Record:
+    kinds: dict[str, type[Record]] = {"header": Header, "cost": Cost, "run": Run}
+    kind = kinds.get(str(parsed.get("kind"))) if isinstance(parsed, dict) else None
+    if kind is None or (kind is Header) != first:
+        raise ValueError("not a cost or a run, nor a header in the first line")
+    record: Record = _typed(parsed, kind)
+    if isinstance(record, Cost) and (1 not in record.rows or min(record.rows.values()) <= 0):
+        raise ValueError("rows need the seconds of one row, and all above zero")
+    if isinstance(record, Run) and (speed := record.metrics.tokens_per_second) is not None and speed <= 0:
+        raise ValueError("tokens_per_second is not above zero")
+    return record
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """JSON's `value` as `kind`, a type that a record uses; raises ValueError."""
+    if isinstance(kind, UnionType):
+        return None if value is None else _typed(value, get_args(kind)[0])
+    if isinstance(value, dict) and isinstance(kind, type) and (hints := _hints(kind)):
+        if missing := hints.keys() - value.keys():
+            raise ValueError(f"{min(missing)} is missing")
+        return kind(**{name: _typed(value[name], hint) for name, hint in hints.items()})
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        of_key, of_value = get_args(kind)
+        return {of_key(key): _typed(item, of_value) for key, item in value.items()}
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return tuple(_typed(item, get_args(kind)[0]) for item in value)
+    if kind is float and type(value) in (int, float) and isfinite(value):
+        return float(value)
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"{value!r:.40} is of the wrong type")
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    """The statistics of one bench, from the records that `read` gives."""
+    (header,) = (r for r in records if isinstance(r, Header))
+    runs = [r for r in records if isinstance(r, Run)]
+    points = _points(runs)
+    return Summary(
+        header=header,
+        costs=tuple(r for r in records if isinstance(r, Cost)),
+        runs=len(runs),
+        short_runs=sum(r.metrics.tokens_per_second is None for r in runs),
+        forks=sum(r.fork is not None for r in runs),
+        faults=sum(r.fork is not None and not r.fork.near_tie for r in runs),
+        parts=tuple(
+            _part(warm, [r for r in runs if r.warm == warm], [p for p in points if p.warm == warm])
+            for warm in sorted({r.warm for r in runs})
+        ),
+        points=points,
+    )
+
+
+def _points(runs: Iterable[Run]) -> tuple[Point, ...]:
+    speeds: dict[tuple[str, str, float, bool, str], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.metrics.tokens_per_second is not None:
+            speeds[run.prompt, run.category, run.temperature, run.warm, run.arm].append(run.metrics.tokens_per_second)
+    medians = {key: float(np.median(values)) for key, values in speeds.items()}
+    plain = {key[:4]: speed for key, speed in medians.items() if key[4] == PLAIN}
+    return tuple(Point(*key, v, v / plain[key[:4]] if key[:4] in plain else None) for key, v in medians.items())
+
+
+def _part(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Part:
+    arms = sorted({r.arm for r in runs}, key=_arm_order)
+    categories = list(dict.fromkeys(r.category for r in runs))
+    temperatures = sorted({r.temperature for r in runs})
+    splits = product((None, *categories), (None, *temperatures) if len(temperatures) > 1 else (None,))
+    groups = [_group(arm, *split, runs, points) for split in splits for arm in arms]
+    drafters: dict[str, list[Metrics]] = defaultdict(list)
+    for run in runs:
+        drafters[re.sub(r"\s+\d+$", "", run.arm)].append(run.metrics)
+    prompts, speeds = _finished(points)
+    fixed = [arm for arm in arms if arm in speeds and arm != PLAIN and not _is_autopilot(arm)]
+    best_fixed = max(fixed, key=lambda arm: float(np.log(speeds[arm]).mean()), default=None)
+    oracle = np.maximum.reduce([speeds[arm] for arm in (PLAIN, *fixed)]) if fixed and PLAIN in speeds else None
+
+    def over(of: NDArray[np.float64] | None, to: NDArray[np.float64] | None) -> Ratio | None:
+        return _ratio(prompts, of / to) if of is not None and to is not None else None
+
+    return Part(
+        warm=warm,
+        arms=tuple(g for g in groups if g.category is None and g.temperature is None),
+        splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),
+        alpha_by_drafter={name: _alpha_by_depth(drafters[name]) for name in sorted(drafters, key=_arm_order)},
+        finished=len(prompts),
+        best_fixed=best_fixed,
+        oracle=over(oracle, speeds.get(PLAIN)),
+        autopilot_to_best_fixed=over(speeds.get(AUTOPILOT), speeds.get(best_fixed or "")),
+        autopilot_to_oracle=over(speeds.get(AUTOPILOT), oracle),
+    )
+
+
+def _is_autopilot(arm: str) -> bool:
+    """Whether an arm is the autopilot or a variant of it ("autopilot cold"), which is no fixed arm."""
+    return arm.split(" ")[0] == AUTOPILOT
+
+
+def _arm_order(arm: str) -> tuple[bool, bool, list[str | int]]:
+    """Plain decoding, the autopilot, then the others by name and number."""
+    return arm != PLAIN, not _is_autopilot(arm), [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", arm)]
+
+
+def _finished(points: Iterable[Point]) -> tuple[list[str], dict[str, NDArray[np.float64]]]:
+    """The prompts of the points that every arm has, and each arm's tokens/s there."""
+    by_point: dict[tuple[str, str, float], dict[str, float]] = defaultdict(dict)
+    for p in points:
+        by_point[p.prompt, p.category, p.temperature][p.arm] = p.tokens_per_second
+    arms = {arm for speeds in by_point.values() for arm in speeds}
+    finished = {key: speeds for key, speeds in by_point.items() if len(speeds) == len(arms)}
+    tokens_per_second = {arm: np.array([speeds[arm] for speeds in finished.values()]) for arm in arms}
+    return [prompt for prompt, *_ in finished], tokens_per_second if finished else {}
+
+
+def _group(
+    arm: str, category: str | None, temperature: float | None, runs: Iterable[Run], points: Iterable[Point]
+) -> Group:
+    def inside(x: Run | Point) -> bool:
+        return x.arm == arm and category in (None, x.category) and temperature in (None, x.temperature)
+
+    runs = [r for r in runs if inside(r)]
+    points = [p for p in points if inside(p)]
+    metrics = [r.metrics for r in runs]
+    timed = [m for m in metrics if m.tokens_per_second is not None]
+    speeds = [p.tokens_per_second for p in points]
+    paired = [(p.prompt, p.ratio) for p in points if p.ratio is not None]
+    ratios = np.array([ratio for _, ratio in paired])
+    drafted, forwards = sum(m.drafted_tokens for m in metrics), sum(m.target_forwards for m in metrics)
+    times = {part: sum(getattr(m, f"{part}_s") for m in timed) for part in ("draft", "verify", "sample", "commit")}
+    decoded = [(r.bound_s, (r.metrics.tpot_s or 0) * (r.metrics.emitted_tokens - 1)) for r in runs]
+    return Group(
+        arm=arm,
+        category=category,
+        temperature=temperature,
+        runs=len(runs),
+        short_runs=len(runs) - len(timed),
+        unpaired=len(points) - len(paired),
+        speedup=_ratio([prompt for prompt, _ in paired], ratios),
+        worst_decile=float(np.percentile(ratios, 10)) if paired else None,
+        below_one=float((ratios < 1).mean()) if paired else None,
+        tokens_per_second=tuple(np.percentile(speeds, (25, 50, 75)).tolist()) if speeds else (),
+        tau=sum(m.emitted_tokens - 1 for m in metrics if m.target_forwards) / forwards if forwards else None,
+        acceptance_rate=sum(m.accepted_tokens for m in metrics) / drafted if drafted else None,
+        alpha_by_depth=_alpha_by_depth(metrics),
+        time_shares={part: time / sum(times.values()) for part, time in times.items() if sum(times.values())},
+        ttft_s=_median(m.ttft_s for m in metrics),
+        step_p50_s=_median(m.step_p50_s for m in metrics),
+        step_p99_s=_median(m.step_p99_s for m in metrics),
+        achieved=_median(bound_s / s for bound_s, s in decoded if bound_s is not None and s > 0),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None
+
+
+def _alpha_by_depth(metrics: Iterable[Metrics]) -> tuple[float, ...]:
+    """As Group.alpha_by_depth says."""
+    tested: dict[int, float] = defaultdict(float)
+    accepted: dict[int, float] = defaultdict(float)
+    for m in metrics:
+        reaching = float(m.target_forwards)
+        for depth, alpha in enumerate(m.alpha_by_depth):
+            tested[depth] += reaching
+            reaching *= alpha
+            accepted[depth] += reaching
+    return tuple(accepted[depth] / tested[depth] for depth in sorted(tested) if tested[depth])
+
+
+def _ratio(prompts: Sequence[str], ratios: NDArray[np.float64]) -> Ratio | None:
+    """The interval is a percentile bootstrap: prompts are drawn with replacement, each with all its ratios."""
+    if not prompts:
+        return None
+    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    which = [numbers[prompt] for prompt in prompts]
+    sums, counts = np.bincount(which, np.log(ratios)), np.bincount(which)
+    geomean = float(np.exp(np.log(ratios).mean()))
+    if len(numbers) == 1:
+        return Ratio(geomean, None, None, len(prompts))
+    drawn = np.random.default_rng(_SEED).integers(len(numbers), size=(_RESAMPLES, len(numbers)))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.exp(np.percentile(means, (2.5, 97.5))).tolist()
+    return Ratio(geomean, low, high, len(prompts))
+
+
+def table(summary: Summary) -> str:
+    """Text for a terminal, at most 100 columns wide."""
+    label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
+    lines = [*_wrapped(label), *_wrapped(summary.header.facts()), *_wrapped(summary.counts())]
+    for part in summary.parts:
+        lines += ["", part.title, *_rows("arm", {g.arm: g for g in part.arms}), ""]
+        lines += [printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
+        lines += _rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
+        lines += _rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
+    return "\n".join(lines)
+
+
+def _wrapped(facts: dict[str, str]) -> list[str]:
+    return textwrap.wrap(printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
+
+
+def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
+    """A table under its column heads; nothing for no groups."""
+    form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
+    rows = [
+        form.format(
+            printable(name),
+            g.speedup.n if g.speedup else 0,
+            str(g.speedup or "-"),
+            shown(g.worst_decile),
+            shown(g.below_one, ".0%"),
+            shown(g.tau),
+            shown(g.acceptance_rate, ".0%"),
+            shown(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+        )
+        for name, g in groups.items()
+    ]
+    heads = (heading, "n", "x plain (95% CI)", "worst decile", "below 1", "tau", "accepted", "tok/s")
+    return ["", form.format(*heads), *rows] if rows else []

@@ -1,0 +1,75 @@
+"""`edgespec tune`: measure a model's costs thoroughly and learn how its drafts fare, for all later runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.options import load_options, open_request
+
+if TYPE_CHECKING:
+    from edgespec.control.costs import Profile
+    from edgespec.core.protocols import CheckCancelled
+
+
+@click.command("tune")
+@click.argument("model", metavar="[REF]", required=False)
+@click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|REF", help="As for run.")
+@click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for the cost curve.")
+@click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each practice answer.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@load_options
+def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **given: Any) -> int:
+    """Measure what forwards of REF cost here, let the autopilot practise on prompts of each category, and keep both.
+
+    Every run does the same as it goes; this does it beforehand. Ctrl-C keeps what was learned so far.
+    """
+    from edgespec.bench.prompt_sets import CATEGORIES, shipped
+    from edgespec.cli.host import Host
+    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.terminal import Progress
+    from edgespec.control.experience import Experience
+    from edgespec.core.sampling import SamplingParams
+    from edgespec.engine import Finished, Request
+    from edgespec.errors import ContextOverflow, InvalidRequest
+    from edgespec.text.chat import Message
+
+    if given["draft"] == "none":
+        raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
+    host = Host(open_request(model, given), verbose=given["verbose"])
+    engine, progress = host.opened.engine, Progress("practising")
+
+    def measured(check: CheckCancelled) -> Iterator[Profile]:
+        yield engine.measure(seconds, check)
+
+    (profile,) = host.work(measured)
+    engine.experience = Experience(profile)
+    interrupted = False
+    temperatures = (0.0, 0.7)
+    progress.expect(len(CATEGORIES) * len(temperatures))
+    with progress:
+        for category in CATEGORIES:
+            message = Message("user", shipped([category])[0].turns[0])
+            for temperature in temperatures if not interrupted else ():
+                request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
+                try:
+                    for event in host.stream(request):
+                        interrupted |= isinstance(event, Finished) and event.reason == "cancelled"
+                except ContextOverflow:
+                    pass  # a long prompt for a short context
+                progress.step(category)
+    name = host.opened.name
+    state = engine.experience.to_dict()
+    host.close()  # which keeps it
+    if as_json:
+        click.echo(json.dumps({"model": name, "interrupted": interrupted, **state}))
+    else:
+        click.echo(f"{name}: {1 / profile.rows[1]:.1f} tokens/s plain")
+        steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
+        click.echo(f"  a forward of n rows, in plain steps: {steps}")
+        if profile.draft_s is not None:
+            click.echo(f"  a drafted token: {profile.draft_s / profile.rows[1]:.3f} plain steps")
+    return INTERRUPTED if interrupted else 0

@@ -1,0 +1,187 @@
+"""The shipped prompt sets by number and size, both line forms of a file of one's own, and every kind of bad line."""
+
+from __future__ import annotations
+
+import codeop
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.bench import prompt_sets
+from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_prompts, shipped
+from edgespec.errors import InvalidRequest
+
+COUNTS = {
+    "chat": 8,
+    "translation": 8,
+    "summary": 8,
+    "qa": 8,
+    "maths": 8,
+    "rag": 6,
+    "code_completion": 10,
+    "code_edit": 8,
+    "json": 8,
+    "creative": 8,
+    "long_context": 4,
+    "adversarial": 8,
+}
+# Fewest and most words of a prompt; the summary's request comes on top of its passage.
+WORDS = {"summary": (200, 420), "rag": (600, 1200), "long_context": (2500, 3500)}
+
+
+def written(tmp_path: Path, data: str | bytes) -> Path:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def refusal(path: Path) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        read_prompts(path)
+    return caught.value
+
+
+def test_every_category_has_its_number_of_prompts() -> None:
+    assert tuple(COUNTS) == CATEGORIES
+    assert {name: len(shipped([name])) for name in CATEGORIES} == COUNTS
+
+
+def test_ids_are_unique_and_name_their_category() -> None:
+    prompts = shipped()
+    assert len({prompt.id for prompt in prompts}) == len(prompts)
+    assert all(re.fullmatch(rf"{prompt.category}-\d+", prompt.id) for prompt in prompts)
+    assert len({prompt.turns for prompt in prompts}) == len(prompts)
+
+
+def test_order_is_that_of_the_categories() -> None:
+    assert shipped() == [prompt for name in CATEGORIES for prompt in shipped([name])]
+    assert shipped(["json", "chat"]) == shipped(["chat"]) + shipped(["json"])
+    assert shipped([]) == []
+
+
+def test_half_of_the_chats_have_two_turns_and_nothing_else_has() -> None:
+    assert sorted(len(prompt.turns) for prompt in shipped(["chat"])) == [1] * 4 + [2] * 4
+    assert {len(prompt.turns) for prompt in shipped(CATEGORIES[1:])} == {1}
+
+
+@pytest.mark.parametrize("category", WORDS)
+def test_long_prompts_have_their_length(category: str) -> None:
+    fewest, most = WORDS[category]
+    sizes = {prompt.id: len(prompt.turns[0].split()) for prompt in shipped([category])}
+    assert {name: size for name, size in sizes.items() if not fewest <= size <= most} == {}
+
+
+def test_all_but_translations_are_ascii_and_none_ends_in_white_space() -> None:
+    for prompt in shipped():
+        for turn in prompt.turns:
+            assert turn == turn.strip()
+            assert turn.isascii() or prompt.category == "translation", prompt.id
+
+
+def test_code_to_be_continued_is_the_beginning_of_valid_python() -> None:
+    for prompt in shipped(["code_completion"]):
+        assert 10 <= len(prompt.turns[0].splitlines()) <= 40
+        codeop.compile_command(prompt.turns[0], symbol="exec")  # raises SyntaxError for what nothing can complete
+
+
+def test_code_to_be_edited_is_valid_python_followed_by_a_request() -> None:
+    for prompt in shipped(["code_edit"]):
+        given, request, begun = re.split(r"\n\n\n(# The same .*:)\n", prompt.turns[0])
+        compile(given, prompt.id, "exec")
+        assert 25 <= len(given.splitlines()) <= 60, prompt.id
+        assert request and begun
+
+
+def test_unknown_category_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match="no prompt category 'poetry'") as caught:
+        shipped(["chat", "poetry"])
+    assert all(name in caught.value.hint for name in CATEGORIES)
+
+
+def test_both_forms_are_read(tmp_path: Path) -> None:
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Hello", "Go on\u2028"], "reference": []},
+        {"question_id": "x-1", "category": "maths", "turns": ["1 + 1 ="]},
+        {"prompt": "def f(x):"},
+        {"prompt": "a", "id": "mine", "category": "code"},
+        {"prompt": "b", "id": 7},
+    ]
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    assert read_prompts(written(tmp_path, text)) == [
+        BenchPrompt("81", "writing", ("Hello", "Go on\u2028")),
+        BenchPrompt("x-1", "maths", ("1 + 1 =",)),
+        BenchPrompt("3", "own", ("def f(x):",)),
+        BenchPrompt("mine", "code", ("a",)),
+        BenchPrompt("7", "own", ("b",)),
+    ]
+
+
+def test_byte_order_mark_carriage_returns_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+    path = written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
+    assert [(prompt.id, prompt.turns) for prompt in read_prompts(path)] == [("1", ("a",)), ("3", ("b",))]
+
+
+def test_what_is_shipped_reads_like_a_file_of_ones_own() -> None:
+    folder = Path(prompt_sets.__file__).parent / "prompt_sets_data"
+    assert {path.stem for path in folder.iterdir()} == set(CATEGORIES)
+    for name in CATEGORIES:
+        assert read_prompts(folder / f"{name}.jsonl") == shipped([name])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("def f(x):", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('["a"]', "is not a JSON object"),
+        ("null", "is not a JSON object"),
+        ('{"text": "a"}', 'has neither "prompt" nor "turns"'),
+        ('{"prompt": "a", "turns": ["a"]}', 'has both "prompt" and "turns"'),
+        ('{"prompt": 3}', 'has a value in "prompt" that is not text'),
+        ('{"prompt": ""}', 'has an empty text in "prompt"'),
+        ('{"turns": []}', 'has no turns in "turns"'),
+        ('{"turns": "a"}', 'has "turns" that are not a list'),
+        ('{"turns": ["a", null]}', 'has a value in "turns" that is not text'),
+        ('{"turns": ["a", " "]}', 'has an empty text in "turns"'),
+        ('{"prompt": "\\ud800"}', 'has half a surrogate pair in "prompt"'),
+        ('{"prompt": "a", "id": null}', "has an id that is neither text nor a whole number"),
+        ('{"question_id": true, "turns": ["a"]}', "has an id that is neither text nor a whole number"),
+        ('{"prompt": "a", "category": 1}', "has a category that is not text"),
+    ],
+)
+def test_bad_line_is_named(tmp_path: Path, line: str, fault: str) -> None:
+    path = written(tmp_path, f'{{"prompt": "good"}}\n\n{line}\n')
+    error = refusal(path)
+    assert error.message == f"{path}, line 3 {fault}."
+    assert '{"prompt": "..."}' in error.hint
+
+
+def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"prompt": "a", "id": 2}\n{"prompt": "b"}\n')
+    assert refusal(path).message == f"{path}, line 2 has the id '2' of line 1."
+
+
+def test_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n')
+    assert refusal(path).message == f"{path}, line 2 is not UTF-8 text."
+
+
+@pytest.mark.parametrize("data", ["", "\n \n", "\ufeff"])
+def test_file_without_prompts_is_refused(tmp_path: Path, data: str) -> None:
+    path = written(tmp_path, data)
+    assert refusal(path).message == f"{path} holds no prompts."
+
+
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "absent").message == f"cannot read {tmp_path / 'absent'}: No such file or directory."
+    assert refusal(tmp_path).message == f"cannot read {tmp_path}: Is a directory."
+
+
+def test_file_above_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, '{"prompt": "a"}'.ljust(1 << 20))
+    monkeypatch.setattr(prompt_sets, "MAX_BYTES", 1 << 20)
+    assert len(read_prompts(path)) == 1
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert refusal(path).message == f"{path} is larger than 1 MiB."

@@ -1,0 +1,220 @@
+"""The HTML report: nothing from outside, names are text, figures are the summary's, and little data is no obstacle."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from edgespec.bench.report import write_report
+from edgespec.bench.stats import read, summarize
+from edgespec.errors import CacheError
+from tests.bench.test_stats import COST, HEADER, HINDSIGHT, run, write
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+HOSTILE = "<script>alert(1)</script>\"'><img src=//x onerror=alert(1)> $\\frac{1}$ &amp; \x1b\u202e\ud800 漢字"
+HOSTILE_TEXT = HOSTILE.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd").replace("\ud800", "\ufffd")
+
+
+class Page(HTMLParser):
+    """Elements, text by element, and rows of tables of a page whose elements have to be nested properly."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.texts.append((self._open[-1], data))
+        if "tr" in self._open:
+            self.rows[-1][-1] += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def text_of(self, tag: str) -> str:
+        return "\n".join(text for name, text in self.texts if name == tag)
+
+
+def report(folder: Path, *lines: dict[str, object], header: dict[str, object] = HEADER, cost: bool = True) -> str:
+    records = read(write(folder / "bench.jsonl", header, *([COST] if cost else []), *lines))
+    write_report(summarize(records), folder / "bench.html")
+    return (folder / "bench.html").read_text(encoding="utf-8")
+
+
+def hindsight() -> list[dict[str, object]]:
+    drafted = {"drafted_tokens": 20, "accepted_tokens": 10, "alpha_by_depth": [0.5, 0.5]}
+    return [
+        run(arm, prompt, speed, **({} if arm == "plain" else drafted))
+        for prompt, speeds in HINDSIGHT.items()
+        for arm, speed in speeds.items()
+    ]
+
+
+def drawings(page: str) -> dict[str, str]:
+    """SVG source by its name."""
+    return {re.findall('aria-label="(.*?)"', svg)[0]: svg for svg in re.findall("<svg.*?</svg>", page, re.S)}
+
+
+def test_nothing_comes_from_outside(tmp_path: Path) -> None:
+    html = report(tmp_path, *hindsight())
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
+    defined = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    for tag, attributes in page.elements:
+        assert "src" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+        if tag == "use" or "href" in attributes:
+            assert str(attributes["href"]).removeprefix("#") in defined
+    assert page.named("use")
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+    assert "@import" not in html
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_are_text(tmp_path: Path) -> None:
+    header = HEADER | {
+        "model": HOSTILE, "draft": HOSTILE, "label": HOSTILE, "processor": HOSTILE, "system": HOSTILE, "date": HOSTILE,
+        "backend": HOSTILE, "versions": {HOSTILE: HOSTILE}, "files": {HOSTILE: HOSTILE},
+    }  # fmt: skip
+    arms = ("plain", "autopilot", HOSTILE + " 3", "\x1b\ud800漢 <i> 3")
+    lines = [run(arm, HOSTILE, 10, category=HOSTILE, alpha_by_depth=[0.5]) for arm in arms]
+    html = report(tmp_path, *lines, header=header)
+    page = Page(html)
+    assert not {"script", "img"} & {tag for tag, _ in page.elements}
+    assert page.text_of("h1") == HOSTILE_TEXT
+    assert HOSTILE_TEXT in page.text_of("b")
+    assert HOSTILE_TEXT + " 3" in [row[0] for row in page.rows]
+    assert f"{HOSTILE_TEXT[:17]}…" in page.text_of("text")
+    assert "\ufffd\ufffd漢 <i> 3" in page.text_of("text")
+    assert "\x1b" not in html
+
+
+def test_dollars_are_no_formulas(tmp_path: Path) -> None:
+    page = Page(report(tmp_path, run("plain", "a", 10), run("a $x_1$ 3", "a", 10)))
+    assert "a $x_1$ 3" in page.text_of("text")
+
+
+def test_tables_hold_the_summary(tmp_path: Path) -> None:
+    page = Page(report(tmp_path, *hindsight()))
+    rows = [[cell.strip() for cell in row] for row in page.rows]
+    assert ["autopilot", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5"] in rows
+    assert ["plain", "2", "1.00 1.00\u20131.00", "1.00", "0%", "1.00", "-", "10.0"] in rows
+    assert ["chat", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5"] in rows
+    assert ["ngram 7", "0.50", "0.50"] in rows
+    assert ["64", "20.0", "-", "1.00", "1.50"] in rows
+    facts = list(zip(page.text_of("dt").split("\n"), page.text_of("dd").split("\n"), strict=True))
+    assert ("best fixed (with hindsight)", "model 3") in facts
+    assert ("autopilot / best fixed", "1.17 (0.92-1.50)") in facts
+    assert ("sha256", "target.gguf f4ada450") in facts
+    assert ("versions", "edgespec 0.1.0") in facts
+    assert ("threads", "1") in facts
+
+
+def test_plots_show_every_point(tmp_path: Path) -> None:
+    svgs = drawings(report(tmp_path, *hindsight()))
+    assert list(svgs) == [
+        "Tokens per second by arm", "Acceptance by depth", "The autopilot's speedup by category",
+        "Cost of a forward by its rows",
+    ]  # fmt: skip
+    dots = [use for use in Page(svgs["The autopilot's speedup by category"]).named("use") if "accent" in str(use)]
+    assert len(dots) == 2
+    assert dots[0]["x"] != dots[1]["x"]
+    text = Page(svgs["Tokens per second by arm"]).text_of("text").split("\n")
+    assert [name for name in text if name in HINDSIGHT["a"]] == list(HINDSIGHT["a"])
+    assert {"10.0", "14.5", "12.0", "12.5"} <= set(text)
+    assert {"autopilot", "model", "ngram"} <= set(Page(svgs["Acceptance by depth"]).text_of("text").split("\n"))
+
+
+def test_every_colour_is_a_variable_in_light_and_in_dark(tmp_path: Path) -> None:
+    html = report(tmp_path, *hindsight())
+    light, dark = (set(re.findall(r"--([\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", html, re.S))
+    used = set(re.findall(r"var\(--([\w-]+)\)", html))
+    assert used <= light == dark
+    assert "prefers-color-scheme: dark" in html
+    for svg in drawings(html).values():
+        assert not re.findall('style="[^"]*#[0-9a-f]', svg)
+
+
+def test_the_label_is_on_top_and_at_every_figure(tmp_path: Path) -> None:
+    labelled = report(tmp_path, *hindsight(), header=HEADER | {"label": "cost-faithful 1B"})
+    assert labelled.count("<figcaption><b>cost-faithful 1B</b>") == labelled.count("<figure>") == 4
+    assert labelled.index('<p class="label"><b>cost-faithful 1B</b>') < labelled.index("<section>")
+    assert 'class="label"' not in report(tmp_path, *hindsight())
+
+
+def test_the_same_summary_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = report(tmp_path, *hindsight())
+    with matplotlib.rc_context({"xtick.labelsize": 30, "svg.hashsalt": None}):
+        assert report(tmp_path, *hindsight()) == first
+        assert matplotlib.rcParams["xtick.labelsize"] == 30
+
+
+@pytest.mark.parametrize(
+    ("lines", "cost", "figures"),
+    [
+        ([], False, 0),
+        ([], True, 1),
+        ([run("plain", "a", 10)], False, 1),
+        ([run("plain", "a", None), run("autopilot", "a", None)], False, 0),
+        ([run("autopilot", "a", 10)], False, 1),
+        ([run("plain", "a", 10), run("autopilot", "a", 20)], False, 2),
+        ([run("plain", "a", 10), run("ngram 3", "a", 5, drafted_tokens=9, alpha_by_depth=[0.0])], False, 2),
+        ([run("plain", "a", 10, warm=True), run("plain", "a", 10)], False, 2),
+    ],
+)
+def test_little_data(tmp_path: Path, lines: list[dict[str, object]], cost: bool, figures: int) -> None:
+    page = Page(report(tmp_path, *lines, cost=cost))
+    assert len(page.named("figure")) == len(page.named("svg")) == figures
+    assert page.text_of("h1") == "python-6m"
+
+
+def test_a_single_depth_is_labelled_as_such(tmp_path: Path) -> None:
+    lines = [run("ngram 1", "a", 10, alpha_by_depth=[0.5])]
+    svg = drawings(report(tmp_path, *lines, cost=False))["Acceptance by depth"]
+    numbers = re.findall(r"^[\d.]+$", Page(svg).text_of("text"), re.M)
+    assert numbers == ["1", "0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+
+
+def test_faults_are_told(tmp_path: Path) -> None:
+    fault = {"position": 1, "gap": 5.0, "noise": 0.01, "near_tie": False}
+    assert "1 output differs" in report(tmp_path, run("ngram 3", "a", 10, fork=fault))
+    assert "a fault, not rounding" not in report(tmp_path, run("ngram 3", "a", 10, fork=fault | {"near_tie": True}))
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    summary = summarize(read(write(tmp_path / "bench.jsonl", HEADER)))
+    with pytest.raises(CacheError, match="cannot write"):
+        write_report(summary, tmp_path / "none" / "bench.html")
+
+
+def test_only_writing_imports_what_draws() -> None:
+    code = "import sys, edgespec.bench.stats; sys.exit(str(set(sys.modules) & {'matplotlib', 'jinja2'} or ''))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == "", child.stderr

@@ -1,0 +1,413 @@
+"""Statistics of a bench against answers known by hand, and its file as an interrupted or damaged run leaves it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from edgespec.bench.report import Group, Part, Summary
+from edgespec.bench.stats import Run, read, summarize, table
+from edgespec.errors import InvalidRequest
+
+HEADER = {
+    "kind": "header", "date": "2026-11-21", "processor": "Xeon", "system": "Linux x86_64",
+    "versions": {"edgespec": "0.1.0", "mlx_lm": None}, "files": {"target.gguf": "f4ada450"}, "backend": "llamacpp",
+    "model": "python-6m", "draft": None, "threads": 1, "context_size": 2048, "max_tokens": 128, "repeats": 5,
+    "label": "",
+}  # fmt: skip
+COST = {"kind": "cost", "position": 64, "rows": {"1": 0.02, "2": 0.03}, "draft_s": None}
+
+
+def run(arm: str, prompt: str, speed: float | None, **changes: object) -> dict[str, object]:
+    """A line of 11 tokens; keywords replace fields of the run, or of its metrics."""
+    metrics: dict[str, object] = {
+        "prompt_tokens": 5, "emitted_tokens": 11 if speed else 1, "target_forwards": 10 if speed else 0,
+        "drafted_tokens": 0, "accepted_tokens": 0, "tau": None, "acceptance_rate": None, "alpha_by_depth": [],
+        "tokens_per_second": speed, "ttft_s": 0.5, "tpot_s": 1 / speed if speed else None, "step_p50_s": None,
+        "step_p99_s": None, "prefill_s": 0.4, "draft_s": 0.0, "verify_s": 0.0, "sample_s": 0.0, "commit_s": 0.0,
+    }  # fmt: skip
+    line: dict[str, object] = {
+        "kind": "run", "arm": arm, "prompt": prompt, "category": "chat", "temperature": 0, "repeat": 0, "warm": False,
+        "metrics": metrics, "bound_s": None, "fork": None,
+    }  # fmt: skip
+    for name, value in changes.items():
+        (metrics if name in metrics else line)[name] = value
+    return line
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def summary_of(folder: Path, *runs: dict[str, object]) -> Summary:
+    return summarize(read(write(folder / "bench.jsonl", HEADER, COST, *runs)))
+
+
+def group(part: Part, arm: str) -> Group:
+    (found,) = (g for g in part.arms if g.arm == arm)
+    return found
+
+
+def test_ratios_are_paired_medians_of_repeats(tmp_path: Path) -> None:
+    speeds = {"a": ((10, 30, 11), (90, 22, 1)), "b": ((8, 8, 8), (4, 3, 5))}
+    lines = [
+        run(arm, prompt, speed, repeat=i)
+        for prompt, both in speeds.items()
+        for arm, repeats in zip(("plain", "autopilot"), both, strict=True)
+        for i, speed in enumerate(repeats)
+    ]
+    summary = summary_of(tmp_path, *lines)
+    assert [(p.prompt, p.arm, p.tokens_per_second, p.ratio) for p in summary.points] == [
+        ("a", "plain", 11, 1), ("a", "autopilot", 22, 2), ("b", "plain", 8, 1), ("b", "autopilot", 4, 0.5),
+    ]  # fmt: skip
+    own = group(summary.parts[0], "autopilot")
+    assert own.speedup is not None
+    assert own.speedup.geomean == pytest.approx(1.0)
+    assert (own.speedup.n, own.runs, own.below_one) == (2, 6, 0.5)
+    assert own.worst_decile == pytest.approx(0.5 + 0.1 * 1.5)
+    assert own.tokens_per_second == pytest.approx((8.5, 13, 17.5))
+
+
+def test_interval_of_equal_ratios_is_that_ratio(tmp_path: Path) -> None:
+    lines = [run(arm, f"p{i}", f * (i + 3)) for i in range(20) for arm, f in (("plain", 2), ("ngram 7", 2.6))]
+    ratio = group(summary_of(tmp_path, *lines).parts[0], "ngram 7").speedup
+    assert ratio is not None
+    assert (ratio.geomean, ratio.low, ratio.high) == pytest.approx((1.3, 1.3, 1.3))
+
+
+def test_the_bootstrap_draws_prompts_with_all_their_ratios(tmp_path: Path) -> None:
+    # Two prompts give (1, 1), (1, 4) or (4, 4) with 1/4, 1/2, 1/4: the interval is from one to the other prompt's mean.
+    ratios = [("a", 0.0, 2.0), ("a", 0.7, 8.0), ("b", 0.0, 1.0)]
+    lines = [
+        run(arm, prompt, 10 * factor, temperature=t)
+        for prompt, t, ratio in ratios
+        for arm, factor in (("plain", 1), ("autopilot", ratio))
+    ]
+    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    assert ratio is not None
+    assert (ratio.geomean, ratio.low, ratio.high) == pytest.approx((16 ** (1 / 3), 1.0, 4.0))
+    assert ratio.n == 3
+
+
+def test_interval_agrees_with_another_bootstrap(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    logs = [rng.gauss(0.3, 0.4) for _ in range(15)]
+    lines = [
+        run(arm, f"p{i}", 10 * f) for i, z in enumerate(logs) for arm, f in (("plain", 1), ("autopilot", math.exp(z)))
+    ]
+    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    means = sorted(sum(rng.choices(logs, k=15)) / 15 for _ in range(20_000))
+    assert ratio is not None
+    assert (ratio.low, ratio.high) == pytest.approx((math.exp(means[500]), math.exp(means[19_500])), rel=0.015)
+
+
+def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
+    lines = [run(arm, "a", 10 * f, temperature=t) for t in (0, 1) for arm, f in (("plain", 1), ("autopilot", 1 + t))]
+    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    assert ratio is not None
+    assert (ratio.low, ratio.high, ratio.n) == (None, None, 2)
+    assert str(ratio) == "1.41"
+
+
+def test_without_plain_there_is_speed_but_no_ratio(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path, run("autopilot", "a", 30), run("plain", "b", 10), run("autopilot", "b", 20), run("plain", "a", None)
+    )
+    own = group(summary.parts[0], "autopilot")
+    assert own.unpaired == 1
+    assert own.speedup is not None
+    assert (own.speedup.geomean, own.speedup.n) == (2.0, 1)
+    assert own.tokens_per_second[1] == 25
+    (part,) = summary_of(tmp_path, run("autopilot", "a", 30), run("ngram 7", "a", 20)).parts
+    assert group(part, "autopilot").speedup is None
+    assert group(part, "autopilot").worst_decile is None
+    assert part.oracle is None
+    assert part.autopilot_to_best_fixed is not None
+    assert part.autopilot_to_best_fixed.geomean == pytest.approx(1.5)
+
+
+def test_runs_of_one_token_are_counted_and_left_out(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        run("plain", "a", 10), run("autopilot", "a", 20), run("autopilot", "a", None, repeat=1),
+        run("plain", "b", None), run("autopilot", "b", None),
+    )  # fmt: skip
+    own = group(summary.parts[0], "autopilot")
+    assert (summary.runs, summary.short_runs) == (5, 3)
+    assert (own.runs, own.short_runs, own.unpaired, own.tau) == (3, 2, 0, 1.0)
+    assert own.speedup is not None
+    assert (own.speedup.geomean, own.speedup.n) == (2.0, 1)
+
+
+def test_only_runs_of_one_token(tmp_path: Path) -> None:
+    own = group(summary_of(tmp_path, run("plain", "a", None)).parts[0], "plain")
+    assert (own.speedup, own.tau, own.tokens_per_second, own.time_shares) == (None, None, (), {})
+
+
+def test_counts_are_pooled_over_runs(tmp_path: Path) -> None:
+    a = run(
+        "model 2", "a", 20, emitted_tokens=17, target_forwards=10, drafted_tokens=20, accepted_tokens=6,
+        alpha_by_depth=[0.5, 0.2],
+    )  # fmt: skip
+    b = run(
+        "model 2", "b", 30, emitted_tokens=67, target_forwards=30, drafted_tokens=60, accepted_tokens=36,
+        alpha_by_depth=[0.8, 0.5],
+    )  # fmt: skip
+    (part,) = summary_of(tmp_path, a, b).parts
+    own = group(part, "model 2")
+    assert own.tau == pytest.approx(82 / 40)
+    assert own.acceptance_rate == pytest.approx(42 / 80)
+    assert own.alpha_by_depth == pytest.approx(((5 + 24) / (10 + 30), (1 + 12) / (5 + 24)))
+
+
+def test_alphas_of_a_drafter_are_those_of_all_its_depths(tmp_path: Path) -> None:
+    (part,) = summary_of(
+        tmp_path,
+        run("model 1", "a", 20, target_forwards=10, alpha_by_depth=[0.2]),
+        run("model 10", "a", 20, target_forwards=30, alpha_by_depth=[0.6, 1.0]),
+        run("ngram 3", "a", 20, target_forwards=30, alpha_by_depth=[0.1]),
+        run("plain", "a", 20),
+    ).parts
+    assert list(part.alpha_by_drafter) == ["plain", "model", "ngram"]
+    assert part.alpha_by_drafter["model"] == pytest.approx((0.5, 1.0))
+    assert part.alpha_by_drafter["ngram"] == pytest.approx((0.1,))
+    assert part.alpha_by_drafter["plain"] == ()
+
+
+def test_arms_are_in_an_order_that_a_reader_expects(tmp_path: Path) -> None:
+    arms = ["plain", "autopilot", "autopilot cold", "ablation 2", "model 9", "model 10", "model 10 tree"]
+    (part,) = summary_of(tmp_path, *(run(arm, "a", 10) for arm in reversed(arms))).parts
+    assert [g.arm for g in part.arms] == arms
+
+
+def test_nothing_accepted(tmp_path: Path) -> None:
+    lost = {"drafted_tokens": 30, "accepted_tokens": 0, "alpha_by_depth": [0.0]}
+    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("model 3", "a", 5, **lost)).parts
+    own = group(part, "model 3")
+    assert (own.acceptance_rate, own.alpha_by_depth, own.tau, own.below_one) == (0.0, (0.0,), 1.0, 1.0)
+    assert group(part, "plain").acceptance_rate is None
+
+
+HINDSIGHT = {
+    "a": {"plain": 10, "autopilot": 18, "model 3": 12, "ngram 7": 20},
+    "b": {"plain": 10, "autopilot": 11, "model 3": 12, "ngram 7": 5},
+}
+
+
+def test_best_fixed_and_oracle(tmp_path: Path) -> None:
+    lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
+    (part,) = summary_of(tmp_path, *lines).parts
+    assert (part.best_fixed, part.finished) == ("model 3", 2)
+    assert part.oracle is not None
+    assert part.autopilot_to_best_fixed is not None
+    assert part.autopilot_to_oracle is not None
+    assert part.oracle.geomean == pytest.approx(math.sqrt(2.0 * 1.2))
+    assert part.autopilot_to_best_fixed.geomean == pytest.approx(math.sqrt(18 / 12 * 11 / 12))
+    assert part.autopilot_to_oracle.geomean == pytest.approx(math.sqrt(18 / 20 * 11 / 12))
+    assert (part.autopilot_to_oracle.low, part.autopilot_to_oracle.high) == pytest.approx((18 / 20, 11 / 12))
+    # A prompt that the bench was interrupted in has no say in what is compared between arms.
+    (longer,) = summary_of(tmp_path, *lines, run("plain", "c", 1), run("ngram 7", "c", 100)).parts
+    assert (longer.best_fixed, longer.finished, longer.oracle) == (part.best_fixed, 2, part.oracle)
+    assert longer.autopilot_to_oracle == part.autopilot_to_oracle
+    ratio = group(longer, "ngram 7").speedup
+    assert ratio is not None
+    assert ratio.geomean == pytest.approx(100 ** (1 / 3))
+
+
+def test_the_oracle_may_choose_plain(tmp_path: Path) -> None:
+    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("autopilot", "a", 9), run("model 3", "a", 5)).parts
+    assert part.oracle is not None
+    assert part.autopilot_to_oracle is not None
+    assert (part.oracle.geomean, part.autopilot_to_oracle.geomean) == pytest.approx((1.0, 0.9))
+
+
+def test_a_variant_of_the_autopilot_is_no_fixed_arm(tmp_path: Path) -> None:
+    speeds = {"plain": 10, "autopilot": 18, "autopilot cold": 30, "model 3": 12}
+    (part,) = summary_of(tmp_path, *(run(arm, "a", speed) for arm, speed in speeds.items())).parts
+    assert part.best_fixed == "model 3"
+    assert part.autopilot_to_oracle is not None
+    assert part.autopilot_to_oracle.geomean == pytest.approx(1.5)
+
+
+def test_comparisons_that_lack_an_arm(tmp_path: Path) -> None:
+    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("autopilot", "a", 20)).parts
+    assert (part.best_fixed, part.oracle, part.autopilot_to_best_fixed, part.autopilot_to_oracle) == (None,) * 4
+    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("ngram 7", "a", 20)).parts
+    assert part.best_fixed == "ngram 7"
+    assert part.oracle is not None
+    assert (part.autopilot_to_best_fixed, part.autopilot_to_oracle) == (None, None)
+    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("ngram 7", "b", 20)).parts
+    assert (part.finished, part.best_fixed, part.oracle) == (0, None, None)
+
+
+def test_splits_by_category_and_temperature(tmp_path: Path) -> None:
+    ratios = {("chat", "a", 0.0): 2.0, ("chat", "a", 0.7): 4.0, ("code", "b", 0.0): 0.5, ("code", "b", 0.7): 1.0}
+    lines = [
+        run(arm, prompt, 10 * factor, category=category, temperature=t)
+        for (category, prompt, t), ratio in ratios.items()
+        for arm, factor in (("plain", 1), ("autopilot", ratio))
+    ]
+    (part,) = summary_of(tmp_path, *lines).parts
+    found = {(g.category, g.temperature): g.speedup for g in part.splits if g.arm == "autopilot"}
+    means = {split: ratio.geomean for split, ratio in found.items() if ratio}
+    by_both = {(category, t): ratio for (category, _, t), ratio in ratios.items()}
+    by_one = {("chat", None): math.sqrt(8), ("code", None): math.sqrt(0.5), (None, 0.0): 1.0, (None, 0.7): 2.0}
+    assert means == pytest.approx(by_both | by_one)
+    assert [g.category for g in part.by_category("autopilot")] == ["chat", "code"]
+    assert [g.temperature for g in part.by_temperature("autopilot")] == [0.0, 0.7]
+
+
+def test_a_single_category_at_one_temperature(tmp_path: Path) -> None:
+    lines = [run(arm, p, speed) for p in "ab" for arm, speed in (("plain", 10), ("autopilot", 15))]
+    (part,) = summary_of(tmp_path, *lines).parts
+    (only,) = part.by_category("autopilot")
+    assert only.category == "chat"
+    assert only.speedup == group(part, "autopilot").speedup
+    assert part.by_temperature("autopilot") == []
+
+
+def test_warm_runs_are_apart(tmp_path: Path) -> None:
+    lines = [
+        run(arm, "a", speed, warm=warm)
+        for warm, speeds in ((True, (10, 40)), (False, (10, 20)))
+        for arm, speed in zip(("plain", "autopilot"), speeds, strict=True)
+    ]
+    cold, warm = summary_of(tmp_path, *lines).parts
+    assert (cold.warm, warm.warm) == (False, True)
+    ratios = [group(part, "autopilot").speedup for part in (cold, warm)]
+    assert [ratio.geomean for ratio in ratios if ratio] == [2.0, 4.0]
+
+
+def test_times(tmp_path: Path) -> None:
+    times = {"draft_s": 1.0, "verify_s": 5.0, "sample_s": 1.5, "commit_s": 0.5}
+    short = {"sample_s": 50.0, "ttft_s": 0.9}
+    own = group(
+        summary_of(
+            tmp_path,
+            run("autopilot", "a", 5, bound_s=1.0, ttft_s=0.1, step_p50_s=0.02, step_p99_s=0.04, **times),
+            run("autopilot", "b", 5, bound_s=1.6, ttft_s=0.3, step_p50_s=0.04, step_p99_s=0.08, **times),
+            run("autopilot", "c", 5, ttft_s=0.2, step_p50_s=0.03, step_p99_s=0.2),
+            run("autopilot", "d", None, bound_s=0.0, **short),
+        ).parts[0],
+        "autopilot",
+    )
+    assert own.time_shares == pytest.approx({"draft": 0.125, "verify": 0.625, "sample": 0.1875, "commit": 0.0625})
+    assert own.achieved == pytest.approx((0.5 + 0.8) / 2)  # 10 tokens after the first took 2 s
+    assert (own.ttft_s, own.step_p50_s, own.step_p99_s) == pytest.approx((0.25, 0.03, 0.08))
+
+
+def test_forks(tmp_path: Path) -> None:
+    near = {"position": 17, "gap": 0.01, "noise": 0.03, "near_tie": True}
+    lines = [
+        run("ngram 7", p, 10, fork=fork)
+        for p, fork in (("a", near), ("b", None), ("c", near | {"gap": 5.0, "near_tie": False}))
+    ]
+    summary = summary_of(tmp_path, *lines)
+    assert (summary.forks, summary.faults) == (2, 1)
+
+
+def test_a_cut_last_line_is_ignored(tmp_path: Path) -> None:
+    lines = [HEADER, COST, run("plain", "ä", 10), run("autopilot", "ä", 20)]
+    whole = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode()
+    start = whole.rindex(b"\n") + 1
+    file = tmp_path / "bench.jsonl"
+    file.write_bytes(whole)
+    records = read(file)
+    assert len(records) == 4
+    for end in range(start, len(whole)):
+        file.write_bytes(whole[:end])
+        assert read(file) == records[:3], whole[start:end]
+    file.write_bytes(whole[:-1] + b"\n")
+    assert read(file) == records[:3]
+
+
+def test_a_bench_may_end_anywhere(tmp_path: Path) -> None:
+    file = write(tmp_path / "bench.jsonl", HEADER)
+    summary = summarize(read(file))
+    assert (summary.runs, summary.parts, summary.points) == (0, (), ())
+    assert "python-6m" in table(summary)
+
+
+GOOD = run("plain", "a", 10)
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "reason"),
+    [
+        (["{", json.dumps(GOOD)], 1, "not JSON"),
+        (["{"], 1, "not JSON"),
+        ([], 1, "not JSON"),
+        ([json.dumps(HEADER), "", "{'", json.dumps(GOOD)], 3, "not JSON"),
+        ([json.dumps(HEADER), "[" * 100_000, json.dumps(GOOD)], 2, "not JSON"),
+        ([json.dumps(GOOD)], 1, "header"),
+        ([json.dumps(HEADER), json.dumps(HEADER)], 2, "header"),
+        ([json.dumps(HEADER), "[1]"], 2, "header"),
+        ([json.dumps(HEADER), '{"kind": ["run"]}'], 2, "header"),
+        ([json.dumps(HEADER), json.dumps({k: v for k, v in GOOD.items() if k != "arm"})], 2, "arm is missing"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, ttft_s="soon"))], 2, "'soon' is of the wrong type"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, ttft_s=math.nan))], 2, "nan is of the wrong type"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, ttft_s=10**400))], 2, "too large"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, emitted_tokens=True))], 2, "True is of the wrong type"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, emitted_tokens=1.5))], 2, "1.5 is of the wrong type"),
+        ([json.dumps(HEADER), json.dumps(run("plain", "a", 10, tokens_per_second=0))], 2, "not above zero"),
+        ([json.dumps(HEADER), json.dumps(GOOD | {"metrics": 3})], 2, "3 is of the wrong type"),
+        ([json.dumps(HEADER), json.dumps(COST | {"rows": {"2": 0.1}})], 2, "one row"),
+        ([json.dumps(HEADER), json.dumps(COST | {"rows": {"1": 0.1, "2": 0}})], 2, "above zero"),
+        ([json.dumps(HEADER), json.dumps(COST | {"rows": {"one": 0.1}})], 2, "invalid literal"),
+        ([json.dumps(HEADER), json.dumps(COST | {"rows": [0.1]})], 2, "of the wrong type"),
+    ],
+)
+def test_damage_is_told_with_file_and_line(tmp_path: Path, lines: list[str], number: int, reason: str) -> None:
+    file = tmp_path / "bench.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        read(file)
+    assert f"{file}, line {number}: " in caught.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        read(tmp_path / "none.jsonl")
+
+
+def test_records_are_what_the_file_says(tmp_path: Path) -> None:
+    header, cost, record = read(write(tmp_path / "bench.jsonl", HEADER, COST, run("plain", "a", 10, bound_s=1)))
+    assert isinstance(record, Run)
+    assert (record.temperature, record.bound_s, record.metrics.tokens_per_second) == (0.0, 1.0, 10.0)
+    summary = summarize([header, cost, record])
+    assert summary.costs[0].rows == {1: 0.02, 2: 0.03}
+    assert summary.header.versions == {"edgespec": "0.1.0", "mlx_lm": None}
+
+
+def test_the_dictionary_is_json(tmp_path: Path) -> None:
+    lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
+    summary = summary_of(tmp_path, *lines)
+    loaded = json.loads(json.dumps(summary.to_dict(), allow_nan=False))
+    assert loaded["header"]["model"] == "python-6m"
+    assert loaded["parts"][0]["best_fixed"] == "model 3"
+    assert loaded["parts"][0]["arms"][1]["speedup"]["geomean"] == pytest.approx(math.sqrt(1.8 * 1.1))
+    assert len(loaded["points"]) == 8
+
+
+def test_table(tmp_path: Path) -> None:
+    lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
+    shown = [line.split() for line in table(summary_of(tmp_path, *lines)).splitlines()]
+    assert ["plain", "2", "1.00", "(1.00-1.00)", "1.00", "0%", "1.00", "-", "10.0"] in shown
+    assert ["ngram", "7", "2", "1.00", "(0.50-2.00)", "0.65", "50%", "1.00", "-", "12.5"] in shown
+    assert ["chat", "2", "1.41", "(1.10-1.80)", "1.17", "0%", "1.00", "-", "14.5"] in shown
+    assert ["autopilot", "/", "best", "fixed:", "1.17", "(0.92-1.50)"] in shown
+
+
+def test_the_table_fits_and_steers_no_terminal(tmp_path: Path) -> None:
+    long = "\x1b[31m\u202e" + "x" * 150
+    header = HEADER | {"model": long, "label": "cost-faithful 1B", "processor": long, "versions": {long: long}}
+    lines = [run(arm, p, 10, category=long) for p in "ab" for arm in ("plain", "autopilot", long)]
+    text = table(summarize(read(write(tmp_path / "bench.jsonl", header, *lines))))
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.replace("\n", "").isprintable()
+    assert text.startswith("*** cost-faithful 1B ***\n")
