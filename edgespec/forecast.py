@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from edgespec.backends import open_model
+from edgespec.backends.llamacpp.shape import block_of, write_shape
 from edgespec.backends.options import LoadOptions
 from edgespec.control.costs import Profile
 from edgespec.control.profile import measure
 from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import Cancelled
 from edgespec.registry.fit import host_memory
 from edgespec.registry.gguf import Header
 
 ACCEPTANCES = (0.5, 0.8)  # of a drafted token, from a paired draft model: what is assumed where nothing is known
 _TOLERANCE = 0.2  # of a speed that is put together from a few blocks
-_FEW, _MORE = 1, 3  # blocks that are measured
+_POLL_S = 0.1
 _MEASURED_S = 3.0
 _CONTEXT = 256
 _MOST_DEPTH = 8
@@ -55,53 +60,78 @@ class Forecast:
 def forecast(
     target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
 ) -> Forecast | None:
-    """Measure blocks of the same shape and quantization; None where there is no memory for even that.
+    """Measure blocks of the same shape and quantization; None where there is no memory for even that, or where the
+    runtime does not take a part of this model.
 
-    Raises CacheError, BackendError, Cancelled.
+    In a process of its own, since llama.cpp ends its process where a model is not as it expects. Raises CacheError,
+    BackendError, InvalidModelFile, Cancelled.
     """
-    rows = _scaled(target, options, check)
-    drafted = _scaled(draft, options, check) if draft is not None else None
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        work = pool.submit(_forecast, target, draft, options)
+        while not work.done():
+            wait([work], timeout=_POLL_S)
+            try:
+                check()
+            except Cancelled:
+                for process in active_children():
+                    process.terminate()
+                raise
+        try:
+            return work.result()
+        except BrokenProcessPool:
+            return None
+
+
+def _forecast(target: Header, draft: Header | None, options: LoadOptions) -> Forecast | None:
+    rows = _scaled(target, options)
+    drafted = _scaled(draft, options) if draft is not None else None
     if rows is None or (draft is not None and drafted is None):
         return None
     return Forecast(rows, drafted[1] if drafted is not None else None)
 
 
-def _scaled(header: Header, options: LoadOptions, check: CheckCancelled) -> dict[int, float] | None:
+def _scaled(header: Header, options: LoadOptions) -> dict[int, float] | None:
     """Seconds of a forward by rows of the whole model."""
     blocks = header.own("block_count") or 1
-    few, more = min(_FEW, blocks), min(_MORE, blocks)
+    first, period = pattern(header)
+    few, more = min(first + period, blocks), min(first + 2 * period, blocks)
     needed = header.weight_bytes * (more + 1) / (blocks + 1)  # embedding and output count as about one block
     if needed > host_memory().usable:
         return None
-    profiles = [_measured(header, n, options, check) for n in sorted({few, more})]
-    if len(profiles) == 1:
-        return dict(profiles[0].rows)
-    of_few, of_more = (profile.rows for profile in profiles)
+    of_few = _measured(header, few, options).rows
+    if more == few:
+        return dict(of_few)
+    of_more = _measured(header, more, options).rows
     scale = (blocks - more) / (more - few)
     both = sorted(of_few.keys() & of_more.keys())
     return {n: of_more[n] + scale * max(0.0, of_more[n] - of_few[n]) for n in both}
 
 
-def _measured(header: Header, blocks: int, options: LoadOptions, check: CheckCancelled) -> Profile:
-    from edgespec.backends.llamacpp.shape import write_shape
+def pattern(header: Header) -> tuple[int, int]:
+    """(first, period): from block `first` on, every `period`-th block has tensors of the same names and shapes."""
+    blocks = header.own("block_count") or 1
+    shapes: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(blocks)]
+    for tensor in header.tensors:
+        block = block_of(tensor)
+        if 0 <= block < blocks:
+            shapes[block].add((tensor.name.split(".", 2)[2], tensor.shape))
+    for first in range(blocks):
+        for period in range(1, (blocks - first) // 2 + 1):
+            if all(shapes[i] == shapes[i + period] for i in range(first, blocks - period)):
+                return first, period
+    return 0, blocks
 
-    small = LoadOptions(
-        context_size=_CONTEXT,
-        threads=options.threads,
-        gpu_layers=options.gpu_layers,
-        kv_type=options.kv_type,
-        flash_attention=options.flash_attention,
-        mmap=False,
-        exact=options.exact,
-    )
+
+def _measured(header: Header, blocks: int, options: LoadOptions) -> Profile:
+    small = replace(options, context_size=_CONTEXT, mmap=False)
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
         path = Path(folder) / "shape.gguf"
         write_shape(header, blocks, path)
-        model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=check)
+        model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
         try:
-            session = model.open_session(check)
+            session = model.open_session(lambda: None)
             try:
-                return measure(session, None, _MEASURED_S, check)
+                return measure(session, None, _MEASURED_S)
             finally:
                 session.close()
         finally:

@@ -5,7 +5,7 @@ reward); plain decoding is a round like any other. Lookups cost nothing, so they
 token, drafted or not. The draft model is asked when its rounds have been worth more than what the lookups offer, and
 goes on a token at a time while a further one is expected to pay. All that was drafted forms a trie, whose most probable
 nodes fill as many rows as pay. A ledger forbids drafting while too much has been lost against plain decoding; what that
-costs is always measured, never inferred. A model that does not pay is tried again after 16 tokens, then 32, up to 256.
+costs is always measured, never inferred. docs/autopilot.md has the reasons.
 """
 
 from __future__ import annotations
@@ -233,6 +233,7 @@ class Autopilot:
         joined = self._trees and not walk.is_drawn
         own = found if joined else Candidates()
         parent = -1
+        deepest = min(depth, self._affordable if walk.is_drawn else most)
         options = walk.start(self._text, self._window)
         while options is not None:
             self._spine.append(options)
@@ -242,7 +243,7 @@ class Autopilot:
                 for token, rate in zip(options.tokens[1:], rates[1:], strict=True):
                     own.add(parent, token, rate)
             parent = following
-            if len(self._spine) >= min(depth, most) or not self._worth_another(own, parent, most):
+            if len(self._spine) >= deepest or not self._worth_another(own, parent, most):
                 break
             options = walk.go_on(options.tokens[0])
         if self._spine and not walk.is_drawn:

@@ -25,7 +25,7 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
     """
     import gguf
 
-    kept = [tensor for tensor in header.tensors if _block(tensor) < blocks]
+    kept = [tensor for tensor in header.tensors if block_of(tensor) < blocks]
     needed = sum(tensor.nbytes for tensor in kept) + _SPARE_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise CacheError(
@@ -52,7 +52,7 @@ def _shape(tensor: TensorInfo) -> tuple[int, ...]:
     return (*reversed(tensor.shape[1:]), tensor.type.nbytes(tensor.shape[0]))
 
 
-def _block(tensor: TensorInfo) -> int:
+def block_of(tensor: TensorInfo) -> int:
     """The block that a tensor belongs to; -1 for those of the whole model."""
     parts = tensor.name.split(".")
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
@@ -70,5 +70,5 @@ def _add(writer: Any, key: str, value: Any, all_blocks: int, blocks: int) -> Non
         writer.add_string(key, value)
     elif len(value):
         items = value.tolist() if isinstance(value, np.ndarray) else value
-        per_block = len(items) == all_blocks and not key.startswith("tokenizer.")
+        per_block = len(items) == all_blocks and not key.startswith("tokenizer.") and not key.endswith("_sections")
         writer.add_array(key, items[:blocks] if per_block else items)

@@ -1,0 +1,98 @@
+"""`edgespec plan` and `edgespec tune` on the embedded pair and on files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.llamacpp.shape import write_shape
+from edgespec.backends.options import LoadOptions
+from edgespec.forecast import Forecast, forecast, pattern
+from edgespec.registry.gguf import read_header
+from edgespec.registry.gguf_cursor import FileSource
+from tests.cli.conftest import Cli
+from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
+
+
+def test_plan_says_what_to_expect(cli: Cli) -> None:
+    done = cli("plan", "--json", "--threads", "1", "--ctx", "512")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["fits"] and facts["backend"] == "llamacpp" and facts["draft"] == "package:python-6m/draft.gguf"
+    assert facts["needed_bytes"] > facts["weights_bytes"] + facts["kv_bytes"] > facts["weights_bytes"] > 5_000_000
+    low, high = facts["plain_tokens_per_second"]
+    assert 0 < low < high
+    assert facts["cost_of_rows"]["1"] == 1.0 and len(facts["cost_of_rows"]) > 4
+    assert facts["drafted_token_cost"] > 0
+    assert list(facts["speedup_at_acceptance"]) == ["0.5", "0.8"]
+    told = cli("plan", "--threads", "1", "--draft", "ngram").stdout
+    assert "drafted by ngram" in told and "plain decoding:" in told and "fits: needs" in told
+
+
+def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
+    done = cli("plan", str(TARGET), "--no-speed", "--ctx", "16000000")
+    assert done.returncode == 0, done.stderr
+    assert "DOES NOT FIT" in done.stdout and "speed: not foretold" in done.stdout
+    assert cli("plan", "no-such-model").returncode == 3
+
+
+def test_a_forecast_by_blocks() -> None:
+    header, draft = (read_header(FileSource(path), path.name) for path in (TARGET, DRAFT))
+    found = forecast(header, draft, LoadOptions(threads=1))
+    assert found is not None and found.draft_s is not None
+    assert 0 < found.draft_s < found.rows[1] < found.rows[32]
+
+
+@pytest.mark.parametrize(
+    ("make", "first_and_period"),
+    [(llama, (0, 1)), (sliding_window, (0, 1)), (mamba, (0, 1)), (hybrid, (0, 4))],
+    ids=["llama", "windowed", "recurrent", "hybrid"],
+)
+def test_shapes_of_other_architectures(
+    make: Callable[[Path], None], first_and_period: tuple[int, int], tmp_path: Path
+) -> None:
+    """Fewer blocks, the same kinds of layers: llama.cpp loads and runs what is written."""
+    make(tmp_path / "whole.gguf")
+    header = read_header(FileSource(tmp_path / "whole.gguf"), "whole")
+    assert pattern(header) == first_and_period
+    found = forecast(header, None, LoadOptions(threads=1))
+    assert found is not None and found.rows[1] > 0
+    write_shape(header, 1, tmp_path / "shape.gguf")
+    shape = read_header(FileSource(tmp_path / "shape.gguf"), "shape")
+    assert shape.own("block_count") == 1
+    kinds = {tensor.name: (tensor.shape, tensor.type) for tensor in header.tensors}
+    assert {tensor.name: (tensor.shape, tensor.type) for tensor in shape.tensors}.items() <= kinds.items()
+
+
+def test_a_part_that_the_runtime_dies_of(tmp_path: Path) -> None:
+    """A hybrid model without its attention layer makes llama.cpp abort: no forecast, and we live."""
+    hybrid(tmp_path / "whole.gguf")
+    header = read_header(FileSource(tmp_path / "whole.gguf"), "whole")
+    header.metadata["qwen35.block_count"] = 3
+    assert forecast(header, None, LoadOptions(threads=1)) is None
+
+
+def test_chains_of_a_forecast() -> None:
+    flat = Forecast(dict.fromkeys(range(1, 10), 1.0), 0.0)
+    assert flat.speculative(0.5) == (8, pytest.approx(sum(0.5**n for n in range(9))))
+    assert flat.pays_from == 0.05
+    steep = Forecast({n: float(n) for n in range(1, 10)}, 0.1)
+    assert steep.speculative(0.9) == (0, 1.0)
+    assert steep.pays_from is None
+    tiles = Forecast({1: 1.0, 2: 1.9, 3: 2.8, 4: 1.3, 5: 3.0}, 0.05)
+    assert tiles.speculative(0.6)[0] == 3
+
+
+def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
+    done = cli("tune", "--seconds", "1", "--max-tokens", "4", "--threads", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    state = json.loads(done.stdout)
+    assert state["rows"]["1"] > 0 and state["draft_s"] > 0 and not state["interrupted"]
+    assert {"sample at 0.0, answer", "block at 0.7, answer"} <= state["matches"].keys()
+    again = cli("run", "def f(x):", "--max-tokens", "4", "--threads", "1", "--temperature", "0")
+    assert again.returncode == 0 and "measuring" not in again.stderr
+    refused = cli("tune", "--draft", "none")
+    assert refused.returncode == 2 and "nothing to tune" in refused.stderr
