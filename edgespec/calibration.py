@@ -137,7 +137,7 @@ def fingerprint(model: Path) -> str:
             digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
             with file.open("rb") as opened:
                 digest.update(opened.read(_ENDS))
-                pass
+                opened.seek(max(0, size - _ENDS))
                 digest.update(opened.read(_ENDS))
     except OSError as error:
         raise CacheError(f"{model} cannot be read: {error.strerror}.", hint="Check its permissions.") from error

@@ -91,16 +91,16 @@ def change_draft(
 
 def _calibrate(opened: Opened, reporter: Reporter, check: CheckCancelled) -> None:
     """Let the autopilot start from what is stored of these models, or measure now what it needs."""
-    engine = opened.engine
-    if engine.speculation.gamma is not None or engine.speculation.is_plain:
+    engine, speculation = opened.engine, opened.engine.speculation
+    if speculation.kind == "none":
         return
     known = Store(opened.target_path, opened.draft_path).load(opened.setting)
     if isinstance(known, Experience):
-        engine.experience = known
-        return
-    if known is not None:
-        reporter.notice(f"Measured before with {known}; measuring again.")
-    engine.experience = Experience(engine.measure(_MEASURED_S, check))
+        engine.experience = known  # also where a length is fixed: a chat may leave it to the autopilot later
+    elif speculation.gamma is None:
+        if known is not None:
+            reporter.notice(f"Measured before with {known}; measuring again.")
+        engine.experience = Experience(engine.measure(_MEASURED_S, check))
 
 
 def _setting(backend: BackendName, options: LoadOptions) -> Setting:
