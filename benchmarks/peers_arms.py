@@ -1,0 +1,150 @@
+"""What `benchmarks.peers` compares: the record of one generation, and the arms that run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Finished, Request
+from edgespec.speculation import Speculation
+
+MLX_DRAFT_TOKENS = 3  # what mlx_lm's own commands draft unless told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`ids` is `text` as edgespec encodes it; peers are given these."""
+
+    id: str
+    category: str
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation as the reader of its stream saw it.
+
+    tokens     None stands for a token that was counted but not sent
+    arrivals   (time.perf_counter(), tokens so far), increasing in both
+    rounds     target forwards after those that gave the first arrival
+    own        what the arm itself reports
+    """
+
+    tokens: tuple[int | None, ...]
+    arrivals: tuple[tuple[float, int], ...]
+    rounds: int
+    drafted: int
+    accepted: int
+    own: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def later(self) -> int:
+        """Tokens after those of the first arrival, which are prefill's: one, but a whole round in mlx_lm."""
+        return self.arrivals[-1][1] - self.arrivals[0][1] if self.arrivals else 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.later / (self.arrivals[-1][0] - self.arrivals[0][0]) if self.later else None
+
+
+class PeerFailed(Exception):
+    """An arm that cannot go on; the others can."""
+
+
+class Arm(Protocol):
+    """`own_plain` is the name of the same program's arm without drafts."""
+
+    name: str
+    own_plain: str
+
+    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation: ...
+
+
+@dataclass
+class Edgespec:
+    name: str
+    engine: Engine
+    speculation: Speculation
+    own_plain: str = "edgespec plain"
+
+    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+        self.engine.speculation = self.speculation
+        arrivals: list[tuple[float, int]] = []
+        for event in self.engine.stream(Request(prompt.text, SamplingParams(temperature=temperature), tokens)):
+            if isinstance(event, Step):
+                arrivals.append((perf_counter(), (arrivals[-1][1] if arrivals else 0) + len(event.tokens)))
+        assert isinstance(event, Finished)
+        m = event.metrics
+        own = {"tokens_per_second": m.tokens_per_second, "ttft_s": m.ttft_s}
+        return Generation(
+            event.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own
+        )  # fmt: skip
+
+
+def edgespec_arms(engine: Engine) -> list[Edgespec]:
+    return [
+        Edgespec("edgespec plain", engine, Speculation("none", 0)),
+        Edgespec("edgespec autopilot", engine, Speculation("model" if engine.draft else "ngram", None)),
+    ]
+
+
+@dataclass
+class MlxLm:
+    """mlx_lm's generators on models that mlx_lm has loaded: a target, and perhaps a draft."""
+
+    name: str
+    models: Sequence[Any]
+    stop: frozenset[int]
+    own_plain: str = "mlx_lm plain"
+
+    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+        found: list[int] = []
+        arrivals: list[tuple[float, int]] = []
+        accepted = 0
+        for token, drafted in self._steps(prompt.ids, tokens, temperature):
+            found.append(token)
+            accepted += drafted and bool(arrivals)
+            if not drafted:  # the end of a round
+                arrivals.append((perf_counter(), len(found)))
+            if token in self.stop:
+                break
+        rounds = len(arrivals) - 1
+        if arrivals and arrivals[-1][1] < len(found):
+            arrivals.append((perf_counter(), len(found)))
+            rounds += 1
+        return Generation(
+            tuple(found), tuple(arrivals), rounds, rounds * MLX_DRAFT_TOKENS * (len(self.models) - 1), accepted
+        )  # fmt: skip
+
+    def _steps(self, ids: list[int], tokens: int, temperature: float) -> Iterator[tuple[int, bool]]:
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step, speculative_generate_step
+        from mlx_lm.sample_utils import make_sampler
+
+        given = {"max_tokens": tokens, "sampler": make_sampler(temp=temperature) if temperature else None}
+        if len(self.models) == 1:
+            for token, _ in generate_step(mx.array(ids), self.models[0], **given):
+                yield int(token), False
+            return
+        steps = speculative_generate_step(mx.array(ids), *self.models, num_draft_tokens=MLX_DRAFT_TOKENS, **given)
+        for token, _, drafted in steps:
+            yield int(token), drafted
+
+
+def mlx_arms(target: Path, draft: Path | None, stop: frozenset[int]) -> list[MlxLm]:
+    """The models are loaded once for both, in the precision that edgespec computes in."""
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    models = [load_model(path)[0] for path in (target, draft) if path]
+    if mx.default_device() != mx.gpu:
+        for model in models:
+            model.set_dtype(mx.float32)
+            mx.eval(model.parameters())
+    return [MlxLm("mlx_lm plain", models[:1], stop)] + ([MlxLm("mlx_lm draft", models, stop)] if draft else [])

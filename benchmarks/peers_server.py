@@ -1,0 +1,178 @@
+"""llama.cpp's server as an arm of `benchmarks.peers`: its ways to draft by its --help, its tokens from its stream."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.peers_arms import Generation, PeerFailed, Prompt
+
+WITH_DRAFT = ("ngram-simple", "ngram-mod")  # the n-gram drafts that are also tried together with the draft model
+START_S, IDLE_S, SPINNING = 300.0, 0.5, 5.0  # percent of a core
+
+
+def help_of(binary: str) -> str:
+    return subprocess.run([binary, "--help"], capture_output=True, text=True, check=False).stdout
+
+
+def version_of(binary: str) -> str:
+    done = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+    return "; ".join(line for line in (done.stdout + done.stderr).splitlines() if re.match("version|built", line))
+
+
+def ways_to_draft(help_text: str, draft: bool) -> dict[str, list[str]]:
+    """Name -> options, of every way this build offers without a model trained for the target."""
+    listed = re.search(r"^ *--spec-type +\[?([\w,|-]+)", help_text, re.MULTILINE)
+    types = re.split("[,|]", listed[1]) if listed else []
+    ngrams = [name for name in types if name.startswith("ngram")]
+    simple = ["--spec-type", "draft-simple"] if "draft-simple" in types else []
+    ways: dict[str, list[str]] = {"plain": []}
+    if draft and "--model-draft" in help_text:
+        ways["draft"] = simple
+    ways |= {name: ["--spec-type", name] for name in ngrams}
+    if "draft" in ways and simple:
+        ways |= {f"draft + {name}": ["--spec-type", f"draft-simple,{name}"] for name in ngrams if name in WITH_DRAFT}
+    return ways
+
+
+def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_counter) -> Generation:
+    """The server's events into a Generation. Raises PeerFailed when it reports an error or ends early.
+
+    A chunk may hold several tokens or, within a character of several, none; `tokens_predicted` counts them all.
+    """
+    sent: list[tuple[int, int]] = []  # token, tokens predicted when it was sent
+    arrivals: list[tuple[float, int]] = []
+    chunk: dict[str, Any] = {}
+    for line in lines:
+        at = clock()
+        kind, _, data = line.partition(b":")
+        if kind not in (b"data", b"error") or data.strip() == b"[DONE]":
+            continue
+        chunk = json.loads(data)
+        if kind == b"error" or "error" in chunk:
+            raise PeerFailed(f"the server says: {data.decode().strip()}")
+        new = chunk.get("tokens") or []
+        count = chunk.get("tokens_predicted", len(sent) + len(new))
+        sent += [(token, count) for token in new]
+        if count > (arrivals[-1][1] if arrivals else 0):
+            arrivals.append((at, count))
+    if not chunk.get("stop") or not arrivals:
+        raise PeerFailed("the stream ended before the text did.")
+    timings = chunk.get("timings", {})
+    drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    emitted = arrivals[-1][1]
+    tokens: list[int | None] = [token for token, _ in sent]
+    if len(tokens) != emitted:
+        places = {count - 1: token for token, count in sent}
+        tokens = [places.get(i) for i in range(emitted)]
+    rounds = max(emitted - arrivals[0][1] - accepted, 1) if emitted > 1 else 0
+    return Generation(tuple(tokens), tuple(arrivals), rounds, drafted, accepted, timings)
+
+
+class LlamaServer:
+    """One server process with one way to draft, stopped between requests if it does not rest by itself."""
+
+    own_plain = "llama-server plain"
+
+    def __init__(
+        self, binary: str, help_text: str, way: str, options: list[str], target: Path, draft: Path | None,
+        context: int, threads: int, logs: Path,
+    ) -> None:  # fmt: skip
+        """Raises PeerFailed when it does not come up."""
+        self.name = f"llama-server {way}"
+        self.idle_percent = 0.0
+        self._port = _free_port()
+        self._log = logs / f"{way}.log"
+        command = [binary, "--model", target, "--ctx-size", context, "--threads", threads, "--parallel", 1]
+        command += ["--host", "127.0.0.1", "--port", self._port, *options]
+        if draft is not None and way.startswith("draft"):
+            command += ["--model-draft", draft]
+        if "--cache-ram" in help_text:
+            command += ["--cache-ram", 0]  # no copies of earlier prompts, which edgespec does not keep either
+        self.command = [str(part) for part in command]
+        with self._log.open("wb") as log:
+            self._process = psutil.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+        asked = {
+            "prompt": prompt.ids,
+            "n_predict": tokens,
+            "temperature": temperature,
+            "samplers": ["temperature"],  # the model's own distribution, as edgespec's defaults
+            "cache_prompt": True,
+            "stream": True,
+            "return_tokens": True,
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_S)
+        try:
+            if self._spins:
+                self._process.resume()
+            connection.request("POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise PeerFailed(f"the server answers {response.status}: {response.read().decode()[:300]}")
+            return read_stream(iter(response.readline, b""))
+        except (OSError, http.client.HTTPException, psutil.Error) as error:
+            raise PeerFailed(f"{error!r}; its log ends: {self._tail()}") from error
+        finally:
+            connection.close()
+            if self._spins and self._process.poll() is None:
+                self._process.suspend()
+
+    def rest(self) -> None:
+        """After the warm-up: look at what it burns while nobody asks, and stop it between requests if that is much."""
+        self.idle_percent = self._process.cpu_percent(interval=IDLE_S)
+        if self._spins:
+            self._process.suspend()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.resume()
+            try:
+                self._process.wait(10)
+            except psutil.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def _spins(self) -> bool:
+        return self.idle_percent > SPINNING
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.1)
+        raise PeerFailed(f"it did not start; its log ends: {self._tail()}")
+
+    def _tail(self) -> str:
+        return " / ".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-4:])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

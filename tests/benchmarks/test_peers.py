@@ -1,0 +1,130 @@
+"""What the peers' benchmark reads: a server's --help and its stream; and the one sentence where there is no peer."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.peers import NO_PEER, Run, common_beginning, main, summarize, table
+from benchmarks.peers_arms import Generation, PeerFailed, Prompt
+from benchmarks.peers_server import read_stream, ways_to_draft
+from tests.models import TARGET
+
+HELP = """\
+--spec-draft-model, -md, --model-draft FNAME
+                                        draft model for speculative decoding (default: unused)
+--spec-type none,draft-simple,draft-eagle3,ngram-simple,ngram-map-k,ngram-mod
+                                        comma-separated list of types of speculative decoding to use
+                                        (default: none)
+                                        (env: LLAMA_ARG_SPEC_TYPE)
+--cache-ram N                           see --spec-type for more
+"""
+
+
+def chunk(tokens: list[int], predicted: int, **more: object) -> bytes:
+    return b"data: " + json.dumps({"tokens": tokens, "tokens_predicted": predicted, "stop": False, **more}).encode()
+
+
+def end(predicted: int, **timings: float) -> bytes:
+    return chunk([], predicted, stop=True, timings=timings)
+
+
+def read(*lines: bytes) -> Generation:
+    seconds = count()
+    return read_stream(lines, lambda: float(next(seconds)))
+
+
+def test_every_way_to_draft_that_needs_no_trained_head() -> None:
+    assert ways_to_draft(HELP, draft=True) == {
+        "plain": [],
+        "draft": ["--spec-type", "draft-simple"],
+        "ngram-simple": ["--spec-type", "ngram-simple"],
+        "ngram-map-k": ["--spec-type", "ngram-map-k"],
+        "ngram-mod": ["--spec-type", "ngram-mod"],
+        "draft + ngram-simple": ["--spec-type", "draft-simple,ngram-simple"],
+        "draft + ngram-mod": ["--spec-type", "draft-simple,ngram-mod"],
+    }
+    assert list(ways_to_draft(HELP, draft=False)) == ["plain", "ngram-simple", "ngram-map-k", "ngram-mod"]
+
+
+def test_ways_to_draft_of_other_builds() -> None:
+    assert ways_to_draft("-md,   --model-draft FNAME   draft model", draft=True) == {"plain": [], "draft": []}
+    assert ways_to_draft("usage: llama-server", draft=True) == {"plain": []}
+    assert list(ways_to_draft("--spec-type [none|ngram-cache|ngram-mod]", draft=False))[1:] == [
+        "ngram-cache",
+        "ngram-mod",
+    ]
+
+
+def test_a_token_a_chunk() -> None:
+    found = read(
+        chunk([], 0), chunk([5], 1), b"\n", chunk([6], 2), chunk([7], 3), end(3, predicted_ms=9.0), b"data: [DONE]"
+    )
+    assert found == Generation((5, 6, 7), ((1.0, 1), (3.0, 2), (4.0, 3)), 2, 0, 0, {"predicted_ms": 9.0})
+    assert found.tokens_per_second == pytest.approx(2 / 3)
+
+
+def test_several_tokens_a_chunk() -> None:
+    found = read(chunk([5], 1), chunk([6, 7, 8], 4), end(4, draft_n=3, draft_n_accepted=2))
+    assert found.tokens == (5, 6, 7, 8) and found.later == 3 and found.rounds == 1
+    assert (found.drafted, found.accepted, found.tokens_per_second) == (3, 2, 3.0)
+
+
+def test_bursts_that_are_counted_before_they_are_sent() -> None:
+    found = read(chunk([5], 1), chunk([6], 3), chunk([7], 3), end(3))
+    assert found.tokens == (5, 6, 7) and found.arrivals == ((0.0, 1), (1.0, 3))
+
+
+def test_tokens_within_a_character_are_counted_but_not_sent() -> None:
+    found = read(chunk([5], 1), chunk([8], 4), end(5))
+    assert found.tokens == (5, None, None, 8, None)
+    assert found.tokens_per_second == 4 / 2  # the last one is known by the end of the stream
+    assert common_beginning((5, 6, 7, 8, 9), found.tokens) == 5
+    assert common_beginning((5, 6, 7, 9, 9), found.tokens) == 3
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [chunk([5], 1)],
+        [],
+        [end(0)],
+        [chunk([5], 1), b'data: {"error": {"code": 500, "message": "x"}}'],
+        [b'error: {"code": 500}'],
+    ],
+)
+def test_a_stream_that_breaks(lines: list[bytes]) -> None:
+    with pytest.raises(PeerFailed):
+        read(*lines)
+
+
+def test_rows_pair_runs_of_one_prompt() -> None:
+    class Named:
+        own_plain = "plain"
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+            raise NotImplementedError
+
+    def run(arm: str, prompt: str, seconds: float, tokens: tuple[int, ...]) -> Run:
+        return Run(arm, Prompt(prompt, "qa", "", [1]), 0, Generation(tokens, ((0.0, 1), (seconds, 3)), 1, 4, 1))
+
+    runs = [run("plain", "a", 2, (1, 2, 3)), run("other", "a", 1, (1, 2, 3))]
+    runs += [run("plain", "b", 1, (4, 5, 6)), run("other", "b", 2, (4, 9, 6))]
+    rows = summarize([Named("plain"), Named("other")], runs, greedy=True)
+    assert rows["other"] == {
+        "tokens/s": 1.5, "own": None, "x plain": 1.0, "x own": 1.0,
+        "tau": 2.0, "accepted": 0.25, "same": "1/2", "from": 1,
+    }  # fmt: skip
+    assert [line.split()[0] for line in table(rows).splitlines()] == ["arm", "plain", "other"]
+
+
+def test_no_peer(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--target", str(TARGET), "--llama-server", str(tmp_path / "nowhere")])
+    assert result.exit_code == 1 and NO_PEER in result.output
