@@ -7,11 +7,13 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
+from edgespec.calibration import processor
+
 
 def describe(*models: Path) -> dict[str, object]:
     """Processor, system, versions, and the first digits of the SHA-256 of each model's weights."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
@@ -31,15 +33,6 @@ def _version(package: str) -> str | None:
 def _weights_of(model: Path) -> Path:
     """The file that holds a model's weights: the model itself, or the first shard of its folder."""
     return min(model.glob("model*.safetensors")) if model.is_dir() else model
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _sha256(file: Path) -> str:

@@ -54,11 +54,12 @@ class Setting:
     def difference(self, other: dict[str, Any]) -> str:
         """What an `other` setting had otherwise, in words."""
         mine = asdict(self)
-        return ", ".join(
+        found = (
             f"{name.replace('_', ' ')} {other.get(name)} instead of {value}"
             for name, value in mine.items()
             if other.get(name) != value
         )
+        return ", ".join(found) or "another version of edgespec"
 
 
 class Store:

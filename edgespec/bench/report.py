@@ -40,7 +40,7 @@ class Header:
             "limit": f"{self.max_tokens} tokens",
             "repeats": str(self.repeats),
             "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items() if version),
-            "sha256": ", ".join(f"{name} {digest}" for name, digest in self.files.items()),
+            "digests (size and both ends)": ", ".join(f"{name} {digest}" for name, digest in self.files.items()),
         }
 
 

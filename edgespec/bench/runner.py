@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.bench.forks import first_fork
 from edgespec.bench.prompt_sets import BenchPrompt
-from edgespec.control.costs import Profile
+from edgespec.control.costs import Costs, Profile
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
@@ -154,12 +154,12 @@ class Bench:
 
     def _bound(self, plain: Finished, steps: Sequence[Step]) -> float | None:
         """Seconds of these rounds by the profile alone, at the speed of plain decoding's last run of the prompt."""
-        curve, tpot_s = self.profile.rows, plain.metrics.tpot_s
-        if tpot_s is None or any(step.n_drafted + 1 not in curve for step in steps):
+        costs, tpot_s = Costs(self.profile), plain.metrics.tpot_s
+        if tpot_s is None:
             return None
         drafted_s = (self.profile.draft_s or 0.0) * sum(step.decision.walked for step in steps if step.decision)
-        forwards_s = sum(curve[step.n_drafted + 1] for step in steps[1:])
-        return (forwards_s + drafted_s) * tpot_s / curve[1]
+        forwards_s = sum(costs.seconds(step.n_drafted + 1) for step in steps[1:])
+        return (forwards_s + drafted_s) * tpot_s / costs.seconds(1)
 
     @staticmethod
     def _fork(session: Session, prompt: Sequence[int], plain: Finished, other: Finished) -> dict[str, Any] | None:

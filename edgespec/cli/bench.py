@@ -70,7 +70,7 @@ def bench_command(
         raise InvalidRequest("there is nothing to compare without a draft.", hint="Use --draft auto or ngram.")
     host = Host(open_request(model, given), verbose=given["verbose"])
     opened, engine = host.opened, host.opened.engine
-    ways = arms(engine.speculation.kind, gammas or tuple(range(1, 9)))
+    ways = arms(engine.speculation.kind, sorted(set(gammas)) or range(1, 9))
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("benchmark")
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
@@ -78,7 +78,11 @@ def bench_command(
         "kind": "header",
         "date": time.strftime("%Y-%m-%d %H:%M"),
         **machine(),
-        "files": {path.name: fingerprint(path) for path in (opened.target_path, opened.draft_path) if path},
+        "files": {
+            f"{role} {path.name}": fingerprint(path)
+            for role, path in (("target", opened.target_path), ("draft", opened.draft_path))
+            if path
+        },
         "backend": opened.backend,
         "model": opened.name,
         "draft": opened.draft,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Profile:
     read_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if 1 not in self.rows or min(self.rows.values()) <= 0 or (self.draft_s or 1.0) <= 0 or self.read_s < 0:
+        times = [*self.rows.values(), 1.0 if self.draft_s is None else self.draft_s]
+        if 1 not in self.rows or not all(0 < t < math.inf for t in times) or not 0 <= self.read_s < math.inf:
             raise ValueError("a profile needs one row, and times above zero")
 
 

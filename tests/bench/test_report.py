@@ -132,7 +132,7 @@ def test_tables_hold_the_summary(tmp_path: Path) -> None:
     facts = list(zip(page.text_of("dt").split("\n"), page.text_of("dd").split("\n"), strict=True))
     assert ("best fixed (with hindsight)", "model 3") in facts
     assert ("autopilot / best fixed", "1.17 (0.92-1.50)") in facts
-    assert ("sha256", "target.gguf f4ada450") in facts
+    assert ("digests (size and both ends)", "target.gguf f4ada450") in facts
     assert ("versions", "edgespec 0.1.0") in facts
     assert ("threads", "1") in facts
 

@@ -1,0 +1,172 @@
+"""The runner of a bench on the toy runtime: what is recorded, what is left out, what is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.backends import open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.prompt_sets import BenchPrompt
+from edgespec.bench.runner import Bench, Skipped, arms
+from edgespec.control.costs import Profile
+from edgespec.control.experience import Experience
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Event, Finished, Request
+from edgespec.errors import Cancelled
+from edgespec.speculation import DraftKind, Speculation
+from edgespec.text.stream import Piece
+
+PROFILE = Profile(dict.fromkeys(range(1, 17), 0.001), 0.0001, 0.00001)
+NAMES = ["plain", "autopilot", "ngram 2", "model 2", "autopilot cold"]
+
+
+class Watched(Engine):
+    """A toy engine that remembers requests and thinks aloud; `change` may change requests first."""
+
+    def __init__(self, context_size: int = 512) -> None:
+        models = [
+            open_model(
+                "toy", Path(name), LoadOptions(context_size=context_size), progress=lambda f: None, check=lambda: None
+            )
+            for name in ("tree", "draft")
+        ]
+        super().__init__(*models, Speculation("model"))
+        self.seen: list[tuple[Speculation, Experience | None, Request]] = []
+        self.change: Callable[[Request], Request] = lambda request: request
+        self.experience = self.known = Experience(PROFILE)
+
+    def stream(self, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
+        self.seen.append((self.speculation, self.experience, request))
+        yield Piece("hm", "reasoning", False)
+        yield from super().stream(self.change(request), check)
+
+
+def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures: tuple[float, ...] = (0.0,)) -> Bench:
+    return Bench(engine, arms("model", [2]), prompts, temperatures, repeats, 6, PROFILE)
+
+
+def recorded(running: Bench) -> list[dict[str, Any]]:
+    found = [*running.run(lambda: None)]
+    assert not [each for each in found if isinstance(each, Skipped)]
+    return [each for each in found if isinstance(each, dict)]
+
+
+def one(id_: str, *turns: str) -> BenchPrompt:
+    return BenchPrompt(id_, "chat", turns or ("a tale",))
+
+
+def test_arms() -> None:
+    assert [arm.name for arm in arms("model", [2])] == NAMES
+    assert [arm.name for arm in arms("ngram", [1, 3])] == ["plain", "autopilot", "ngram 1", "ngram 3", "autopilot cold"]
+
+
+def test_arms_are_interleaved_there_and_back() -> None:
+    engine = Watched()
+    running = bench(engine, one("a"), one("b"), repeats=2, temperatures=(0.0, 0.8))
+    runs = recorded(running)
+    assert len(runs) == running.runs == 40
+    assert len(engine.seen) == 45, "each arm once before, to warm up"
+    assert [(run["repeat"], run["prompt"], run["temperature"], run["arm"]) for run in runs] == [
+        (repeat, prompt, temperature, name)
+        for repeat, names in ((0, NAMES), (1, NAMES[::-1]))
+        for prompt in ("a/1", "b/1")
+        for temperature in (0.0, 0.8)
+        for name in names
+    ]
+    for speculation, _, request in engine.seen[5:]:
+        drawn = speculation.gamma is None and request.sampling.temperature == 0.8
+        assert speculation.rule == ("block" if drawn else "sample")
+        assert request.seed in (0, 1) and request.max_tokens == 6
+
+
+def test_the_autopilot_learns_from_prompt_to_prompt_unless_it_is_cold() -> None:
+    engine = Watched()
+    recorded(bench(engine, one("a"), one("b")))
+    pilots = [experience for speculation, experience, _ in engine.seen[5:] if speculation.gamma is None]
+    warm, cold = pilots[::2], pilots[1::2]
+    assert warm[0] is warm[1] and len({id(each) for each in (warm[0], *cold, engine.known)}) == 4
+    assert warm[0] is not engine.seen[1][1], "what it learned while warming up is forgotten"
+
+
+@pytest.mark.parametrize("calls", [None, 40])
+def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> None:
+    engine, left = Watched(), calls
+    before = engine.known.to_dict()
+
+    def check() -> None:
+        nonlocal left
+        if left is not None:
+            left -= 1
+            if left < 0:
+                raise Cancelled
+
+    running = bench(engine, one("a")).run(check)
+    if calls is None:
+        list(running)
+    else:
+        with pytest.raises(Cancelled):
+            list(running)
+    assert engine.experience is engine.known and engine.known.to_dict() == before
+
+
+def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:
+    engine = Watched(context_size=64)
+    found = [*bench(engine, one("long", "x" * 100), one("a"), one("b", "y", "z" * 70), repeats=2).run(lambda: None)]
+    skipped = [each for each in found if isinstance(each, Skipped)]
+    assert [each.prompt for each in skipped] == ["long", "b"], "each once"
+    assert all("the context holds 64" in each.reason for each in skipped)
+    runs = [each["prompt"] for each in found if isinstance(each, dict)]
+    assert (runs.count("a/1"), runs.count("b/1"), len(runs)) == (10, 1, 11)
+    assert [*bench(engine, one("long", "x" * 100)).run(lambda: None)] == [Skipped("long", skipped[0].reason)]
+
+
+def test_turns_see_the_answers_before_them() -> None:
+    engine = Watched()
+    runs = recorded(bench(engine, one("a", "a tale", " of", " two")))
+    assert [run["prompt"] for run in runs[:3]] == ["a/1", "a/2", "a/3"]
+    third = engine.seen[-1][2].prompt
+    assert isinstance(third, tuple) and [message.role for message in third] == ["user", "assistant"] * 2 + ["user"]
+    answers = [[*engine.stream(replace(engine.seen[-1][2], prompt=third[:n]))][-1] for n in (1, 3)]
+    for said, finished in zip((third[1], third[3]), answers, strict=True):
+        assert isinstance(finished, Finished)
+        assert said.content == b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
+    assert all(run["fork"] is None for run in runs)
+
+
+def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
+    """An answer that parts is one fork; what follows it answers another text and can be compared with nothing."""
+    engine = Watched()
+
+    def parted(request: Request) -> Request:
+        """The first answer is another one with fixed drafts."""
+        if engine.speculation.gamma != 2 or len(request.prompt) > 1:
+            return request
+        return replace(request, sampling=SamplingParams(temperature=0, logit_bias=((ord(" "), 30.0),)))
+
+    engine.change = parted
+    forks = {(run["arm"], run["prompt"]): run["fork"] for run in recorded(bench(engine, one("a", "a tale", "o")))}
+    for arm in NAMES:
+        assert (forks[arm, "a/1"] is not None) == (arm in ("ngram 2", "model 2"))
+        assert forks[arm, "a/2"] is None
+    fork = forks["model 2", "a/1"]
+    assert (fork["near_tie"], fork["position"]) == (False, 0) and fork["gap"] > 0
+
+
+@pytest.mark.parametrize("kind", ["ngram", "model"])
+def test_the_bound_is_the_rounds_by_the_profile(kind: DraftKind) -> None:
+    """Where all forwards take as long, it is their number and the drafted tokens, at plain decoding's speed."""
+    flat = Profile({1: 0.5, 16: 0.5}, 0.25)  # whatever lies between its points counts as well
+    runs = recorded(Bench(Watched(), arms(kind, [2]), [one("a")], (0.0,), 1, 60, flat))
+    assert [run["arm"] for run in runs if run["bound_s"] is not None] == ["autopilot", "autopilot cold"]
+    for run in (runs[1], runs[-1]):
+        steps = run["bound_s"] / runs[0]["metrics"]["tpot_s"]
+        drafting = steps - run["metrics"]["target_forwards"]
+        if kind == "ngram":
+            assert drafting == pytest.approx(0)
+        else:
+            assert 2 * drafting == pytest.approx(round(2 * drafting)) and drafting > 0, "half a step a drafted token"

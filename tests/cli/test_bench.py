@@ -1,0 +1,244 @@
+"""`edgespec bench` on the embedded pair, and what `edgespec run` tells and keeps of the autopilot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.bench.report import Cost, Header
+from edgespec.bench.stats import Run, read
+from edgespec.cli import main
+from edgespec.cli.terminal import explanation
+from edgespec.control.costs import Profile
+from edgespec.core.protocols import CheckCancelled, Decision, Step
+from edgespec.engine import Engine
+from tests.cli.conftest import COMMAND, Cli
+
+TINY = ("--per-category", "1", "--max-tokens", "8", "--repeats", "1", "--gamma", "2", "--threads", "1")
+ARMS = ["plain", "autopilot", "ngram 2", "model 2", "autopilot cold"]
+
+
+@pytest.fixture(autouse=True)
+def fonts(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Matplotlib looks for fonts once for all tests."""
+    environment["MPLCONFIGDIR"] = str(tmp_path_factory.getbasetemp() / "matplotlib")
+
+
+@pytest.fixture
+def here(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own process as the command's: its folder and environment."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outcome(stdout: str) -> dict[str, Any]:
+    """The last line, which is JSON."""
+    found: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return found
+
+
+def runs_of(raw: Path) -> list[Run]:
+    """The generations of a file that `read` takes, after its header and cost curve."""
+    header, *records = read(raw)
+    assert isinstance(header, Header) and header.model == "python-6m" and len(header.files["target target.gguf"]) == 16
+    runs = [record for record in records if isinstance(record, Run)]
+    assert len(runs) == len(records) - 1 and isinstance(records[0], Cost)
+    assert 1 in records[0].rows and all(seconds > 0 for seconds in records[0].rows.values())
+    return runs
+
+
+def check_page(page: Path) -> None:
+    """A whole HTML page with the model's name and drawings."""
+    ends: list[str] = []
+    parser = HTMLParser()
+    parser.handle_endtag = ends.append  # type: ignore[method-assign]
+    parser.feed(page.read_text(encoding="utf-8"))
+    parser.close()
+    assert ends[-1] == "html" and "body" in ends
+    assert "python-6m" in page.read_text(encoding="utf-8")
+
+
+def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
+    known = tmp_path / "cache" / "calibration"
+    done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "a test" in lines[0] and any(line.startswith("Cold: ") for line in lines)
+    heading = next(i for i, line in enumerate(lines) if line.startswith("arm "))
+    rows = {line[:22].strip(): line[22:].split() for line in lines[heading + 1 : heading + 6]}
+    assert sorted(rows) == sorted(ARMS)
+    assert rows["plain"][:2] == ["2", "1.00"], "two turns"
+    found = outcome(done.stdout)
+    raw = tmp_path / found["raw"]
+    assert (found["bench"], found["interrupted"], raw.parent) == ("python-6m", False, tmp_path / "found" / "here")
+    assert found["best fixed (with hindsight)"] in ("model 2", "ngram 2")
+    runs = runs_of(raw)
+    assert [(run.arm, run.prompt) for run in runs] == [(arm, f"chat-1/{turn}") for arm in ARMS for turn in (1, 2)]
+    assert {run.metrics.emitted_tokens for run in runs} == {8}
+    assert [run.metrics.drafted_tokens for run in runs[:2]] == [0, 0]
+    assert sum(run.metrics.drafted_tokens for run in runs if run.arm == "model 2") > 4
+    assert all((run.bound_s is not None) == run.arm.startswith("autopilot") for run in runs)
+    assert all(run.fork is None or run.fork.near_tie for run in runs)
+    check_page(raw.with_suffix(".html"))
+    assert str(found["raw"]) in done.stderr and "tok/s" not in done.stderr
+    (stored,) = known.iterdir()
+    learned = json.loads(stored.read_text())["entries"][0]["experience"]
+    assert learned["matches"] == learned["models"] == {}, "what a bench learns is not what use has taught"
+
+
+def test_prompts_of_ones_own_those_too_long_left_out(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prompts = [
+        {"id": "long", "prompt": "x = 1\n" * 2000},
+        {"prompt": "import os\n"},
+        {"id": "b", "category": "code", "prompt": "def f(n):"},
+    ]
+    (here / "own.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    options = (*TINY, "--per-category", "3", "--draft", "ngram", "--temperature", "0", "--temperature", "0.8")
+    assert main.run(["bench", "--prompts", "own.jsonl", *options]) == 0
+    done = capfd.readouterr()
+    (note,) = re.findall("note: (.*)", done.err)
+    assert re.fullmatch(r"long is left out: the prompt has [\d,]+ (tokens|characters), .* 2,048.*", note)
+    raw = here / outcome(done.out)["raw"]
+    assert raw.parent == here / "edgespec-bench"
+    runs = runs_of(raw)
+    assert {run.arm for run in runs} == {"plain", "autopilot", "ngram 2", "autopilot cold"}
+    assert {(run.prompt, run.category, run.temperature) for run in runs} == {
+        (prompt, category, t) for prompt, category in (("2/1", "own"), ("b/1", "code")) for t in (0.0, 0.8)
+    }
+    assert all(run.fork is None for run in runs if run.temperature)
+    check_page(raw.with_suffix(".html"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--category poetry", "error: There is no prompt category 'poetry'.\nhint: Choose from chat, "),
+        ("--prompts gone.jsonl", "error: Cannot read gone.jsonl: No such file or directory.\nhint: Check the path."),
+        ("--prompts bad.jsonl", "error: bad.jsonl, line 1 is not JSON.\nhint: Write one object a line: "),
+        ("--prompts good.jsonl --category chat", "error: good.jsonl has no prompts of these categories.\nhint: "),
+        ("--draft none", "error: There is nothing to compare without a draft.\nhint: Use --draft auto or ngram."),
+        ("--temperature 101", "error: Temperature must be between 0 and 100, not 101.0.\nhint: "),
+        ("--temperature nan", "error: Temperature must be between 0 and 100, not nan.\nhint: "),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(
+    here: Path, capfd: pytest.CaptureFixture[str], options: str, told: str
+) -> None:
+    (here / "bad.jsonl").write_text("nothing\n")
+    (here / "good.jsonl").write_text('{"prompt": "x"}\n')
+    assert main.run(["bench", *options.split()]) == 2
+    done = capfd.readouterr()
+    assert done.out == ""
+    assert done.err.startswith(told) and done.err.count("\n") == 2
+    assert not (here / "edgespec-bench").exists() and not (here / "cache").exists()
+
+
+def test_an_interrupt_keeps_what_was_measured(environment: dict[str, str], tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "bench", "--category", "qa", *TINY, "--repeats", "1000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not any(file.read_text().count('"run"') >= 4 for file in (tmp_path / "edgespec-bench").glob("*.jsonl")):
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err and "Internal error" not in err
+    found = outcome(out)
+    raw = tmp_path / found["raw"]
+    assert found["interrupted"] is True
+    assert 4 <= len(runs_of(raw)) < 1000
+    assert out.count("\nplain ") == 1, "the table of what there is"
+    check_page(raw.with_suffix(".html"))
+
+
+def test_an_interrupt_before_anything_was_measured(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(engine: Engine, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
+        if seconds > 5:  # the bench's own measurement
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                check()
+                time.sleep(0.01)
+        return Profile({1: 0.01}, 0.001, 0.0001)
+
+    monkeypatch.setattr(Engine, "measure", measure)
+    assert main.run(["bench", *TINY]) == 130
+    found = outcome(capfd.readouterr().out)
+    assert (found["interrupted"], found["bench"]) == (True, "python-6m")
+    (header,) = read(here / found["raw"])
+    assert isinstance(header, Header)
+    check_page((here / found["raw"]).with_suffix(".html"))
+
+
+ROUND = re.compile(r" *(\d+)  ([a-z+]+) +(\d+) +(\d+) +([\d.]+|-) > (\d+) +([\d.]+|-) > ([\d.]+) +(\S.*)")
+HEADING = ["round", "drafter", "drafted", "accepted", "tokens", "ms", "why"]
+
+
+def rounds_of(lines: list[str]) -> list[tuple[str, ...]]:
+    """The cells of a table of rounds."""
+    heading, *rows = lines
+    assert heading.split() == HEADING
+    found = [ROUND.fullmatch(row) for row in rows]
+    assert all(found), rows
+    return [each.groups() for each in found if each]
+
+
+def test_rounds_explained() -> None:
+    decisions = [
+        None,
+        Decision("none", "to measure plain decoding", 1.0, 0.0042),
+        Decision("model+ngram", "a reason", 2.57, 1.5, 3),
+        Decision("ngram", "told to"),
+    ]
+    steps = [
+        Step(i, (1,) * (i + 1), i, i, i, 0.0, 0.001, 0.002, 0.003, 0.0041, decision)
+        for i, decision in enumerate(decisions)
+    ]
+    assert rounds_of(explanation(steps)) == [
+        ("1", "none", "1", "1", "1.0", "2", "4.2", "10.1", "to measure plain decoding"),
+        ("2", "model+ngram", "2", "2", "2.6", "3", "1500.0", "10.1", "a reason"),
+        ("3", "ngram", "3", "3", "-", "4", "-", "10.1", "told to"),
+    ]
+
+
+def test_explain_and_what_is_kept_between_runs(cli: Cli, tmp_path: Path) -> None:
+    """A line a round. The second run does not measure again; with other threads it does, and says why."""
+
+    def run(*more: str) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
+        done = cli("run", "import os\nimport sys\nimport ", "--temperature", "0", "--max-tokens", "24", "--json", *more)
+        assert done.returncode == 0
+        (stored,) = (tmp_path / "cache" / "calibration").iterdir()
+        return done.stderr.splitlines(), json.loads(done.stdout)["metrics"], json.loads(stored.read_text())["entries"]
+
+    told, metrics, (first,) = run("--threads", "1", "--explain")
+    rounds = rounds_of(told)
+    assert [int(each[0]) for each in rounds] == [*range(1, metrics["target_forwards"] + 1)]
+    totals = [sum(int(each[column]) for each in rounds) for column in (2, 3, 5)]
+    assert totals == [metrics["drafted_tokens"], metrics["accepted_tokens"], metrics["emitted_tokens"] - 1]
+    assert [each[8] for each in rounds[:3]] == ["to measure plain decoding"] * 3
+    assert {each[1] for each in rounds} <= {"none", "ngram", "model", "model+ngram"}
+
+    told, _, (second,) = run("--threads", "1")
+    assert (told, first["setting"]["threads"]) == ([], 1)
+    assert second["experience"]["rows"] == first["experience"]["rows"], "measured again, no figure would be the same"
+    assert second["experience"]["matches"] != first["experience"]["matches"], "but it goes on learning"
+
+    told, metrics, (other, same) = run("--threads", "2", "--explain")
+    assert told[0] == "note: Measured before with threads 1 instead of 2; measuring again."
+    assert len(rounds_of(told[1:])) == metrics["target_forwards"]
+    assert (other["setting"]["threads"], same) == (2, second)

@@ -1,0 +1,231 @@
+"""The engine with the autopilot: plain decoding's text, the rule by temperature and seed, what is kept and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.forks import first_fork
+from edgespec.control.costs import Costs, Profile
+from edgespec.control.experience import Experience
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Finished, Request
+from edgespec.errors import Cancelled
+from edgespec.speculation import Rule, Speculation
+from tests.core.toys import Alarm
+from tests.engine.conftest import PLAIN, generate, open_engine
+from tests.engine.prompts import CODE
+from tests.models import DRAFT, TARGET, hybrid, mamba
+
+GREEDY = SamplingParams(temperature=0)
+WARM = SamplingParams(temperature=0.8, top_p=0.95)
+KINDS = {"model": Speculation("model"), "ngram": Speculation("ngram")}
+
+
+class Cheap(Costs):
+    """Rows and drafted tokens cost next to nothing, whatever the clock says, so that as much as possible is drafted."""
+
+    def observe(self, rows: int, position: int, seconds: float) -> None:
+        super().observe(rows, position, 1.0 + 0.01 * rows)
+
+    def observe_drafted(self, seconds: float) -> None: ...
+
+
+def eager() -> Experience:
+    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, 0.001))
+    experience.costs = Cheap(experience.costs.profile)
+    return experience
+
+
+def loaded(path: Path, options: LoadOptions, n: int) -> Engine:
+    models = [open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(n)]
+    return Engine(models[0], models[1] if n > 1 else None, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def exact_engine() -> Iterator[Engine]:
+    """The packaged pair with numerics that do not depend on the number of rows."""
+    opened = open_engine(TARGET, DRAFT, LoadOptions(threads=1, context_size=512, exact=True))
+    yield opened
+    opened.close()
+
+
+def rules(experience: Experience) -> set[str]:
+    """The ways of sampling under which anything was learned."""
+    return {name.split(",")[0] for name in experience.matches}
+
+
+def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    if found != expected:
+        session = engine.target.open_session(lambda: None)
+        fork = first_fork(session, engine.encode(prompt), expected, found)
+        session.close()
+        assert fork is not None and fork.is_near_tie, (prompt, fork)
+
+
+@pytest.mark.parametrize("costs", ["eager", "measured"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_output_is_plain_decodings(engine: Engine, kind: str, costs: str) -> None:
+    engine.experience = eager() if costs == "eager" else Experience(engine.measure(0.1))
+    accepted = rejected = 0
+    for prompt in CODE[:6]:
+        request = Request(prompt, GREEDY, max_tokens=40)
+        engine.speculation = PLAIN
+        expected = generate(engine, request)[1].tokens
+        engine.speculation = KINDS[kind]
+        finished = generate(engine, request)[1]
+        check_equal_or_near_tie(engine, prompt, expected, finished.tokens)
+        accepted += finished.metrics.accepted_tokens
+        rejected += finished.metrics.drafted_tokens - finished.metrics.accepted_tokens
+    if costs == "eager":
+        assert accepted > 20 and rejected > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_gives_plain_decodings_text(exact_engine: Engine, kind: str) -> None:
+    exact_engine.experience = eager()
+    accepted = 0
+    for seed, prompt in enumerate(CODE[:5]):
+        request = Request(prompt, WARM, max_tokens=40, seed=seed)
+        exact_engine.speculation = PLAIN
+        expected = generate(exact_engine, request)[1]
+        exact_engine.speculation = KINDS[kind]
+        finished = generate(exact_engine, request)[1]
+        assert finished.tokens == expected.tokens
+        assert finished.seed == seed
+        accepted += finished.metrics.accepted_tokens
+    assert accepted > 3
+    assert rules(exact_engine.experience) == {"sample at 0.8"}
+
+
+def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) -> None:
+    engine.experience = eager()
+    engine.speculation = KINDS["model"]
+    seeds, accepted = set(), 0
+    for prompt in CODE[:4]:
+        finished = generate(engine, Request(prompt, WARM, max_tokens=30))[1]
+        accepted += finished.metrics.accepted_tokens
+        seeds.add(finished.seed)
+    assert len(seeds) == 4 and accepted > 10
+    assert rules(engine.experience) == {"block at 0.8"}
+
+
+@pytest.mark.parametrize(
+    ("speculation", "temperature", "seed", "rule"),
+    [
+        (Speculation("model"), 0.8, None, "block"),
+        (Speculation("model"), 0.5, None, "block"),
+        (Speculation("model"), 0.4, None, "sample"),
+        (Speculation("model"), 0.8, 0, "sample"),
+        (Speculation("model"), 0.0, None, "sample"),
+        (Speculation("model", 3), 0.8, None, "block"),
+        (Speculation("model", 3, 3), 0.8, None, "block"),
+        (Speculation("model", 3, 5), 0.8, None, "sample"),
+        (Speculation("model", 0), 0.8, None, "sample"),
+        (Speculation("ngram"), 0.8, None, "sample"),
+        (Speculation("none", 0), 0.8, None, "sample"),
+        (Speculation("none"), 0.8, None, "sample"),
+        (Speculation("model", rule="sample"), 0.8, None, "sample"),
+        (Speculation("model", rule="rejection"), 0.8, 7, "rejection"),
+        (Speculation("model", rule="block"), 0.1, 7, "block"),
+        (Speculation("model", rule="block"), 0.0, None, "sample"),
+    ],
+)
+def test_the_rule(speculation: Speculation, temperature: float, seed: int | None, rule: Rule) -> None:
+    assert speculation.rule_for(temperature, seeded=seed is not None) == rule
+
+
+def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:
+    engine.speculation = KINDS["model"]
+    engine.experience = known = eager()
+    evidence, reasons = [0.0], []
+    for prompt in CODE[:3]:
+        steps = [event for event in engine.stream(Request(prompt, GREEDY, max_tokens=30)) if isinstance(event, Step)]
+        reasons.append([step.decision.reason for step in steps if step.decision])
+        assert engine.experience is known
+        evidence.append(sum(each.first_choice.evidence[1] for each in known.models.values()))
+    assert evidence == sorted(set(evidence)), "each text adds to it"
+    measuring = [each.count("to measure plain decoding") for each in reasons]
+    assert measuring == [3, 0, 0], "once is enough"
+    engine.speculation = KINDS["ngram"]
+    generate(engine, Request(CODE[3], WARM, max_tokens=30, seed=1))
+    assert rules(known) == {"sample at 0.0", "sample at 0.8"}, "each way of sampling by itself"
+
+
+def test_nothing_is_measured_where_nobody_asks() -> None:
+    engine = Engine(
+        *(open_model("toy", Path(name), LoadOptions(), progress=lambda f: None, check=lambda: None)
+          for name in ("tree", "draft")), Speculation("model", 3),
+    )  # fmt: skip
+    generate(engine, Request("a tale of", GREEDY, max_tokens=20))
+    assert not engine.has_experience
+    engine.speculation = Speculation("model")
+    text = generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0]
+    assert engine.has_experience and 1 in engine.experience.costs.profile.rows
+    engine.speculation = PLAIN
+    assert generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0] == text
+    engine.close()
+
+
+def test_measuring_leaves_the_sessions_usable(engine: Engine) -> None:
+    engine.speculation = Speculation("model", 3)
+    request = Request(CODE[4], GREEDY, max_tokens=20)
+    expected = generate(engine, request)[1].tokens
+    for seconds in (0.0, 0.2):
+        profile = engine.measure(seconds)
+        assert 1 in profile.rows and len(profile.rows) > 2
+        assert all(0 < s < 10 for s in profile.rows.values())
+        assert profile.draft_s is not None and 0 < profile.read_s < profile.draft_s < 1
+        assert generate(engine, request)[1].tokens == expected
+    assert set(profile.rows) <= {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32}
+    assert profile.rows[1] < 3 * profile.rows[max(profile.rows)], "more rows take longer"
+
+
+@pytest.mark.parametrize("calls", [1, 4, 30])
+def test_measuring_can_be_cancelled(engine: Engine, calls: int) -> None:
+    engine.speculation = PLAIN
+    request = Request(CODE[5], GREEDY, max_tokens=15)
+    expected = generate(engine, request)[1].tokens
+    with pytest.raises(Cancelled):
+        engine.measure(5.0, Alarm(calls))
+    assert generate(engine, request)[1].tokens == expected
+
+
+@pytest.mark.parametrize("make", [hybrid, mamba])
+def test_recurrent_target_and_draft(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    """A recurrent model drafting for itself under the autopilot: in step, and measured within its limits."""
+    path = tmp_path / "model.gguf"
+    make(path)
+    engine = loaded(path, LoadOptions(threads=1, context_size=128), 2)
+    request = Request(CODE[0], GREEDY, max_tokens=40)
+    expected = generate(engine, request)[1].tokens
+    profile = engine.measure(0.1)
+    assert 1 in profile.rows and (make is mamba or max(profile.rows) <= 9), "the ring holds eight states"
+    for kind in KINDS.values():
+        engine.speculation, engine.experience = kind, eager()
+        finished = generate(engine, request)[1]
+        assert finished.tokens == expected
+        if kind.kind == "model":
+            assert finished.metrics.acceptance_rate is not None and finished.metrics.acceptance_rate > 0.9
+    engine.close()
+
+
+def test_a_context_of_a_few_tokens() -> None:
+    """Measured in what room there is, and generated to its end."""
+    engine = loaded(TARGET, LoadOptions(threads=1, context_size=16), 1)
+    profile = engine.measure(0.05)
+    assert 1 in profile.rows and max(profile.rows) <= 9 and profile.draft_s is None
+    engine.speculation, engine.experience = KINDS["ngram"], eager()
+    events = [*engine.stream(Request("a = a + a + a", SamplingParams(temperature=0, logit_bias=((0, -1e3),))))]
+    finished = events[-1]
+    assert isinstance(finished, Finished) and finished.reason == "length"
+    n = len(engine.encode("a = a + a + a"))
+    assert len(finished.tokens) == 16 - n + 1
+    decisions = [event.decision for event in events if isinstance(event, Step)]
+    assert decisions[0] is None and all(each is not None for each in decisions[1:])
+    engine.close()
