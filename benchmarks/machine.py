@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import platform
 from pathlib import Path
+from typing import Any
 
-from edgespec.calibration import processor
+from edgespec.calibration import machine
 
 
-def describe(*models: Path) -> dict[str, object]:
+def describe(*models: Path) -> dict[str, Any]:
     """Processor, system, versions, and the first digits of the SHA-256 of each model's weights."""
     return {
-        "processor": processor(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
-        "edgespec": importlib.metadata.version("edgespec"),
-        "mlx_lm": _version("mlx-lm"),
+        **machine(),
         "files": {str(file.relative_to(file.parent.parent)): _sha256(file) for file in map(_weights_of, models)},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _weights_of(model: Path) -> Path:

@@ -34,7 +34,7 @@ from benchmarks.peers_arms import Arm, Generation, PeerFailed, Prompt, edgespec_
 from benchmarks.peers_server import LlamaServer, help_of, version_of, ways_to_draft
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, shipped
+from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, shipped, some_of_each
 from edgespec.control.experience import Experience
 from edgespec.engine import Engine
 from edgespec.errors import ContextOverflow, EdgespecError
@@ -114,13 +114,6 @@ def main(
         **describe(*(path for path in (target, draft) if path)),
     }  # fmt: skip
     click.echo(json.dumps(result))
-
-
-def some_of_each(found: Sequence[BenchPrompt], most: int) -> list[BenchPrompt]:
-    taken: dict[str, list[BenchPrompt]] = {}
-    for prompt in found:
-        taken.setdefault(prompt.category, []).append(prompt)
-    return [prompt for prompts in taken.values() for prompt in prompts[:most]]
 
 
 def fitting(engine: Engine, found: Sequence[BenchPrompt], tokens: int, context: int) -> list[Prompt]:

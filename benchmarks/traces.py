@@ -17,7 +17,7 @@ import click
 from benchmarks.cost_faithful import EMBEDDED
 from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.prompt_sets import read_prompts, shipped
+from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.walk import BestFirst, Walk
 from edgespec.engine import Engine, Finished, Request
@@ -58,12 +58,8 @@ def main(
     ]
     engine = Engine(models[0], None, Speculation("none", 0, 0))
     session = models[1].open_session(lambda: None)
-    taken: dict[str, int] = {}
     traces = []
-    for prompt in read_prompts(prompts) if prompts else shipped():
-        taken[prompt.category] = taken.get(prompt.category, 0) + 1
-        if taken[prompt.category] > per_category:
-            continue
+    for prompt in some_of_each(read_prompts(prompts) if prompts else shipped(), per_category):
         if len(encode_prompt(models[0].tokenizer, prompt.turns[0], parse_special=True)) + tokens > CONTEXT:
             click.echo(f"{prompt.id} is left out: it does not fit into {CONTEXT} tokens", err=True)
             continue

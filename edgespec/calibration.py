@@ -9,6 +9,7 @@ import os
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,21 @@ class Setting:
 
 
 class Store:
-    """The file of a target and perhaps its draft."""
+    """The file of a target and perhaps its draft, whose own files are read when it is first asked for."""
 
     def __init__(self, target: Path, draft: Path | None) -> None:
+        self._models = {"target": target} if draft is None else {"target": target, "draft": draft}
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The models' fingerprints by role and file name. Raises CacheError where they cannot be read."""
+        return {f"{role} {path.name}": fingerprint(path) for role, path in self._models.items()}
+
+    @cached_property
+    def path(self) -> Path:
         """Raises CacheError where the models' files cannot be read."""
-        name = hashlib.sha256("+".join(fingerprint(p) for p in (target, draft) if p is not None).encode()).hexdigest()
-        self.path = folder() / f"{name[:24]}.json"
+        name = hashlib.sha256("+".join(self.digests.values()).encode()).hexdigest()
+        return folder() / f"{name[:24]}.json"
 
     def load(self, setting: Setting) -> Experience | str | None:
         """What is known under `setting`; in words what differs where something is known under another; or None."""
@@ -90,6 +100,8 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps({"entries": entries}), encoding="utf-8")
             partial.replace(self.path)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
     def _entries(self) -> list[dict[str, Any]]:
         try:

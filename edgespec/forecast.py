@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
 
 from edgespec.backends import open_model
@@ -66,7 +69,7 @@ def forecast(
     In a process of its own, since llama.cpp ends its process where a model is not as it expects. Raises CacheError,
     BackendError, InvalidModelFile, Cancelled.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, _interrupts_kept_out():
         work = pool.submit(_forecast, target, draft, options)
         while not work.done():
             wait([work], timeout=_POLL_S)
@@ -80,6 +83,20 @@ def forecast(
             return work.result()
         except BrokenProcessPool:
             return None
+
+
+@contextmanager
+def _interrupts_kept_out() -> Iterator[None]:
+    """Ctrl-C is this process's alone: one that is started meanwhile inherits what is blocked."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # a process needs it, and its start would unblock
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _forecast(target: Header, draft: Header | None, options: LoadOptions) -> Forecast | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from edgespec.calibration import Setting, Store
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import Engine
-from edgespec.errors import CacheError
 from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry, SamplingDefaults
@@ -34,12 +33,12 @@ class Opened:
     target_path: Path
     draft_path: Path | None
     setting: Setting
+    store: Store | None  # of what is learned; None for the toy runtime
 
     def keep(self) -> None:
-        """Store what the autopilot has learned, for next time; files that have gone meanwhile have none."""
-        if self.backend != "toy" and self.engine.has_experience:
-            with suppress(CacheError):
-                Store(self.target_path, self.draft_path).save(self.setting, self.engine.experience)
+        """Store what the autopilot has learned, for next time."""
+        if self.store is not None and self.engine.has_experience:
+            self.store.save(self.setting, self.engine.experience)
 
 
 def open_engine(
@@ -62,7 +61,7 @@ def open_engine(
         undo.callback(engine.release_draft)
         opened = Opened(
             engine, planned.name, planned.backend, _draft_name(planned), planned.sampling, target_path, draft_path,
-            _setting(planned.backend, planned.options),
+            _setting(planned.backend, planned.options), Store(target_path, draft_path),
         )  # fmt: skip
         _calibrate(opened, reporter, check)
         undo.pop_all()
@@ -81,7 +80,8 @@ def change_draft(
     engine = _engine(opened.engine.target, draft_path, planned, speculation, reporter, check)
     with ExitStack() as undo:
         undo.callback(engine.release_draft)
-        changed = replace(opened, engine=engine, draft=_draft_name(planned), draft_path=draft_path)
+        store = Store(opened.target_path, draft_path)
+        changed = replace(opened, engine=engine, draft=_draft_name(planned), draft_path=draft_path, store=store)
         opened.keep()  # the other may be the same draft again
         _calibrate(changed, reporter, check)
         undo.pop_all()
@@ -92,9 +92,9 @@ def change_draft(
 def _calibrate(opened: Opened, reporter: Reporter, check: CheckCancelled) -> None:
     """Let the autopilot start from what is stored of these models, or measure now what it needs."""
     engine, speculation = opened.engine, opened.engine.speculation
-    if speculation.kind == "none":
+    if speculation.kind == "none" or opened.store is None:
         return
-    known = Store(opened.target_path, opened.draft_path).load(opened.setting)
+    known = opened.store.load(opened.setting)
     if isinstance(known, Experience):
         engine.experience = known  # also where a length is fixed: a chat may leave it to the autopilot later
     elif speculation.gamma is None:
@@ -163,7 +163,7 @@ def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
     engine = Engine(load(name), draft, _speculation(request, kind))
     setting = _setting("toy", request.load)
-    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting)
+    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None)
 
 
 def _speculation(request: OpenRequest, kind: DraftKind) -> Speculation:

@@ -10,7 +10,7 @@ from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.registry.fit import DeviceMemory, Facts, Memory, check_fit, host_memory
+from edgespec.registry.fit import DeviceMemory, Facts, Fit, check_fit, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
@@ -76,7 +76,7 @@ class Plan:
     options: LoadOptions
     sampling: SamplingDefaults
     facts: Facts
-    memory: Memory
+    fit: Fit
 
 
 def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
@@ -89,10 +89,9 @@ def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter)
     facts = source_facts(resolved.target, hub, reporter.download)
     draft = _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
     options = _sized(request.load, facts, reporter)
-    draft = _fitting(request, options, backend, facts, draft, reporter)
+    draft, fit = _fitting(request, options, backend, facts, draft, reporter)
     kind: DraftKind = "model" if draft else "none" if request.draft == "none" else "ngram"
-    memory = host_memory(_devices(backend))
-    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling, facts, memory)
+    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling, facts, fit)
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
@@ -177,25 +176,24 @@ def _fitting(
     target: Facts,
     draft: PlannedDraft | None,
     reporter: Reporter,
-) -> PlannedDraft | None:
-    """The draft, or None where 'auto' has to leave it out for the target to fit. Raises DoesNotFit."""
+) -> tuple[PlannedDraft | None, Fit]:
+    """The draft, or None where 'auto' has to leave it out for the target to fit; and the price. Raises DoesNotFit."""
     memory = host_memory(_devices(backend))
     kv_type = "q8_0" if options.exact else options.kv_type
     context = options.context_size
     assert context is not None  # made definite by _sized
 
-    def price(with_draft: Facts | None) -> None:
-        check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
+    def price(with_draft: Facts | None) -> Fit:
+        return check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
 
     try:
-        price(draft.facts if draft else None)
+        return draft, price(draft.facts if draft else None)
     except DoesNotFit:
         if draft is None or request.draft != "auto":
             raise
-        price(None)
+        fit = price(None)
         reporter.notice(f"Drafting by n-grams: there is no memory left for {draft.reference} beside the target.")
-        return None
-    return draft
+        return None, fit
 
 
 def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:

@@ -16,24 +16,10 @@ from benchmarks.embedding import vocabulary
 from benchmarks.embedding.shapes import Shape
 from benchmarks.embedding.vocabulary import Field
 from edgespec.backends.mlx.library import load_mlx
+from edgespec.registry.llama_parts import PARTS
 
 Floats = npt.NDArray[np.float32]
 
-# The parts of a llama by their names in GGUF and in Hugging Face folders.
-PARTS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ENDS = ("token_embd", "output_norm", "output")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
            "rms_norm_eps", "max_position_embeddings")  # fmt: skip

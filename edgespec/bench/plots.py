@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from edgespec.bench.report import Cost, Group, Part, Point, printable
+from edgespec.bench.records import AUTOPILOT, PLAIN, Cost
+from edgespec.bench.summary import Group, Part, Point, printable
 
 # The page's custom properties, and their values on light paper; a drawing is made in these and refers to the names.
 COLOURS = {
@@ -63,7 +64,7 @@ def speeds(groups: Sequence[Group]) -> str:
     shown = [g for g in groups if g.tokens_per_second]
 
     def draw(axes: Axes) -> None:
-        colours = {"plain": COLOURS["muted"], "autopilot": COLOURS["accent"]}
+        colours = {PLAIN: COLOURS["muted"], AUTOPILOT: COLOURS["accent"]}
         for row, g in enumerate(shown):
             low, median, high = g.tokens_per_second
             axes.barh(row, median, height=0.62, color=colours.get(g.arm, COLOURS["neutral"]))
@@ -102,7 +103,7 @@ def alphas(part: Part) -> str:
 
     def draw(axes: Axes) -> None:
         for i, (drafter, alpha) in enumerate(drawn):
-            colour = COLOURS["accent"] if drafter == "autopilot" else _SERIES[i % len(_SERIES)]
+            colour = COLOURS["accent"] if drafter == AUTOPILOT else _SERIES[i % len(_SERIES)]
             _line(axes, range(1, len(alpha) + 1), alpha, colour, _MARKERS[i % len(_MARKERS)], drafter)
         axes.set_xlim(0.5, max(len(alpha) for _, alpha in drawn) + 0.5)
         axes.set_ylim(0, 1.03)

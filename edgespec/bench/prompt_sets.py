@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,17 @@ def shipped(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
             name = f"{category}.jsonl"
             prompts += _parse((folder / name).read_bytes(), name)
     return prompts
+
+
+def some_of_each(prompts: Iterable[BenchPrompt], most: int) -> list[BenchPrompt]:
+    """The first `most` of each category, in the order they come in."""
+    taken: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        if taken[prompt.category] <= most:
+            chosen.append(prompt)
+    return chosen
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.bench.forks import first_fork
 from edgespec.bench.prompt_sets import BenchPrompt
+from edgespec.bench.records import AUTOPILOT, PLAIN
 from edgespec.control.costs import Costs, Profile
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled, Session, Step
@@ -18,8 +19,6 @@ from edgespec.errors import ContextOverflow
 from edgespec.speculation import DraftKind, Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
-
-_DRAWN_FROM = 0.5  # temperature from which a draft model's chains are drawn, as `auto` does without a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Arm:
     cold: bool = False
 
 
-PLAIN = Arm("plain", "none", 0)
+_PLAIN = Arm(PLAIN, "none", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def arms(draft: DraftKind, gammas: Sequence[int]) -> list[Arm]:
     """Plain, the autopilot with every drafter there is, and fixed lengths of each."""
     kinds: list[DraftKind] = ["ngram", "model"] if draft == "model" else ["ngram"]
     fixed = [Arm(f"{kind} {gamma}", kind, gamma) for kind in kinds for gamma in gammas]
-    return [PLAIN, Arm("autopilot", draft, None), *fixed, Arm("autopilot cold", draft, None, cold=True)]
+    return [_PLAIN, Arm(AUTOPILOT, draft, None), *fixed, Arm(f"{AUTOPILOT} cold", draft, None, cold=True)]
 
 
 @dataclass(slots=True)
@@ -116,8 +115,9 @@ class Bench:
     ) -> Iterator[dict[str, Any]]:
         """A record for each turn, which sees the answers to those before it."""
         engine = self.engine
-        drawn = arm.gamma is None and arm.kind == "model" and temperature >= _DRAWN_FROM
-        engine.speculation = Speculation(arm.kind, arm.gamma, rule="block" if drawn else "sample")
+        # The autopilot draws its drafts where it would without a seed, which here only pairs the arms.
+        rule = Speculation(arm.kind).rule_for(temperature, seeded=False) if arm.gamma is None else "sample"
+        engine.speculation = Speculation(arm.kind, arm.gamma, rule=rule)
         engine.experience = Experience(self.profile) if arm.cold else self._experience
         messages: list[Message] = []
         for at, turn in enumerate(prompt.turns):
@@ -135,7 +135,7 @@ class Bench:
             messages.append(Message("assistant", answer))
             key = (f"{prompt.id}/{at + 1}", temperature)
             text = engine.encode(request.prompt)
-            if arm is PLAIN:
+            if arm is _PLAIN:
                 self._plain[key] = text, finished
             plain_text, plain = self._plain[key]
             comparable = temperature == 0 and text == plain_text  # or an answer before has already parted

@@ -1,113 +1,20 @@
-"""A bench's JSONL into a Summary: speedups paired with plain decoding by prompt, their intervals, and causes."""
+"""The records of a bench into a Summary: speedups paired with plain decoding by prompt, their intervals, and causes."""
 
 from __future__ import annotations
 
-import json
 import re
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from itertools import product
-from math import isfinite
-from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bench.report import Cost, Group, Header, Part, Point, Ratio, Summary, printable, shown
+from edgespec.bench.records import AUTOPILOT, PLAIN, Cost, Header, Record, Run
+from edgespec.bench.summary import Group, Part, Point, Ratio, Summary
 from edgespec.core.metrics import Metrics
-from edgespec.errors import InvalidRequest
 
-PLAIN, AUTOPILOT = "plain", "autopilot"
 _RESAMPLES, _SEED = 10_000, 0
-_COLUMNS = 100
-_hints = cache(get_type_hints)
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A greedy output that left plain decoding's; a fault unless the target was undecided there."""
-
-    near_tie: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One generation. `bound_s`: what its rounds would have taken by the calibrated cost curve alone."""
-
-    arm: str
-    prompt: str
-    category: str
-    temperature: float
-    warm: bool
-    metrics: Metrics
-    bound_s: float | None
-    fork: Fork | None
-
-
-Record = Header | Cost | Run
-
-
-def read(path: Path) -> list[Record]:
-    """The header and all after it; a last line that was cut off is ignored. Raises InvalidRequest."""
-    try:
-        lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
-    records: list[Record] = []
-    for i, (number, line) in enumerate(lines or [(1, b"")]):
-        try:
-            parsed = json.loads(line)
-        except (ValueError, RecursionError):
-            if i and i == len(lines) - 1:
-                break
-            raise _faulty(path, number, "not JSON") from None
-        try:
-            records.append(_record(parsed, first=i == 0))
-        except (ValueError, OverflowError) as error:
-            raise _faulty(path, number, str(error)) from None
-    return records
-
-
-def _faulty(path: Path, number: int, fault: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}, line {number}: {fault}.", hint="Remove the line, or run the bench again.")
-
-
-def _record(parsed: Any, *, first: bool) -> Record:
-    kinds: dict[str, type[Record]] = {"header": Header, "cost": Cost, "run": Run}
-    kind = kinds.get(str(parsed.get("kind"))) if isinstance(parsed, dict) else None
-    if kind is None or (kind is Header) != first:
-        raise ValueError("not a cost or a run, nor a header in the first line")
-    record: Record = _typed(parsed, kind)
-    if isinstance(record, Cost) and (1 not in record.rows or min(record.rows.values()) <= 0):
-        raise ValueError("rows need the seconds of one row, and all above zero")
-    if isinstance(record, Run) and (speed := record.metrics.tokens_per_second) is not None and speed <= 0:
-        raise ValueError("tokens_per_second is not above zero")
-    return record
-
-
-def _typed(value: Any, kind: Any) -> Any:
-    """JSON's `value` as `kind`, a type that a record uses; raises ValueError."""
-    if isinstance(kind, UnionType):
-        return None if value is None else _typed(value, get_args(kind)[0])
-    if isinstance(value, dict) and isinstance(kind, type) and (hints := _hints(kind)):
-        if missing := hints.keys() - value.keys():
-            raise ValueError(f"{min(missing)} is missing")
-        return kind(**{name: _typed(value[name], hint) for name, hint in hints.items()})
-    if isinstance(value, dict) and get_origin(kind) is dict:
-        of_key, of_value = get_args(kind)
-        return {of_key(key): _typed(item, of_value) for key, item in value.items()}
-    if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(_typed(item, get_args(kind)[0]) for item in value)
-    if kind is float and type(value) in (int, float) and isfinite(value):
-        return float(value)
-    if kind in (str, int, bool) and type(value) is kind:
-        return value
-    raise ValueError(f"{value!r:.40} is of the wrong type")
 
 
 def summarize(records: Sequence[Record]) -> Summary:
@@ -261,39 +168,3 @@ def _ratio(prompts: Sequence[str], ratios: NDArray[np.float64]) -> Ratio | None:
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.exp(np.percentile(means, (2.5, 97.5))).tolist()
     return Ratio(geomean, low, high, len(prompts))
-
-
-def table(summary: Summary) -> str:
-    """Text for a terminal, at most 100 columns wide."""
-    label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
-    lines = [*_wrapped(label), *_wrapped(summary.header.facts()), *_wrapped(summary.counts())]
-    for part in summary.parts:
-        lines += ["", part.title, *_rows("arm", {g.arm: g for g in part.arms}), ""]
-        lines += [printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
-        lines += _rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
-        lines += _rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
-    return "\n".join(lines)
-
-
-def _wrapped(facts: dict[str, str]) -> list[str]:
-    return textwrap.wrap(printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
-
-
-def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
-    """A table under its column heads; nothing for no groups."""
-    form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
-    rows = [
-        form.format(
-            printable(name),
-            g.speedup.n if g.speedup else 0,
-            str(g.speedup or "-"),
-            shown(g.worst_decile),
-            shown(g.below_one, ".0%"),
-            shown(g.tau),
-            shown(g.acceptance_rate, ".0%"),
-            shown(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
-        )
-        for name, g in groups.items()
-    ]
-    heads = (heading, "n", "x plain (95% CI)", "worst decile", "below 1", "tau", "accepted", "tok/s")
-    return ["", form.format(*heads), *rows] if rows else []

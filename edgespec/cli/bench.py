@@ -53,10 +53,12 @@ def bench_command(
     Writes every generation as a line of JSONL and a report as HTML; ends with one line of JSON. Ctrl-C keeps what was
     measured.
     """
+    from edgespec.bench.records import read
     from edgespec.bench.report import write_report
     from edgespec.bench.runner import Bench, Skipped, arms
-    from edgespec.bench.stats import read, summarize, table
-    from edgespec.calibration import fingerprint, machine
+    from edgespec.bench.stats import summarize
+    from edgespec.bench.summary import table
+    from edgespec.calibration import machine
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import Progress
@@ -78,11 +80,7 @@ def bench_command(
         "kind": "header",
         "date": time.strftime("%Y-%m-%d %H:%M"),
         **machine(),
-        "files": {
-            f"{role} {path.name}": fingerprint(path)
-            for role, path in (("target", opened.target_path), ("draft", opened.draft_path))
-            if path
-        },
+        "files": opened.store.digests if opened.store else {},
         "backend": opened.backend,
         "model": opened.name,
         "draft": opened.draft,
@@ -127,18 +125,12 @@ def bench_command(
 
 def _chosen(prompts: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
     """The prompts to run, `per_category` of each. Raises InvalidRequest."""
-    from edgespec.bench.prompt_sets import read_prompts, shipped
+    from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
     from edgespec.errors import InvalidRequest
 
     found = read_prompts(prompts) if prompts else shipped(categories or None)
     if prompts and categories:
         found = [prompt for prompt in found if prompt.category in categories]
-    taken: dict[str, int] = {}
-    chosen = []
-    for prompt in found:
-        taken[prompt.category] = taken.get(prompt.category, 0) + 1
-        if taken[prompt.category] <= per_category:
-            chosen.append(prompt)
-    if not chosen:
+    if not found:
         raise InvalidRequest(f"{prompts} has no prompts of these categories.", hint="Drop --category.")
-    return chosen
+    return some_of_each(found, per_category)

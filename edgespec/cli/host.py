@@ -21,13 +21,19 @@ T = TypeVar("T")
 def on_worker(work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
     """What `work` yields on a thread of its own that may use models; Ctrl-C asks it to stop, by way of its `check`."""
     worker = Worker()
+    try:
+        yield from _events(worker, work)
+    finally:
+        worker.close()
+
+
+def _events(worker: Worker, work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
     job = worker.submit(work)
     try:
         with interruptible(job):
             yield from job
     finally:
-        job.cancel()
-        worker.close()
+        job.cancel()  # whoever reads may leave early
 
 
 class Host:
@@ -48,12 +54,7 @@ class Host:
 
     def work(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
         """What `work` yields on the thread that owns the models; Ctrl-C asks it to stop, by way of its `check`."""
-        job = self._worker.submit(work)
-        try:
-            with interruptible(job):
-                yield from job
-        finally:
-            job.cancel()
+        yield from _events(self._worker, work)
 
     def change_draft(self, request: OpenRequest) -> None:
         """Draft as `request` says, for the target that is open; what was open stays so if that fails."""
@@ -62,7 +63,7 @@ class Host:
         def work(check: CheckCancelled) -> Iterator[Opened]:
             yield change_draft(opened, request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
 
-        self.opened = self._wait(work)
+        (self.opened,) = self.work(work)
 
     def close(self) -> None:
         self._worker.call(self.opened.keep)
@@ -75,13 +76,5 @@ class Host:
                 echo_native_log()
             yield open_engine(request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
 
-        return self._wait(work)
-
-    def _wait(self, work: Callable[[CheckCancelled], Iterator[Opened]]) -> Opened:
-        job = self._worker.submit(work)
-        try:
-            with interruptible(job):
-                (opened,) = job
-        finally:
-            job.cancel()
+        (opened,) = self.work(work)
         return opened

@@ -30,7 +30,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **given: Any)
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.forecast import ACCEPTANCES, forecast
     from edgespec.planning import plan
-    from edgespec.registry.fit import check_fit, gib
+    from edgespec.registry.fit import gib
     from edgespec.registry.gguf import Header
     from edgespec.registry.hub import Hub
     from edgespec.registry.schema import load_registry
@@ -40,9 +40,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **given: Any)
     context = planned.options.context_size
     assert context is not None  # planning makes it definite
     draft = planned.draft.facts if planned.draft else None
-    fit = check_fit(
-        planned.facts, draft, context=context, memory=planned.memory, kv_type=planned.options.kv_type, force=True
-    )
+    fit = planned.fit
     facts: dict[str, Any] = {
         "name": planned.name,
         "backend": planned.backend,

@@ -23,6 +23,7 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Scores, S
 from edgespec.drafters.lookup import SuffixLookup
 from edgespec.drafters.walk import Options, Walk
 
+_LOOKUP_PAYS = "a lookup is expected to pay"
 _PLAIN_ROUNDS = 3  # measured ones that have to count at any time
 _MOST_NODES = 15
 _LOOK_AHEAD = 4  # drafted tokens
@@ -97,11 +98,9 @@ class Autopilot:
         rows = self._best(found)
         self._imagine(found, most, rows)
         reason = self._why_model(rows, most, limit.depth)
-        if reason is None:
-            return self._decided("ngram", "a lookup is expected to pay", found, rows)
-        explored = self._explore(found, depth, most)
-        if not self._spine:  # the draft model cannot read this text
-            return self._decided("ngram", "a lookup is expected to pay", found, rows)
+        explored = found if reason is None else self._explore(found, depth, most)
+        if reason is None or not self._spine:  # the draft model is not asked, or cannot read this text
+            return self._decided("ngram", _LOOKUP_PAYS, found, rows)
         drawn = self._walk_is_drawn
         own = self._all_of(explored) if drawn else self._best(explored)
         self._offered = rows.value(self._price)
@@ -109,7 +108,7 @@ class Autopilot:
         if drawn:
             return self._drawn(explored, own, reason)
         if explored is not found and own.speed < rows.speed:  # one chain or the other
-            return self._decided("ngram", "a lookup is expected to pay", found, rows)
+            return self._decided("ngram", _LOOKUP_PAYS, found, rows)
         return self._decided("model+ngram" if self._lookup.length else "model", reason, explored, own)
 
     def enter(self, passage: str) -> None:

@@ -1,4 +1,4 @@
-"""Greedy continuation of a sequence, one forward a token, for sessions that have nothing faster."""
+"""A draft model's sequence continued one forward a token; greedily in one call, for sessions with nothing faster."""
 
 from __future__ import annotations
 
@@ -31,15 +31,33 @@ class HostRows:
         return None
 
 
+def read_on(session: Session, tokens: Sequence[int]) -> Logits:
+    """Run and keep `tokens`, and make where they end a checkpoint: [V] scores of the last, a copy."""
+    last = len(tokens) - 1
+    logits = session.forward(tokens[0], Draft.chain(tokens[1:])).logits(last).copy()
+    session.commit(range(last))
+    session.checkpoint()
+    return logits
+
+
+def go_on(session: Session, token: int) -> Logits:
+    """Run and keep one more token: [V] scores after it, a copy."""
+    logits = session.forward(token, NO_DRAFT).logits(0).copy()
+    session.commit(())
+    return logits
+
+
+def resized(logits: Logits, vocab_size: int) -> Logits:
+    """[vocab_size] a draft's scores cut or filled to the target's ids; those it lacks cannot be drafted."""
+    missing = vocab_size - len(logits)
+    return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)
+
+
 def step_by_step(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
     """`Session.rollout` by its other methods."""
-    scores = session.forward(tokens[0], Draft.chain(tokens[1:]))
-    rows = [scores.logits(len(tokens) - 1).copy()]
-    session.commit(range(len(tokens) - 1))
-    session.checkpoint()
+    rows = [read_on(session, tokens)]
     best = [int(rows[0][:vocab_size].argmax())]
     while len(best) < n:
-        rows.append(session.forward(best[-1], NO_DRAFT).logits(0).copy())
-        session.commit(())
+        rows.append(go_on(session, best[-1]))
         best.append(int(rows[-1][:vocab_size].argmax()))
     return Draft.chain(best), HostRows(rows)

@@ -6,19 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.core.chance import index_at
-from edgespec.core.protocols import (
-    NO_DRAFT,
-    Budget,
-    Draft,
-    Logits,
-    Probs,
-    Rng,
-    Scores,
-    Session,
-    Verdict,
-)
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Probs, Rng, Scores, Session, Verdict
+from edgespec.core.rollout import go_on, read_on, resized
 from edgespec.core.sampling import Sampler, top_k
+from edgespec.drafters.walk import Drawn
 
 
 class GreedyChoice:
@@ -54,37 +45,22 @@ class SampledChoice:
     """Tokens drawn from the draft's own law, which the draft carries as q for the rejection rules. Chains only."""
 
     def __init__(self, sampler: Sampler, rng: Rng) -> None:
-        self._sampler = sampler
-        self._rng = rng
+        self._drawn = Drawn(sampler, rng)
 
     def draft(
         self, session: Session, missing: Sequence[int], history: Sequence[int], depth: int, spare: int, vocab_size: int
     ) -> Draft:
         """A chain of `depth` tokens with q [depth, vocab_size]; `missing` as for GreedyChoice."""
-        scores, row = session.forward(missing[0], Draft.chain(missing[1:])), len(missing) - 1
-        logits = _resized(scores.logits(row), vocab_size)
-        session.commit(range(row))
-        session.checkpoint()
+        logits = read_on(session, missing)
         spine: list[int] = []
         q: list[Probs] = []
-        prefix = list(history)
         while True:
-            law = self._sampler.law(logits, prefix)
-            q.append(law.dense(vocab_size))
-            spine.append(law.token(index_at(law.weights, self._rng.random())))
+            token, law = self._drawn.draw(resized(logits, vocab_size), [*history, *spine])
+            spine.append(token)
+            q.append(law)
             if len(spine) == depth:
                 return Draft.chain(spine, np.stack(q))
-            prefix.append(spine[-1])
-            logits = _resized(session.forward(spine[-1], NO_DRAFT).logits(0), vocab_size)
-            session.commit(())
-
-
-def _resized(logits: Logits, vocab_size: int) -> Logits:
-    """[vocab_size] the draft's scores cut or filled to the target's ids, as a copy; ids it lacks cannot be drafted."""
-    out = np.full(vocab_size, -np.inf, np.float32)
-    n = min(len(logits), vocab_size)
-    out[:n] = logits[:n]
-    return out
+            logits = go_on(session, spine[-1])
 
 
 class ModelDrafter:

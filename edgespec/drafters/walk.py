@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.core.chance import index_at
-from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Probs, Rng, Session
+from edgespec.core.protocols import Logits, Probs, Rng, Session
+from edgespec.core.rollout import go_on, read_on, resized
 from edgespec.core.sampling import Sampler, not_numbers
 
 _RUNNERS_UP = 3
@@ -61,10 +62,13 @@ class Drawn:
         self._sampler = sampler
         self._rng = rng
 
-    def options(self, logits: Logits, prefix: Sequence[int]) -> Options:
+    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
+        """A token after `prefix` and the law [V] it was drawn from. Raises BackendError where the scores are none."""
         law = self._sampler.law(logits, prefix)
-        token = law.token(index_at(law.weights, self._rng.random()))
-        q = law.dense(len(logits))
+        return law.token(index_at(law.weights, self._rng.random())), law.dense(len(logits))
+
+    def options(self, logits: Logits, prefix: Sequence[int]) -> Options:
+        token, q = self.draw(logits, prefix)
         return Options([token], [float(q[token])], q)
 
 
@@ -108,23 +112,18 @@ class Walk:
             for _ in session.prefill(known[:-1]) if len(known) > 1 else ():  # what the cache still has is not run again
                 pass
             self._is_begun = True
-        missing = known[session.position :]
-        scores = session.forward(missing[0], Draft.chain(missing[1:]))
-        logits = self._resized(scores.logits(len(missing) - 1))
-        session.commit(range(len(missing) - 1))
-        session.checkpoint()
+        logits = read_on(session, known[session.position :])
         self._base, self._text = len(tokens), list(tokens)
-        return self._choice.options(logits, self._text)
+        return self._options(logits)
 
     def go_on(self, token: int) -> Options | None:
         """Options after `token`, the first of the last ones; None at the end of the draft model's context."""
         session = self._session
         if session.position >= session.capabilities.context_size:
             return None
-        logits = self._resized(session.forward(token, NO_DRAFT).logits(0))
-        session.commit(())
+        logits = go_on(session, token)
         self._text.append(token)
-        return self._choice.options(logits, self._text)
+        return self._options(logits)
 
     def settle(self, text: Sequence[int]) -> None:
         """Forget what is not part of `text`, which has grown by what was emitted; its last token is read again."""
@@ -137,9 +136,5 @@ class Walk:
             self._session.rewind(agreed - self._skipped)
         self._text = []
 
-    def _resized(self, logits: Logits) -> Logits:
-        """[vocab_size] a copy of the scores, cut or filled to the target's ids; those it lacks cannot be drafted."""
-        out = np.full(self._vocab_size, -np.inf, np.float32)
-        n = min(len(logits), self._vocab_size)
-        out[:n] = logits[:n]
-        return out
+    def _options(self, logits: Logits) -> Options:
+        return self._choice.options(resized(logits, self._vocab_size), self._text)

@@ -11,8 +11,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from edgespec.bench.records import read
 from edgespec.bench.report import write_report
-from edgespec.bench.stats import read, summarize
+from edgespec.bench.stats import summarize
 from edgespec.errors import CacheError
 from tests.bench.test_stats import COST, HEADER, HINDSIGHT, run, write
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.report import Cost, Header
-from edgespec.bench.stats import Run, read
+from edgespec.bench.records import Cost, Header, Run, read
 from edgespec.cli import main
 from edgespec.cli.terminal import explanation
 from edgespec.control.costs import Profile

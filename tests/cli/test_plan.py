@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgespec.backends.llamacpp.shape import write_shape
@@ -13,7 +18,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.forecast import Forecast, forecast, pattern
 from edgespec.registry.gguf import read_header
 from edgespec.registry.gguf_cursor import FileSource
-from tests.cli.conftest import Cli
+from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
 
 
@@ -37,6 +42,23 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     assert done.returncode == 0, done.stderr
     assert "DOES NOT FIT" in done.stdout and "speed: not foretold" in done.stdout
     assert cli("plan", "no-such-model").returncode == 3
+
+
+def test_an_interrupt_is_one_word(environment: dict[str, str], tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the process that measures, too."""
+    child = subprocess.Popen(
+        [*COMMAND, "plan", "--threads", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not any("spawn_main" in " ".join(p.cmdline()) for p in psutil.Process(child.pid).children()):
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.3)  # into its imports
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
 def test_a_forecast_by_blocks() -> None:

@@ -10,21 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models import llama
 
 from edgespec.errors import InvalidModelFile
-
-_PARTS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+from edgespec.registry.llama_parts import PARTS
 
 
 def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -61,6 +47,6 @@ def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
 def _mlx_name(name: str) -> str:
     part, kind = name.rsplit(".", 1)
     if not part.startswith("blk."):
-        return f"{_PARTS[part]}.{kind}"
+        return f"{PARTS[part]}.{kind}"
     _, layer, inner = part.split(".", 2)
-    return f"model.layers.{layer}.{_PARTS[inner]}.{kind}"
+    return f"model.layers.{layer}.{PARTS[inner]}.{kind}"

@@ -1,0 +1,144 @@
+"""The records of a bench, a line of JSON each: what it wrote, read again with every field checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from edgespec.core.metrics import Metrics
+from edgespec.errors import InvalidRequest
+
+PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary looks for
+_hints = cache(get_type_hints)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every figure has to carry. `label`: a kind of model whose figures must not be taken for a real one's."""
+
+    date: str
+    processor: str
+    system: str
+    versions: dict[str, str | None]
+    files: dict[str, str]
+    backend: str
+    model: str
+    draft: str | None
+    threads: int
+    context_size: int
+    max_tokens: int
+    repeats: int
+    label: str
+
+    def facts(self) -> dict[str, str]:
+        """All but the label, as text."""
+        return {
+            "model": self.model,
+            "draft": self.draft or "none",
+            "backend": self.backend,
+            "threads": str(self.threads),
+            "processor": self.processor,
+            "system": self.system,
+            "date": self.date,
+            "context": f"{self.context_size} tokens",
+            "limit": f"{self.max_tokens} tokens",
+            "repeats": str(self.repeats),
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items() if version),
+            "digests (size and both ends)": ", ".join(f"{name} {digest}" for name, digest in self.files.items()),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Calibration at one position: seconds of a target forward by its rows, and of one token of the draft model."""
+
+    position: int
+    rows: dict[int, float]
+    draft_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A greedy output that left plain decoding's; a fault unless the target was undecided there."""
+
+    near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation. `bound_s`: what its rounds would have taken by the calibrated cost curve alone."""
+
+    arm: str
+    prompt: str
+    category: str
+    temperature: float
+    warm: bool
+    metrics: Metrics
+    bound_s: float | None
+    fork: Fork | None
+
+
+Record = Header | Cost | Run
+
+
+def read(path: Path) -> list[Record]:
+    """The header and all after it; a last line that was cut off is ignored. Raises InvalidRequest."""
+    try:
+        lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
+    records: list[Record] = []
+    for i, (number, line) in enumerate(lines or [(1, b"")]):
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError):
+            if i and i == len(lines) - 1:
+                break
+            raise _faulty(path, number, "not JSON") from None
+        try:
+            records.append(_record(parsed, first=i == 0))
+        except (ValueError, OverflowError) as error:
+            raise _faulty(path, number, str(error)) from None
+    return records
+
+
+def _faulty(path: Path, number: int, fault: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}, line {number}: {fault}.", hint="Remove the line, or run the bench again.")
+
+
+def _record(parsed: Any, *, first: bool) -> Record:
+    kinds: dict[str, type[Record]] = {"header": Header, "cost": Cost, "run": Run}
+    kind = kinds.get(str(parsed.get("kind"))) if isinstance(parsed, dict) else None
+    if kind is None or (kind is Header) != first:
+        raise ValueError("not a cost or a run, nor a header in the first line")
+    record: Record = _typed(parsed, kind)
+    if isinstance(record, Cost) and (1 not in record.rows or min(record.rows.values()) <= 0):
+        raise ValueError("rows need the seconds of one row, and all above zero")
+    if isinstance(record, Run) and (speed := record.metrics.tokens_per_second) is not None and speed <= 0:
+        raise ValueError("tokens_per_second is not above zero")
+    return record
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """JSON's `value` as `kind`, a type that a record uses; raises ValueError."""
+    if isinstance(kind, UnionType):
+        return None if value is None else _typed(value, get_args(kind)[0])
+    if isinstance(value, dict) and isinstance(kind, type) and (hints := _hints(kind)):
+        if missing := hints.keys() - value.keys():
+            raise ValueError(f"{min(missing)} is missing")
+        return kind(**{name: _typed(value[name], hint) for name, hint in hints.items()})
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        of_key, of_value = get_args(kind)
+        return {of_key(key): _typed(item, of_value) for key, item in value.items()}
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return tuple(_typed(item, get_args(kind)[0]) for item in value)
+    if kind is float and type(value) in (int, float) and isfinite(value):
+        return float(value)
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"{value!r:.40} is of the wrong type")

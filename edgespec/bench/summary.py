@@ -1,0 +1,186 @@
+"""What a bench says: the Summary that `stats` computes, and its table for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass
+
+from edgespec.bench.records import AUTOPILOT, Cost, Header
+
+_COLUMNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One arm on one prompt: the median tokens/s of its repeats, and over plain decoding's where that was measured."""
+
+    prompt: str
+    category: str
+    temperature: float
+    warm: bool
+    arm: str
+    tokens_per_second: float
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Geometric mean of `n` ratios with its 95% interval, which one prompt alone does not have."""
+
+    geomean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.geomean:.2f}" + (f" ({self.low:.2f}-{self.high:.2f})" if self.low is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One arm over everything, or over one category, one temperature, or both.
+
+    short_runs      of fewer than two tokens, which have no speed
+    unpaired        points without plain decoding's of the same prompt, left out of the ratios
+    worst_decile    10th percentile of the ratios; `below_one` is the share of them under 1
+    tokens_per_second    25th, 50th and 75th percentile over points
+    tau, acceptance_rate    ratios of sums over runs
+    alpha_by_depth  mean over runs, weighted by target_forwards times the run's alphas at lesser depths: the tokens
+                    tested there if every forward checked a draft that deep (runs do not record how many were)
+    time_shares     draft, verify, sample, commit, of their sum over the runs that have a speed
+    ttft_s ... achieved    medians over runs; `achieved` is bound_s over the time of decoding
+    """
+
+    arm: str
+    category: str | None
+    temperature: float | None
+    runs: int
+    short_runs: int
+    unpaired: int
+    speedup: Ratio | None
+    worst_decile: float | None
+    below_one: float | None
+    tokens_per_second: tuple[float, ...]
+    tau: float | None
+    acceptance_rate: float | None
+    alpha_by_depth: tuple[float, ...]
+    time_shares: dict[str, float]
+    ttft_s: float | None
+    step_p50_s: float | None
+    step_p99_s: float | None
+    achieved: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The cold runs or the warm ones, never mixed: a repeated prompt measures the lookup table.
+
+    splits          groups by category, by temperature (where there are several), and by both
+    best_fixed      the arm of fixed depth that was fastest, chosen with hindsight
+    oracle          the fastest of plain and the fixed arms for each prompt, over plain; noise flatters it
+    Both, and the autopilot against them, are over the `finished` points: those that every arm has.
+    """
+
+    warm: bool
+    arms: tuple[Group, ...]
+    splits: tuple[Group, ...]
+    alpha_by_drafter: dict[str, tuple[float, ...]]
+    finished: int
+    best_fixed: str | None
+    oracle: Ratio | None
+    autopilot_to_best_fixed: Ratio | None
+    autopilot_to_oracle: Ratio | None
+
+    def findings(self) -> dict[str, str]:
+        """What the autopilot is judged by, as text."""
+        return {
+            "best fixed (with hindsight)": self.best_fixed or "-",
+            "autopilot / best fixed": str(self.autopilot_to_best_fixed or "-"),
+            "oracle / plain": str(self.oracle or "-"),
+            "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
+            "over": f"{self.finished} prompts, by temperature, that every arm has",
+            "achieved / bound (autopilot)": shown(next((g.achieved for g in self.arms if g.arm == AUTOPILOT), None)),
+        }
+
+    @property
+    def title(self) -> str:
+        return "Warm: earlier texts are looked up in" if self.warm else "Cold: lookups see the present text alone"
+
+    def by_category(self, arm: str) -> list[Group]:
+        return [g for g in self.splits if g.arm == arm and g.temperature is None]
+
+    def by_temperature(self, arm: str) -> list[Group]:
+        return [g for g in self.splits if g.arm == arm and g.category is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that is shown of a bench, cold runs first. `faults` are forks that are no near-ties."""
+
+    header: Header
+    costs: tuple[Cost, ...]
+    runs: int
+    short_runs: int
+    forks: int
+    faults: int
+    parts: tuple[Part, ...]
+    points: tuple[Point, ...]
+
+    def counts(self) -> dict[str, str]:
+        """How much was run and what was left out, as text."""
+        unpaired = sum(g.unpaired for part in self.parts for g in part.arms)
+        return {
+            "runs": str(self.runs),
+            "of fewer than two tokens (left out)": str(self.short_runs),
+            "medians without plain decoding's (left out)": str(unpaired),
+            "forks from plain decoding's output": str(self.forks),
+            "forks that are no near-ties": str(self.faults),
+        }
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def shown(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without characters that steer a terminal or that no file can hold."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def table(summary: Summary) -> str:
+    """Text for a terminal, at most 100 columns wide."""
+    label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
+    lines = [*_wrapped(label), *_wrapped(summary.header.facts()), *_wrapped(summary.counts())]
+    for part in summary.parts:
+        lines += ["", part.title, *_rows("arm", {g.arm: g for g in part.arms}), ""]
+        lines += [printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
+        lines += _rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
+        lines += _rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
+    return "\n".join(lines)
+
+
+def _wrapped(facts: dict[str, str]) -> list[str]:
+    return textwrap.wrap(printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
+
+
+def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
+    """A table under its column heads; nothing for no groups."""
+    form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
+    rows = [
+        form.format(
+            printable(name),
+            g.speedup.n if g.speedup else 0,
+            str(g.speedup or "-"),
+            shown(g.worst_decile),
+            shown(g.below_one, ".0%"),
+            shown(g.tau),
+            shown(g.acceptance_rate, ".0%"),
+            shown(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+        )
+        for name, g in groups.items()
+    ]
+    heads = (heading, "n", "x plain (95% CI)", "worst decile", "below 1", "tau", "accepted", "tok/s")
+    return ["", form.format(*heads), *rows] if rows else []
