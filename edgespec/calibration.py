@@ -66,8 +66,10 @@ class Setting:
 class Store:
     """The file of a target and perhaps its draft, whose own files are read when it is first asked for."""
 
-    def __init__(self, target: Path, draft: Path | None) -> None:
+    def __init__(self, target: Path, draft: Path | None, self_draft: str = "") -> None:
+        """`self_draft`: how the target drafts for itself, if it does."""
         self._models = {"target": target} if draft is None else {"target": target, "draft": draft}
+        self._self_draft = self_draft
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -77,7 +79,7 @@ class Store:
     @cached_property
     def path(self) -> Path:
         """Raises CacheError where the models' files cannot be read."""
-        name = hashlib.sha256("+".join(self.digests.values()).encode()).hexdigest()
+        name = hashlib.sha256("+".join([*self.digests.values(), self._self_draft]).encode()).hexdigest()
         return folder() / f"{name[:24]}.json"
 
     def load(self, setting: Setting) -> Experience | str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from edgespec.backends import Model
+from edgespec.backends.selfdraft import SelfDraftModel
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.control.profile import measure
@@ -77,8 +78,13 @@ class Engine:
     vocabulary is not the target's.
     """
 
-    def __init__(self, target: Model, draft: Model | None, speculation: Speculation) -> None:
-        if draft is not None and (reason := vocabulary_mismatch(target.tokenizer, draft.tokenizer)):
+    def __init__(self, target: Model, draft: Model | SelfDraftModel | None, speculation: Speculation) -> None:
+        """`draft` may be made of the target itself."""
+        if (
+            draft is not None
+            and not isinstance(draft, SelfDraftModel)
+            and (reason := vocabulary_mismatch(target.tokenizer, draft.tokenizer))
+        ):
             raise DraftRefused(
                 f"this draft cannot serve this target: {reason}.", hint="Use --draft ngram, or another draft."
             )
@@ -233,14 +239,18 @@ class Engine:
             target = self.target.open_session(lambda: self._check())
             with ExitStack() as undo:
                 undo.callback(target.close)
-                draft = self.draft.open_session(lambda: self._check()) if self.draft is not None else None
+                self._sessions = target, self._open_draft(target)
                 undo.pop_all()
-            self._sessions = target, draft
         return self._sessions
+
+    def _open_draft(self, target: Session) -> Session | None:
+        if isinstance(self.draft, SelfDraftModel):
+            return self.draft.open_session(target, lambda: self._check())
+        return self.draft.open_session(lambda: self._check()) if self.draft is not None else None
 
     def _drop_sessions(self) -> None:
         sessions, self._sessions = self._sessions, None
-        for session in sessions or ():
+        for session in reversed(sessions or ()):  # a draft's may follow the target's
             if session is not None:
                 session.close()
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
 
 from edgespec.backends import open_model
 from edgespec.backends.llamacpp.shape import block_of, write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.control.costs import Profile
+from edgespec.child import ChildDied, in_child
+from edgespec.control.costs import Profile, best_chain
 from edgespec.control.profile import measure
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import Cancelled
 from edgespec.registry.fit import host_memory
 from edgespec.registry.gguf import Header
 
 ACCEPTANCES = (0.5, 0.8)  # of a drafted token, from a paired draft model: what is assumed where nothing is known
 _TOLERANCE = 0.2  # of a speed that is put together from a few blocks
-_POLL_S = 0.1
 _MEASURED_S = 3.0
 _CONTEXT = 256
-_MOST_DEPTH = 8
+_SAMPLE_BYTES = 2**29  # of the blocks whose time is scaled to the rest: the more, the less their noise grows with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +38,7 @@ class Forecast:
 
     def speculative(self, acceptance: float) -> tuple[int, float]:
         """The best chain where each drafted token is right with `acceptance`: (length, times plain decoding)."""
-        best, expected, reached = (0, 1.0), 1.0, 1.0
-        for depth in range(1, _MOST_DEPTH + 1):
-            reached *= acceptance
-            expected += reached
-            if depth + 1 in self.rows:
-                cost = self.rows[depth + 1] + depth * (self.draft_s or 0.0)
-                best = max(best, (depth, expected * self.rows[1] / cost), key=lambda each: each[1])
-        return best
+        return best_chain(self.rows, self.draft_s or 0.0, acceptance)
 
     @property
     def pays_from(self) -> float | None:
@@ -69,59 +55,62 @@ def forecast(
     In a process of its own, since llama.cpp ends its process where a model is not as it expects. Raises CacheError,
     BackendError, InvalidModelFile, Cancelled.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, _interrupts_kept_out():
-        work = pool.submit(_forecast, target, draft, options)
-        while not work.done():
-            wait([work], timeout=_POLL_S)
-            try:
-                check()
-            except Cancelled:
-                for process in active_children():
-                    process.terminate()
-                raise
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # this process's, since the other may not live
         try:
-            return work.result()
-        except BrokenProcessPool:
+            return in_child(_forecast, target, draft, options, Path(folder), check=check)
+        except ChildDied:
             return None
 
 
-@contextmanager
-def _interrupts_kept_out() -> Iterator[None]:
-    """Ctrl-C is this process's alone: one that is started meanwhile inherits what is blocked."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # a process needs it, and its start would unblock
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _forecast(target: Header, draft: Header | None, options: LoadOptions) -> Forecast | None:
-    rows = _scaled(target, options)
-    drafted = _scaled(draft, options) if draft is not None else None
+def _forecast(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> Forecast | None:
+    rows = _scaled(target, options, folder)
+    drafted = _scaled(draft, options, folder) if draft is not None else None
     if rows is None or (draft is not None and drafted is None):
         return None
     return Forecast(rows, drafted[1] if drafted is not None else None)
 
 
-def _scaled(header: Header, options: LoadOptions) -> dict[int, float] | None:
-    """Seconds of a forward by rows of the whole model."""
+def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
+    """Seconds of a forward by rows of the whole model: what is not measured takes as long for each byte.
+
+    Two noisy measurements can differ by anything. So a byte of a block takes at most what it would if the ends of the
+    model took no time, at least half of what it would if all bytes took the same, and no forward less than one row's.
+    """
     blocks = header.own("block_count") or 1
     first, period = pattern(header)
-    few, more = min(first + period, blocks), min(first + 2 * period, blocks)
-    needed = header.weight_bytes * (more + 1) / (blocks + 1)  # embedding and output count as about one block
-    if needed > host_memory().usable:
+    periods = 1 + max(1, _SAMPLE_BYTES // max(1, _bytes(header, first, first + period)))
+    few, more = min(first + period, blocks), min(first + periods * period, blocks)
+    if _bytes(header, -1, more) > host_memory().usable:
         return None
-    of_few = _measured(header, few, options).rows
+    of_few = _measured(header, few, options, folder).rows
     if more == few:
         return dict(of_few)
-    of_more = _measured(header, more, options).rows
-    scale = (blocks - more) / (more - few)
-    both = sorted(of_few.keys() & of_more.keys())
-    return {n: of_more[n] + scale * max(0.0, of_more[n] - of_few[n]) for n in both}
+    of_more = _measured(header, more, options, folder).rows
+    read = _read_bytes(header, 0, more)
+    share = read / (read + _read_bytes(header, -1, 0))
+    whole = {}
+    for n in sorted(of_few.keys() & of_more.keys()):
+        most = of_more[n] / read
+        byte_s = (of_more[n] - of_few[n]) / _read_bytes(header, few, more)
+        byte_s = min(max(byte_s, most * share / 2), most)
+        whole[n] = of_more[n] + byte_s * _read_bytes(header, more, blocks)
+    return {n: max(seconds, whole[1]) for n, seconds in whole.items()}
+
+
+def _bytes(header: Header, first: int, end: int) -> int:
+    """Bytes of the weights of blocks `first` to `end - 1`; block -1 is what is not in any."""
+    return sum(tensor.nbytes for tensor in header.tensors if first <= block_of(tensor) < end)
+
+
+def _read_bytes(header: Header, first: int, end: int) -> float:
+    """The part of `_bytes` that a row is multiplied with: the chosen experts, and of the ends all but the embedding."""
+    chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
+    untied = any(tensor.name == "output.weight" for tensor in header.tensors)
+    return sum(
+        tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
+        for tensor in header.tensors
+        if first <= block_of(tensor) < end and not (untied and tensor.name == "token_embd.weight")
+    )
 
 
 def pattern(header: Header) -> tuple[int, int]:
@@ -139,17 +128,16 @@ def pattern(header: Header) -> tuple[int, int]:
     return 0, blocks
 
 
-def _measured(header: Header, blocks: int, options: LoadOptions) -> Profile:
+def _measured(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
     small = replace(options, context_size=_CONTEXT, mmap=False)
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
-        path = Path(folder) / "shape.gguf"
-        write_shape(header, blocks, path)
-        model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
+    path = folder / "shape.gguf"
+    write_shape(header, blocks, path)
+    model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
+    try:
+        session = model.open_session(lambda: None)
         try:
-            session = model.open_session(lambda: None)
-            try:
-                return measure(session, None, _MEASURED_S)
-            finally:
-                session.close()
+            return measure(session, None, _MEASURED_S)
         finally:
-            model.close()
+            session.close()
+    finally:
+        model.close()

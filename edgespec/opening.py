@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel, Skip
 from edgespec.calibration import Setting, Store
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled
@@ -16,6 +18,7 @@ from edgespec.engine import Engine
 from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry, SamplingDefaults
+from edgespec.selfdrafts import TRIALS_S, Choice, Shelf, Workshop, all_methods, make, quick_methods
 from edgespec.speculation import DraftKind, Speculation
 
 _MEASURED_S = 2.0  # of a new pair of models, or of a known one under new settings
@@ -28,7 +31,7 @@ class Opened:
     engine: Engine
     name: str
     backend: BackendName
-    draft: str  # 'none', 'ngram', or the draft model's name
+    draft: str  # 'none', 'ngram', the draft model's name, or how the target drafts for itself
     sampling: SamplingDefaults
     target_path: Path
     draft_path: Path | None
@@ -49,20 +52,15 @@ def open_engine(
         return _open_toy(request, check)
     planned = plan(request, registry, hub, reporter)
     require(planned.backend)
-    speculation = _speculation(request, planned.kind)
+    _speculation(request, planned.kind)  # what cannot be is refused before anything is loaded
     target_path = fetch(planned.target, hub, reporter, check)
-    draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
     with ExitStack() as undo:
         target = _load(target_path, planned, reporter, check)
         undo.callback(target.close)
-        for text in _notices(target, speculation, planned):
+        opened = _opened(request, planned, target, target_path, hub, reporter, check)
+        undo.callback(opened.engine.release_draft)
+        for text in _notices(target, opened.engine.speculation, planned):
             reporter.notice(text)
-        engine = _engine(target, draft_path, planned, speculation, reporter, check)
-        undo.callback(engine.release_draft)
-        opened = Opened(
-            engine, planned.name, planned.backend, _draft_name(planned), planned.sampling, target_path, draft_path,
-            _setting(planned.backend, planned.options), Store(target_path, draft_path),
-        )  # fmt: skip
         _calibrate(opened, reporter, check)
         undo.pop_all()
     return opened
@@ -75,18 +73,115 @@ def change_draft(
     if opened.backend == "toy":
         return _open_toy(request, check)
     planned = plan(replace(request, backend=opened.backend), registry, hub, reporter)
-    speculation = _speculation(request, planned.kind)
-    draft_path = fetch(planned.draft.source, hub, reporter, check) if planned.draft else None
-    engine = _engine(opened.engine.target, draft_path, planned, speculation, reporter, check)
+    changed = _opened(request, planned, opened.engine.target, opened.target_path, hub, reporter, check)
     with ExitStack() as undo:
-        undo.callback(engine.release_draft)
-        store = Store(opened.target_path, draft_path)
-        changed = replace(opened, engine=engine, draft=_draft_name(planned), draft_path=draft_path, store=store)
+        undo.callback(changed.engine.release_draft)
         opened.keep()  # the other may be the same draft again
         _calibrate(changed, reporter, check)
         undo.pop_all()
     opened.engine.release_draft()
     return changed
+
+
+def build_drafts(
+    request: OpenRequest,
+    methods: Sequence[SelfDraft],
+    seconds: float,
+    registry: Registry,
+    hub: Hub,
+    reporter: Reporter,
+    check: CheckCancelled,
+) -> tuple[Workshop, Choice]:
+    """Make and try `methods` (none: all that may pay) against plain decoding and the paired draft model, and remember
+    the best for 'auto', and for the method itself where there is one. Raises any EdgespecError, Cancelled.
+    """
+    planned = plan(request, registry, hub, reporter)
+    require(planned.backend)
+    path = fetch(planned.target, hub, reporter, check)
+    with ExitStack() as undo:
+        target = _load(path, planned, reporter, check)
+        undo.callback(target.close)
+        rival = None
+        if planned.draft is not None:
+            rival = _load(fetch(planned.draft.source, hub, reporter, check), planned, reporter, check)
+            undo.callback(rival.close)
+        shelf = Shelf(path, planned.name)
+        workshop = Workshop(target, shelf.folder, seconds, check, reporter.loading)
+        choice = workshop.choose(methods or all_methods(planned.backend), rival)
+    shelf.remember(_setting(planned.backend, planned.options), str(methods[0]) if len(methods) == 1 else "auto", choice)
+    return workshop, choice
+
+
+def _opened(
+    request: OpenRequest,
+    planned: Plan,
+    target: Model,
+    target_path: Path,
+    hub: Hub,
+    reporter: Reporter,
+    check: CheckCancelled,
+) -> Opened:
+    """The target with its draft loaded, which is freed again if the engine refuses it."""
+    setting = _setting(planned.backend, planned.options)
+    method = _self_draft(request, planned, target, target_path, setting, reporter, check)
+    draft: Model | SelfDraftModel | None = None
+    draft_path: Path | None = None
+    kind: DraftKind = planned.kind
+    name: str = planned.kind
+    if method is not None:
+        kind, name = "model", str(method)
+        draft = make(target, method, Shelf(target_path, planned.name).folder, partial(reporter.loading, name), check)
+    elif planned.draft is not None:
+        name = str(planned.draft.reference)
+        draft_path = fetch(planned.draft.source, hub, reporter, check)
+        draft = _load(draft_path, planned, reporter, check)
+    with ExitStack() as undo:
+        if draft is not None:
+            undo.callback(draft.close)
+        engine = Engine(target, draft, _speculation(request, kind))
+        undo.pop_all()
+    store = Store(target_path, draft_path, name if method is not None else "")
+    return Opened(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
+                  store)  # fmt: skip
+
+
+def _self_draft(
+    request: OpenRequest,
+    planned: Plan,
+    target: Model,
+    target_path: Path,
+    setting: Setting,
+    reporter: Reporter,
+    check: CheckCancelled,
+) -> SelfDraft | None:
+    """How the target is to draft for itself, if it is: as asked, as chosen before, or as trials now say."""
+    asked = planned.self_draft
+    if asked is not None and asked.skip != Skip():
+        return asked
+    if asked is None and (request.draft != "auto" or request.gamma == 0):
+        return None
+    shelf = Shelf(target_path, planned.name)
+    choice = shelf.chosen(setting, str(asked or "auto"))
+    if choice is None and asked is None and planned.draft is not None:
+        return None  # a draft model is at hand; `edgespec draft build` holds others against it
+    if choice is None:
+        reporter.notice(f"Trying drafts of the model itself, for about {TRIALS_S:.0f} seconds; this is done once.")
+        workshop = Workshop(target, shelf.folder, TRIALS_S, check, reporter.loading)
+        try:
+            choice = workshop.choose([asked] if asked is not None else quick_methods(planned.backend))
+        except Refused as refusal:
+            if asked is not None:
+                raise
+            reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
+            return None
+        shelf.remember(setting, str(asked or "auto"), choice)
+    if asked is None and not choice.pays:
+        reporter.notice(
+            f"Drafting by {planned.kind}; no self-draft promises to pay ({choice.method}: {choice.reason})."
+        )
+        return None
+    reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
+    return choice.method
 
 
 def _calibrate(opened: Opened, reporter: Reporter, check: CheckCancelled) -> None:
@@ -114,25 +209,6 @@ def _setting(backend: BackendName, options: LoadOptions) -> Setting:
     )
 
 
-def _engine(
-    target: Model,
-    draft_path: Path | None,
-    planned: Plan,
-    speculation: Speculation,
-    reporter: Reporter,
-    check: CheckCancelled,
-) -> Engine:
-    """An engine on `target`; the draft model is freed again if the engine refuses it."""
-    if draft_path is None:
-        return Engine(target, None, speculation)
-    draft = _load(draft_path, planned, reporter, check)
-    with ExitStack() as undo:
-        undo.callback(draft.close)
-        engine = Engine(target, draft, speculation)
-        undo.pop_all()
-    return engine
-
-
 def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) -> Model:
     def progress(fraction: float) -> None:
         reporter.loading(path.name, fraction)
@@ -148,10 +224,6 @@ def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator
     idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}
     if planned.backend == "mlx" and (names := [name for name, value in idle.items() if value is not None]):
         yield f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on MLX."
-
-
-def _draft_name(planned: Plan) -> str:
-    return str(planned.draft.reference) if planned.draft else planned.kind
 
 
 def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:

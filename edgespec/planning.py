@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.backends.selfdraft import SelfDraft, parse
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
 from edgespec.registry.fit import DeviceMemory, Facts, Fit, check_fit, host_memory
@@ -26,7 +27,8 @@ class OpenRequest:
 
     model    a reference, or None for the embedded pair
     backend  None: the best for this machine
-    draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', or a model reference
+    draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', a self-draft as
+             backends.selfdraft.parse takes it, or a model reference
     gamma    drafted tokens on a path at most; None: the autopilot decides
     nodes    drafted tokens in all; None: as many as gamma, a chain
     force    load even if it does not fit in memory
@@ -66,12 +68,13 @@ class PlannedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be opened: `options` have a definite context size; no `draft` means n-grams or plain decoding."""
+    """What will be opened: `options` have a definite context size; without any draft, n-grams or plain decoding."""
 
     name: str
     backend: FileBackend
     target: Source
     draft: PlannedDraft | None
+    self_draft: SelfDraft | None
     kind: DraftKind
     options: LoadOptions
     sampling: SamplingDefaults
@@ -87,11 +90,14 @@ def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter)
     backend = choose_backend(request, registry, hub)
     resolved = open_pair(request.model, backend, registry, hub)
     facts = source_facts(resolved.target, hub, reporter.download)
-    draft = _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
+    self_draft = parse(request.draft)
+    draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
     options = _sized(request.load, facts, reporter)
     draft, fit = _fitting(request, options, backend, facts, draft, reporter)
-    kind: DraftKind = "model" if draft else "none" if request.draft == "none" else "ngram"
-    return Plan(resolved.name, backend, resolved.target, draft, kind, options, resolved.sampling, facts, fit)
+    kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
+    return Plan(
+        resolved.name, backend, resolved.target, draft, self_draft, kind, options, resolved.sampling, facts, fit
+    )
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:

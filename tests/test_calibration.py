@@ -260,7 +260,7 @@ def test_fingerprints_of_folders(tmp_path: Path) -> None:
 
 def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"gone\.gguf cannot be read: No such file or directory\."):
-        Store(tmp_path / "gone.gguf", None)
+        _ = Store(tmp_path / "gone.gguf", None).path
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CacheError, match="cannot be read"):

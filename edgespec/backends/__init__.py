@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
@@ -41,6 +42,16 @@ class Model(Protocol):
 
     def open_session(self, check: CheckCancelled) -> Session:
         """A session with a cache of its own; it polls `check` while it computes."""
+
+    @property
+    def layer_count(self) -> int: ...
+
+    def self_draft(
+        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> SelfDraftModel:
+        """What it takes to draft for itself by `method`, whose layers are known. What takes long to make is kept in
+        `folder`. `progress` gets 0.0 to 1.0. Raises Refused, InvalidRequest, BackendError, CacheError, Cancelled.
+        """
 
     def close(self) -> None:
         """Free the weights; sessions are closed before."""

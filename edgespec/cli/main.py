@@ -24,6 +24,7 @@ _COMMANDS = {
     "list": "edgespec.cli.models",
     "show": "edgespec.cli.show",
     "rm": "edgespec.cli.models",
+    "draft": "edgespec.cli.draft",
     "plan": "edgespec.cli.plan",
     "tune": "edgespec.cli.tune",
     "bench": "edgespec.cli.bench",

@@ -31,8 +31,9 @@ def backend_named(name: str) -> BackendName | None:
 
 
 _GENERATION = (
-    click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF",
-                 help="The registry's draft model, lookups in the text, nothing, or a model of your choice."),
+    click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF|SELF",
+                 help="The registry's draft model, lookups in the text, nothing, a model of your choice, or the model "
+                 "itself: layerskip[:K], qspec[:BITS], planes, sparse[:SINK,WINDOW], joined by '+'."),
     click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer."),
     click.option("--temperature", type=click.FloatRange(0),
                  help=f"0 is greedy. [default: the model's or {DEFAULT_TEMPERATURE}]"),

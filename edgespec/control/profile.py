@@ -22,11 +22,11 @@ def measure(session: Session, draft: Session | None, seconds: float, check: Chec
 
     One row is measured at least twice, and a draft model's tokens a few times. Raises Cancelled, BackendError.
     """
-    drafting = _drafting(draft, check) if draft is not None else (None, 0.0)
     limits = session.capabilities
     tokens = _some(limits.vocab_size, limits.context_size)
     start = min(_START, limits.context_size // 2)
     _fill(session, tokens[:start])
+    of_draft = drafting(draft, tokens, start, check) if draft is not None else (None, 0.0)
     _forward(session, tokens, 1)  # the first one warms caches up
     seen: dict[int, list[float]] = {}
     until = perf_counter() + seconds
@@ -42,22 +42,21 @@ def measure(session: Session, draft: Session | None, seconds: float, check: Chec
         if perf_counter() >= until:
             break
     session.rewind(0)
-    return Profile({rows: median(times) for rows, times in sorted(seen.items())}, *drafting)
+    return Profile({rows: median(times) for rows, times in sorted(seen.items())}, *of_draft)
 
 
-def _drafting(session: Session, check: CheckCancelled) -> tuple[float, float]:
-    """Seconds of a drafted token, and of one that is read."""
-    limits = session.capabilities
-    tokens = _some(limits.vocab_size, limits.context_size)
-    start = min(_START, limits.context_size // 2)
+def drafting(session: Session, tokens: Sequence[int], start: int, check: CheckCancelled) -> tuple[float, float]:
+    """Seconds of a token that a draft session drafts after `start` of `tokens`, and of one that it reads.
+
+    One that follows its target has from there what it holds of them. Raises Cancelled, BackendError.
+    """
     read = []
     for _ in range(2):  # the first one warms caches up
-        session.rewind(0)
         started = perf_counter()
         _fill(session, tokens[:start])
         read.append((perf_counter() - started) / start)
     times = []
-    for _ in range(min(_DRAFTED, limits.context_size - start)):
+    for _ in range(min(_DRAFTED, len(tokens) - start)):
         check()
         times.append(_forward(session, tokens, 1))
     session.rewind(0)

@@ -85,12 +85,16 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a session can do; `hidden_layers` are the layers whose features `Scores.hidden` may carry."""
+    """What a session can do; `hidden_layers` are the layers whose features `Scores.hidden` may carry.
+
+    follows    it drafts beside another session, holds all that this one holds, and need not read it
+    """
 
     vocab_size: int
     context_size: int
     tree: bool
     hidden_layers: frozenset[int]
+    follows: bool = False
 
 
 class Scores(Protocol):

@@ -91,7 +91,8 @@ class Walk:
 
     def behind(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` the session has yet to read."""
-        return len(tokens) - (self._skipped + self._session.position if self._is_begun else 0)
+        is_held = self._is_begun or self._session.capabilities.follows
+        return len(tokens) - (self._skipped + self._session.position if is_held else 0)
 
     def start(self, tokens: Sequence[int], window: int) -> Options | None:
         """Options after `tokens`; None where the draft model does not have all of them.

@@ -10,7 +10,9 @@ from edgespec.registry.fit import Facts
 from edgespec.registry.folder import Folder
 from edgespec.registry.gguf import Header
 
-UNUSED = 5  # token_type of ids that exist only to round the vocabulary up
+# token_type of ids that exist only to round the vocabulary up, and of marks that stand for no text: a model that sees
+# has some that its small sibling lacks.
+CONTROL, UNUSED = 3, 5
 _PADDING = re.compile(r"\[PAD\d*\]|<\|?reserved[^>]*>|<\|?unused[^>]*>|<\|?dummy[^>]*>", re.IGNORECASE)
 _IDS = (("bos_token_id", "first token (BOS)"), ("eos_token_id", "last token (EOS)"), ("eot_token_id", "end of turn"))
 
@@ -47,7 +49,8 @@ def _gguf_mismatch(target: Header, draft: Header) -> str | None:
     Compared: the tokenizer model, every token by its bytes, the BOS and EOS ids, the end-of-turn id and the add-BOS
     flag where both files state them. Not compared: token types, scores and the pre-tokenizer, since only the target
     ever splits text. One vocabulary may be longer, because conversions round the count up differently: then each
-    surplus id must be marked unused (token_type 5) or carry a padding name ([PAD123], <|reserved...|>, <unused7>).
+    surplus id must be marked unused or control (token_type 5, 3) or carry a padding name ([PAD123], <|reserved...|>,
+    <unused7>). They are never drafted, and a draft model that cannot read one rests from there on.
     """
     models = [_text(header, "tokenizer.ggml.model") for header in (target, draft)]
     if models[0] != models[1]:
@@ -94,7 +97,7 @@ def _surplus(longer: Header, shorter: Header, name: str) -> str | None:
     tokens, common = _tokens(longer), len(_tokens(shorter))
     types = longer.metadata.get("tokenizer.ggml.token_type")
     for token in range(common, len(tokens)):
-        unused = isinstance(types, np.ndarray) and token < len(types) and int(types[token]) == UNUSED
+        unused = isinstance(types, np.ndarray) and token < len(types) and int(types[token]) in (CONTROL, UNUSED)
         if not unused and not _PADDING.fullmatch(tokens[token]):
             return f"only the {name} has token {token}, {tokens[token]!a}: {len(tokens):,} tokens against {common:,}"
     return None

@@ -37,6 +37,12 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     assert "drafted by ngram" in told and "plain decoding:" in told and "fits: needs" in told
 
 
+def test_plan_of_a_self_draft_promises_nothing(cli: Cli) -> None:
+    told = cli("plan", "--threads", "1", "--draft", "layerskip:2").stdout
+    assert "drafted by layerskip:2" in told and "plain decoding:" in told and "`edgespec draft build`" in told
+    assert "tokens are right" not in told
+
+
 def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     done = cli("plan", str(TARGET), "--no-speed", "--ctx", "16000000")
     assert done.returncode == 0, done.stderr
@@ -89,12 +95,15 @@ def test_shapes_of_other_architectures(
     assert {tensor.name: (tensor.shape, tensor.type) for tensor in shape.tensors}.items() <= kinds.items()
 
 
-def test_a_part_that_the_runtime_dies_of(tmp_path: Path) -> None:
-    """A hybrid model without its attention layer makes llama.cpp abort: no forecast, and we live."""
+def test_a_part_that_the_runtime_dies_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hybrid model without its attention layer makes llama.cpp abort: no forecast, no file left, and we live."""
     hybrid(tmp_path / "whole.gguf")
     header = read_header(FileSource(tmp_path / "whole.gguf"), "whole")
     header.metadata["qwen35.block_count"] = 3
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
     assert forecast(header, None, LoadOptions(threads=1)) is None
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_chains_of_a_forecast() -> None:

@@ -6,13 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.runtimes import LLAMA, MLX, Runtime, llama_model, mlx_model, toys
+from tests.contract.runtimes import LLAMA, MLX, SELF_DRAFTS, Runtime, llama_model, mlx_model, self_drafts, toys
 
 _TOYS = {runtime.name: runtime for runtime in toys()}
 
 
 @pytest.fixture(
-    scope="session", params=[*_TOYS, *(f"llama.cpp-{name}" for name in LLAMA), *(f"mlx-{name}" for name in MLX)]
+    scope="session",
+    params=[
+        *_TOYS,
+        *(f"llama.cpp-{name}" for name in LLAMA),
+        *(f"draft-{method}" for method in SELF_DRAFTS),
+        *(f"mlx-{name}" for name in MLX),
+    ],
 )
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     name: str = request.param
@@ -20,6 +26,9 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield _TOYS[name]
         return
     library, kind = name.split("-", 1)
+    if library == "draft":
+        yield Runtime(name, self_drafts(kind, tmp_path_factory.mktemp(library)), SELF_DRAFTS[kind])
+        return
     opened, tolerances = (llama_model, LLAMA) if library == "llama.cpp" else (mlx_model, MLX)
     model = opened(kind, tmp_path_factory.mktemp(library))
     yield Runtime(name, model.open_session, tolerances[kind])

@@ -12,6 +12,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import parse
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from tests.mlx_models import CONFIGS, make_folder
@@ -79,6 +80,18 @@ def llama_model(name: str, folder: Path) -> LlamaModel:
         path = folder / f"{name}.gguf"
         MAKERS[name](path)
     return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact")))
+
+
+# Drafts of a model itself, which are sessions like others as long as their target holds nothing.
+SELF_DRAFTS = {"layerskip:2": 0.15, "layerskip:0,1,5": 0.15, "qspec:4": 0.15, "sparse:4,250": 0.3}
+
+
+def self_drafts(method: str, folder: Path) -> Callable[[CheckCancelled], Session]:
+    target, found = llama_model("packaged", folder), parse(method)
+    assert found is not None
+    draft = target.self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    idle = target.open_session()
+    return lambda check: draft.open_session(idle, check)
 
 
 # Single precision throughout, but for the quantized cache.

@@ -36,8 +36,8 @@ class Cheap(Costs):
     def observe_drafted(self, seconds: float) -> None: ...
 
 
-def eager() -> Experience:
-    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, 0.001))
+def eager(read_s: float = 0.001) -> Experience:
+    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, read_s))
     experience.costs = Cheap(experience.costs.profile)
     return experience
 

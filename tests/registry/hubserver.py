@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 LARGE = (".gguf", ".safetensors")
 BLOCK = 64 * 1024
+OUTLINE_BYTES = 2**28
 
 
 @dataclass(slots=True)
@@ -82,7 +83,12 @@ def commit_of(repo: str, revision: str = "main") -> str:
 
 
 def etag_of(path: Path) -> str:
-    """The etag the server gives a file: sha256 for weights, the git blob hash for the rest."""
+    """The etag the server gives a file: sha256 for weights, the git blob hash for the rest.
+
+    One made up of name and size for files that are too large to be read here, which only ever stand for their headers.
+    """
+    if path.stat().st_size > OUTLINE_BYTES:
+        return hashlib.sha256(f"{path.name} {path.stat().st_size}".encode()).hexdigest()
     data = path.read_bytes()
     if path.suffix in LARGE:
         return hashlib.sha256(data).hexdigest()

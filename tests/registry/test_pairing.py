@@ -39,6 +39,7 @@ def test_the_trained_pair_agrees(tmp_path: Path) -> None:
         ({"tokens": TOKENS[:4]}, "only the target has token 4, 'c': 5 tokens against 4"),
         ({"tokens": [*TOKENS, "[PAD5]", "<|reserved_special_token_1|>", "<unused9>"]}, None),
         ({"tokens": [*TOKENS, "d", "e"], "types": [1] * 5 + [5, 5]}, None),
+        ({"tokens": [*TOKENS, "<image>"], "types": [1] * 5 + [3]}, None),
         ({"tokens": [*TOKENS, "[PAD5]", "e"]}, "only the draft has token 6, 'e': 7 tokens against 5"),
     ],
 )

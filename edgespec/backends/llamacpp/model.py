@@ -6,15 +6,18 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.backends.llamacpp.library import Library, library
 from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+
+S = TypeVar("S", bound=LlamaSession)
 
 _STATE_SNAPSHOTS = 8  # recurrent states kept per decode where the architecture can; bounds its draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
@@ -50,11 +53,24 @@ class LlamaModel:
         self._lib.api.llama_model_desc(self._handle, buffer, 128)
         return buffer.value.decode("utf-8", "replace")
 
+    @property
+    def layer_count(self) -> int:
+        count: int = self._lib.api.llama_model_n_layer(self._handle)
+        return count
+
+    @property
+    def options(self) -> LoadOptions:
+        return self._options
+
     def open_session(self, check: CheckCancelled = lambda: None) -> LlamaSession:
         """A session with its own KV cache; `check` is polled during every forward. Raises BackendError."""
+        return self.open_as(LlamaSession, check)
+
+    def open_as(self, kind: type[S], check: CheckCancelled, cells: int | None = None) -> S:
+        """The same of another `kind`, with a cache of no more than `cells` tokens."""
         api, options = self._lib.api, self._options
         params = api.llama_context_default_params()
-        params.n_ctx = self.context_size
+        params.n_ctx = min(self.context_size, cells or self.context_size)
         params.n_batch = params.n_ubatch = PREFILL_CHUNK
         params.n_outputs_max = MAX_ROWS
         params.n_seq_max = 1 if self.is_recurrent else MAX_ROWS
@@ -81,9 +97,16 @@ class LlamaModel:
                 f"llama.cpp could not set up a context of {self.context_size} tokens: {self._lib.log.reason()}.",
                 hint="Use a smaller --ctx, or fewer --gpu-layers.",
             )
-        size = min(self.context_size, api.llama_n_ctx(context))  # llama.cpp rounds up to a multiple of 256
-        rollback = self._rollback(context)
-        return LlamaSession(self._lib, context, abort, rollback, self.tokenizer.vocab_size, size, check)
+        size = self.context_size if cells else min(self.context_size, api.llama_n_ctx(context))  # a multiple of 256
+        return kind(self._lib, context, abort, self._rollback(context), self.tokenizer.vocab_size, size, check)
+
+    def self_draft(
+        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> SelfDraftModel:
+        """See backends.Model."""
+        from edgespec.backends.llamacpp.selfdraft import open_self_draft
+
+        return open_self_draft(self, method, folder, progress, check)
 
     def close(self) -> None:
         if self._handle:

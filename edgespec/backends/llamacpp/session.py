@@ -81,6 +81,7 @@ class LlamaSession:
         self._batch = Batch(api, PREFILL_CHUNK, MAX_ROWS)
         self._capabilities = Capabilities(vocab_size, context_size, rollback.tree, frozenset())
         self._tokens: list[int] = []  # what the cache holds
+        self.revision = 0  # changes with them
         self._pending: tuple[int, Draft] | None = None
         self._view: Logits = np.empty((0, vocab_size), np.float32)
         self._address = 0
@@ -88,6 +89,16 @@ class LlamaSession:
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def context(self) -> Any:
+        """The native context, for sessions that copy from it."""
+        return self._context
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What the cache holds; not to be changed."""
+        return self._tokens
 
     @property
     def position(self) -> int:
@@ -107,6 +118,7 @@ class LlamaSession:
             chunk = tokens[done : done + PREFILL_CHUNK]
             self._run(self._batch.chain(chunk, done, outputs=1))
             self._tokens += chunk
+            self.revision += 1
             done += len(chunk)
             yield PrefillProgress(done, len(tokens))
         return self._scores(1)
@@ -148,6 +160,7 @@ class LlamaSession:
             reached = self._rollback.keep_branch(len(leaves(draft)), winner, start, end, in_order=in_order)
         self._pending = None
         self._tokens += kept
+        self.revision += 1
         if reached < end:
             replay = self._tokens[reached:]
             del self._tokens[reached:]
@@ -162,6 +175,7 @@ class LlamaSession:
 
     def rewind(self, position: int) -> int:
         self._require_open()
+        self.revision += 1
         if self._pending is not None:
             self._recover()
         if position < len(self._tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from edgespec.errors import CacheError
 from edgespec.registry.ggml_types import GGML_TYPES
 from edgespec.registry.gguf import Header, TensorInfo
 
+ALIGNMENT = 32  # bytes; GGUF's own where a file says no other
 _SPARE_BYTES = 256 * 2**20  # left free on the disk
 _IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
@@ -23,27 +25,41 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
     What a forward takes does not depend on the numbers, except that a router of experts that is all zero chooses the
     same ones for every row. Raises CacheError where the disk is too small.
     """
-    import gguf
-
     kept = [tensor for tensor in header.tensors if block_of(tensor) < blocks]
     needed = sum(tensor.nbytes for tensor in kept) + _SPARE_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise CacheError(
             f"{path.parent} has no room for a measurement of {needed / 2**30:.1f} GiB.", hint="Free some disk space."
         )
+    write_header(header, range(blocks), [(tensor.name, tensor) for tensor in kept], path)
+    with path.open("ab") as file:
+        for tensor in kept:
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            np.zeros(_shape(tensor), np.uint8).tofile(file)
+        file.write(b"\0" * (-file.tell() % ALIGNMENT))
+
+
+def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[str, TensorInfo]], path: Path) -> None:
+    """Write what comes before the data of a file with the blocks `kept` (ascending) of the model that `header` is of.
+
+    `tensors` by their new names; the data of each begins at a multiple of ALIGNMENT, as does the end of the file.
+    """
+    import gguf
+
     writer = gguf.GGUFWriter(path, header.architecture)
+    counts = {"block_count": len(kept), "nextn_predict_layers": 0}
+    counts["leading_dense_block_count"] = sum(b < (header.own("leading_dense_block_count") or 0) for b in kept)
+    changed = {f"{header.architecture}.{key}": count for key, count in counts.items()}
     all_blocks = header.own("block_count") or 0
     for key, value in header.metadata.items():
-        if key != "general.architecture" and not key.startswith("split."):
-            _add(writer, key, blocks if key == f"{header.architecture}.block_count" else value, all_blocks, blocks)
-    for tensor in kept:
+        if key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
+            _add(writer, key, changed.get(key, value), all_blocks, kept)
+    for name, tensor in tensors:
         kind = gguf.GGMLQuantizationType(_IDS[tensor.type.name])
-        writer.add_tensor_info(tensor.name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
+        writer.add_tensor_info(name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for tensor in kept:
-        writer.write_tensor_data(np.zeros(_shape(tensor), np.uint8))
     writer.close()
 
 
@@ -58,7 +74,7 @@ def block_of(tensor: TensorInfo) -> int:
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
-def _add(writer: Any, key: str, value: Any, all_blocks: int, blocks: int) -> None:
+def _add(writer: Any, key: str, value: Any, all_blocks: int, kept: Sequence[int]) -> None:
     """A value of the header, in the type that llama.cpp expects of it; arrays over the blocks are cut."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -71,4 +87,4 @@ def _add(writer: Any, key: str, value: Any, all_blocks: int, blocks: int) -> Non
     elif len(value):
         items = value.tolist() if isinstance(value, np.ndarray) else value
         per_block = len(items) == all_blocks and not key.startswith("tokenizer.") and not key.endswith("_sections")
-        writer.add_array(key, items[:blocks] if per_block else items)
+        writer.add_array(key, [items[block] for block in kept] if per_block else items)

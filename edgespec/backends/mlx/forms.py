@@ -31,7 +31,7 @@ class Forwards:
         """With empty caches, quantized where `packing` says how. Raises BackendError for caches of unknown kinds."""
         self.layout = Layout()
         self.caches = Caches(model, self.layout, packing)
-        self._model = model
+        self.model = model
 
     def chain(self, tokens: Sequence[int]) -> Any:
         """Run `tokens`, one after another."""
@@ -39,7 +39,7 @@ class Forwards:
 
     def rows(self, tokens: Any) -> Any:
         """The same for an array [1, n]."""
-        return self._model(tokens, cache=self.caches.entries)[0]
+        return self.model(tokens, cache=self.caches.entries)[0]
 
     def tree(self, form: Form, position: int, root: int, draft: Draft) -> Any:
         """Run a root at `position` and its draft nodes. With 'branches' the caches stay as they are."""
@@ -48,9 +48,9 @@ class Forwards:
         tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
         with self.layout.drafting(draft, position, by_nodes=form == "nodes") as tree:
             if form == "nodes":
-                return self._model(tokens[:, None], cache=self.caches.entries)[:, 0]
+                return self.model(tokens[:, None], cache=self.caches.entries)[:, 0]
             with tree_positions(tree.depth):
-                return self._model(tokens[None], cache=self.caches.entries)[0]
+                return self.model(tokens[None], cache=self.caches.entries)[0]
 
     def _branches(self, root: int, draft: Draft) -> Any:
         ends, depth = leaves(draft), depths(draft)
@@ -59,6 +59,6 @@ class Forwards:
         for branch, leaf in enumerate(ends):
             path = list(path_to(draft, leaf))
             tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
-        logits = self._model(mx.array(tokens), cache=self.caches.branched(len(ends)))
+        logits = self.model(mx.array(tokens), cache=self.caches.branched(len(ends)))
         member = [0, *(each[0] for each in branches(draft))]
         return logits[mx.array(member), mx.array([0, *depth.tolist()])]

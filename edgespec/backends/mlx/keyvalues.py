@@ -53,6 +53,10 @@ class KeyValues:
         tree = self._layout.tree
         return tree.position + tree.depth if tree is not None and tree.by_nodes else self.length
 
+    @property
+    def has_window(self) -> bool:
+        return self._window is not None
+
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self._layout.reached(keys, values)
         tree = self._layout.tree
@@ -79,7 +83,8 @@ class KeyValues:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Who sees whom among the rows that the next update will fetch; None or "causal" where that says it."""
-        cached = self.length if self._window is None else min(self.length, self._window - 1)
+        used = self.length - self._start
+        cached = used if self._window is None else min(used, self._window - 1)
         window = min((w for w in (self._window, window_size) if w is not None), default=None)
         if self._layout.tree is not None:
             return self._layout.mask(cached, window)
@@ -110,6 +115,22 @@ class KeyValues:
         used = self.length - self._start
         other.keys, other.values = tree_map(
             lambda x: None if x is None else mx.broadcast_to(x[..., :used, :], (n, *x.shape[1:-2], used, x.shape[-1])),
+            (self.keys, self.values),
+        )
+        return other
+
+    def excerpt(self, sink: int, window: int) -> KeyValues:
+        """A copy of the first `sink` rows and the last `window` alone, that goes on from the same position; of the last
+        of both numbers where this one has a window itself."""
+        if self._window is not None:
+            sink, window = 0, sink + window
+        used = self.length - self._start
+        sink = min(sink, used)
+        tail = max(sink, used - window)  # where the last rows begin
+        other = copy.copy(self)
+        other._start += tail - sink
+        other.keys, other.values = tree_map(
+            lambda x: None if x is None else mx.concatenate([x[..., :sink, :], x[..., tail:used, :]], axis=-2),
             (self.keys, self.values),
         )
         return other

@@ -13,13 +13,16 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.mlx.forms import Forwards
+from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.keyvalues import Packing
 from edgespec.backends.mlx.library import computing, device
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.selfdraft import MlxSelfDraft, hooks_for, layers_of
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.vocabulary import HfTokenizer
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import SelfDraft
 from edgespec.core.protocols import Capabilities, CheckCancelled
 from edgespec.errors import (
     BackendError,
@@ -51,6 +54,10 @@ class MlxModel:
         self.context_size = context_size
         self._model = model
         self._packing = packing
+        self._hooks: Hooks | None = None
+        count = get_total_parameters(model)  # while the weights are as they were stored
+        size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
+        self._description = f"{model.model_type} {size}, {compute_bits_per_weight(model):.1f} bits a weight (MLX)"
         try:
             self._findings = probe(self._open_forwards, tokenizer.vocab_size)
         except BackendError as error:
@@ -63,13 +70,15 @@ class MlxModel:
     @property
     def description(self) -> str:
         """Architecture, size and quantization, such as 'llama 8.0B, 4.5 bits a weight (MLX)'."""
-        count = get_total_parameters(self._model)
-        size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
-        return f"{self._model.model_type} {size}, {compute_bits_per_weight(self._model):.1f} bits a weight (MLX)"
+        return self._description
 
     @property
     def limitation(self) -> str | None:
         return self._findings.refusal
+
+    @property
+    def layer_count(self) -> int:
+        return len(layers_of(self._model))
 
     def open_session(self, check: CheckCancelled = lambda: None) -> MlxSession:
         """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
@@ -77,8 +86,29 @@ class MlxModel:
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
         return MlxSession(self._open_forwards, form, capabilities, check)
 
+    def self_draft(
+        self,
+        method: SelfDraft,
+        *,
+        folder: Path | None = None,
+        progress: Callable[[float], None] = lambda fraction: None,
+        check: CheckCancelled = lambda: None,
+    ) -> MlxSelfDraft:
+        """See backends.Model. Nothing takes so long to make that `folder` would be used.
+
+        Low-bit weights are read through the model's own layers: a second draft that has any needs the first closed.
+        """
+        forwards = self._open_forwards()
+        if self._hooks is None:
+            self._hooks = hooks_for(forwards)
+        return MlxSelfDraft(
+            forwards, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
+        )
+
     def close(self) -> None:
-        self._model = None
+        if self._hooks is not None:
+            self._hooks.close()
+        self._model = self._hooks = None
         mx.clear_cache()
 
     def _open_forwards(self) -> Forwards:

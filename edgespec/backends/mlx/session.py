@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +10,7 @@ import mlx.core as mx
 from edgespec.backends.mlx.forms import Form, Forwards
 from edgespec.backends.mlx.library import computing
 from edgespec.backends.mlx.scores import MlxScores
+from edgespec.backends.mlx.steps import Ahead, Borrower, Mark, Pending
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores
@@ -21,32 +21,6 @@ PREFILL_CHUNK = 512
 MAX_ROWS = 64  # a root and 63 draft nodes
 _TIDY = 256  # tokens
 _MOST_LAG = 16  # tokens run again along with the next draft; more of them get a forward of their own
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A state of the caches that can be gone back to, `position` tokens long."""
-
-    position: int
-    saved: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A forward that has not been committed."""
-
-    root: int
-    draft: Draft
-    before: _Mark
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """A plain forward that was started on the first token of `scores` before the host had read it."""
-
-    scores: MlxScores
-    logits: Any
-    before: _Mark
 
 
 class MlxSession:
@@ -70,11 +44,12 @@ class MlxSession:
         self._check = check
         self._tokens: list[int] = []  # what the sequence holds
         self._lag = 0  # how many of them, at the end, the caches do not hold
-        self._pending: _Pending | None = None
-        self._ahead: _Ahead | None = None
-        self._marks: dict[str, _Mark] = {}  # of the prompt, and of the last rollout
+        self._pending: Pending | None = None
+        self._ahead: Ahead | None = None
+        self._marks: dict[str, Mark] = {}  # of the prompt, and of the last rollout
         self._unread: UnreadChain | None = None  # of the last rollout; all but its last token follow `_tokens`
         self._closed = False
+        self.borrower: Borrower | None = None  # until this session runs or forgets anything itself
 
     @property
     def capabilities(self) -> Capabilities:
@@ -87,6 +62,27 @@ class MlxSession:
     @property
     def draft_limit(self) -> int:
         return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What the sequence holds."""
+        return self._tokens
+
+    @property
+    def network(self) -> Any:
+        """The model that runs it, as mlx-lm made it."""
+        self._require_open()
+        return self._forwards.model
+
+    def lend(self, borrower: Borrower) -> Forwards:
+        """The caches, up to date, to be cut back to `position` after every use: rows behind it are the borrower's."""
+        if self._pending is not None:
+            raise RollbackError("a forward was not committed before a draft.", hint="Report this as a bug.")
+        self._require_open()
+        self._drop_ahead()
+        self._settle()
+        self.borrower = borrower
+        return self._forwards
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
         self._require_open()
@@ -122,7 +118,7 @@ class MlxSession:
         ahead = self._ahead
         if ahead is not None and not n and ahead.scores.first == root:
             self._ahead = None
-            self._pending = _Pending(root, draft, ahead.before)
+            self._pending = Pending(root, draft, ahead.before)
             return MlxScores(ahead.logits, known)
         self._drop_ahead()
         if not draft.is_chain or self._lag > _MOST_LAG:
@@ -130,12 +126,14 @@ class MlxSession:
         mark = self._mark()
         if draft.is_chain:
             certain = [*self._tokens[position - self._lag :], root]
-            logits = self._started(self._forwards.rows, chain_rows(certain, draft), undo=mark)[self._lag :]
+            resumed = self.borrower.resuming(root, draft) if self.borrower is not None else None
+            run = resumed or self._forwards.rows
+            logits = self._started(run, chain_rows(certain, draft), undo=mark)[self._lag :]
         elif self._form is None:
             raise ValueError("this model takes chains only")
         else:
             logits = self._started(self._forwards.tree, self._form, position, root, draft, undo=mark)
-        self._pending = _Pending(root, draft, mark)
+        self._pending = Pending(root, draft, mark)
         return MlxScores(logits, known)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -190,7 +188,7 @@ class MlxSession:
             raise RollbackError("a forward was not committed before a checkpoint.", hint="Report this as a bug.")
         self._drop_ahead()
         self._settle()
-        self._marks["prompt"] = _Mark(len(self._tokens), self._forwards.caches.mark(deep=True))
+        self._marks["prompt"] = Mark(len(self._tokens), self._forwards.caches.mark(deep=True))
 
     def rewind(self, position: int) -> int:
         self._require_open()
@@ -198,6 +196,7 @@ class MlxSession:
         self._drop_ahead()
         if position >= len(self._tokens):
             return len(self._tokens)
+        self.borrower = None
         caches, held = self._forwards.caches, len(self._tokens) - self._lag
         if position >= held:
             reached, self._lag = position, position - held
@@ -236,10 +235,10 @@ class MlxSession:
         """The last tokens, which the caches do not hold."""
         return self._tokens[len(self._tokens) - self._lag :]
 
-    def _mark(self) -> _Mark:
-        return _Mark(len(self._tokens) - self._lag, self._forwards.caches.mark())
+    def _mark(self) -> Mark:
+        return Mark(len(self._tokens) - self._lag, self._forwards.caches.mark())
 
-    def _started(self, run: Callable[..., Any], *given: Any, undo: _Mark | None = None) -> Any:
+    def _started(self, run: Callable[..., Any], *given: Any, undo: Mark | None = None) -> Any:
         """Scores of a forward that has been handed to the device. On failure the caches are as in `undo`."""
         try:
             with computing():
@@ -249,6 +248,8 @@ class MlxSession:
             if undo is not None:
                 self._forwards.caches.restore(undo.saved)
             raise
+        finally:
+            self.borrower = None
         return logits
 
     def _run_unscored(self, tokens: Sequence[int]) -> None:
@@ -261,6 +262,8 @@ class MlxSession:
         except (BackendError, Cancelled):
             self._forwards.caches.restore(before)
             raise
+        finally:
+            self.borrower = None
         mx.clear_cache()
 
     def _settle(self) -> None:
@@ -271,8 +274,8 @@ class MlxSession:
 
     def _run_ahead(self, scores: MlxScores, token: Any) -> None:
         """Start the next plain forward on the token [1] that `scores` have just decided on."""
-        before = _Mark(len(self._tokens) + 1, self._forwards.caches.mark())  # the root is in the caches already
-        self._ahead = _Ahead(scores, self._started(self._forwards.rows, token[None], undo=before), before)
+        before = Mark(len(self._tokens) + 1, self._forwards.caches.mark())  # the root is in the caches already
+        self._ahead = Ahead(scores, self._started(self._forwards.rows, token[None], undo=before), before)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None

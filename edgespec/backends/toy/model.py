@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from edgespec.errors import UnknownModel
@@ -75,6 +77,15 @@ class ToyRuntimeModel:
         if self._name == "recurrent":
             return RecurrentToySession(self._rule, context_size=self.context_size, check=check)
         return ToySession(self._rule, context_size=self.context_size, tree=self._name != "linear", check=check)
+
+    @property
+    def layer_count(self) -> int:
+        return 1
+
+    def self_draft(
+        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> SelfDraftModel:
+        raise Refused("the toy model is one rule, of which nothing can be left out.", hint="Use --draft model.")
 
     def close(self) -> None: ...
 

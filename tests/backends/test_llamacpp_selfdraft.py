@@ -1,0 +1,224 @@
+"""Self-drafts on llama.cpp: what they run is what they say, and the target's text stays its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.llamacpp.followers import SLACK
+from edgespec.backends.llamacpp.library import library
+from edgespec.backends.llamacpp.lowbit import copies, low_bit, make_room
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.prune import pruned
+from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel, Skip, parse
+from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Session
+from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
+from edgespec.registry.fit import Memory
+from tests.contract.runtimes import prefill
+from tests.models import TARGET, hybrid, llama, mamba, sliding_window
+
+OPTIONS = LoadOptions(context_size=1024, threads=1)
+TEXT = [5, 9, 14, 33, 7, 21, 40, 12, 5, 9, 14, 2, 60, 11, 8, 17, 29, 3, 44, 50] * 12
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[LlamaModel]:
+    model = load(TARGET, OPTIONS)
+    yield model
+    model.close()
+
+
+def draft_of(target: LlamaModel, method: str, folder: Path) -> SelfDraftModel:
+    found = parse(method)
+    assert found is not None and str(found) == method
+    return target.self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+
+
+def following(draft: SelfDraftModel, target: LlamaSession) -> LlamaSession:
+    session = draft.open_session(target, lambda: None)
+    assert isinstance(session, LlamaSession)
+    return session
+
+
+def logits(session: Session, tokens: list[int]) -> Logits:
+    z = prefill(session, tokens).copy()
+    session.close()
+    return z
+
+
+def pruned_by_llama_cpp(layers: list[int], path: Path) -> Path:
+    """TARGET without `layers`, written by llama.cpp itself."""
+    api = library().api
+    params = api.llama_model_quantize_default_params()
+    params.only_copy = True
+    gone = (ctypes.c_int32 * (len(layers) + 1))(*layers, -1)
+    params.prune_layers = ctypes.cast(gone, ctypes.POINTER(ctypes.c_int32))
+    assert api.llama_model_quantize(os.fsencode(TARGET), os.fsencode(path), params) == 0
+    return path
+
+
+@pytest.mark.parametrize("kept", [(0, 1), (0, 1, 5), (1, 3, 4, 5)])
+def test_fewer_layers_are_what_llama_cpp_makes_of_them(
+    target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
+) -> None:
+    reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
+    draft = target.self_draft(SelfDraft(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None)
+    idle = target.open_session()
+    np.testing.assert_array_equal(
+        logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])
+    )
+    assert 0 < draft.extra_bytes < TARGET.stat().st_size
+    assert [p.name for p in tmp_path.iterdir()] == ["pruned.gguf"]  # the copy is in memory
+    idle.close()
+    draft.close()
+    reference.close()
+
+
+def test_a_follower_has_the_targets_text_without_reading_it(target: LlamaModel, tmp_path: Path) -> None:
+    theirs = target.open_session()
+    draft = draft_of(target, "sparse:4,512", tmp_path)  # with room for everything: the same model, the same cache
+    ours = following(draft, theirs)
+    prefill(theirs, TEXT[:50])
+    assert ours.position == 50
+    for root in (7, 8):
+        expected = theirs.forward(root, NO_DRAFT).logits(0).copy()
+        assert np.abs(ours.forward(root, NO_DRAFT).logits(0) - expected).max() < 0.05
+        ours.commit(())
+        ours.forward(60, NO_DRAFT)  # goes on in vain
+        ours.commit(())
+        theirs.commit(())
+        assert ours.position == theirs.position
+    assert ours.rewind(3) == theirs.position == 52  # never below the target's
+    theirs.rewind(20)
+    assert ours.position == 20
+    steps = ours.prefill(TEXT[:20])
+    assert [step.done for step in steps] == [20]
+    ours.close()
+    theirs.close()
+
+
+def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path: Path) -> None:
+    sink, window = 4, 24
+    draft = draft_of(target, f"sparse:{sink},{window}", tmp_path)
+    theirs = target.open_session()
+    ours = following(draft, theirs)
+    api, sizes, far = library().api, [], []
+    for n in (20, 100, 200, 240):
+        prefill(theirs, TEXT[:n])
+        assert ours.position == n
+        for token in TEXT[:SLACK]:  # as many as fit at once
+            ours.forward(token, NO_DRAFT)
+            ours.commit(())
+        sizes.append(api.llama_state_seq_get_size(ours.context, 0))
+        ours.rewind(0)
+        expected = theirs.forward(3, NO_DRAFT).logits(0).copy()
+        far.append(float(np.abs(ours.forward(3, NO_DRAFT).logits(0) - expected).max()))
+        ours.commit(())
+        theirs.commit(())
+    assert far[0] < 0.1 < min(far[1:])  # a short text is seen in full, a long one is not
+    assert sizes[1] == sizes[2] == sizes[3]  # whatever the length of the text
+    ours.close()
+    theirs.close()
+
+
+def test_a_sparse_session_reads_a_text_of_its_own(target: LlamaModel, tmp_path: Path) -> None:
+    draft = draft_of(target, "sparse:2,8", tmp_path)
+    idle = target.open_session()
+    session = following(draft, idle)
+    for length in (240, 10, 130, 131):
+        assert np.isfinite(prefill(session, TEXT[:length])).all() and session.position == length
+        session.forward(1, Draft.chain(list(range(1, 60))))
+        session.commit(range(20))
+        assert session.position == length + 21
+    session.close()
+    idle.close()
+
+
+def test_low_bits_are_made_once_and_found_again(target: LlamaModel, tmp_path: Path) -> None:
+    seen: list[float] = []
+    made = low_bit(TARGET, 2, tmp_path / "a", seen.append, lambda: None)
+    assert made.name == "target-q2_k.gguf" and made.stat().st_size < TARGET.stat().st_size
+    before = made.stat().st_ino
+    assert low_bit(TARGET, 2, tmp_path / "a", seen.append, lambda: None).stat().st_ino == before
+    other = low_bit(TARGET, 4, tmp_path / "b", seen.append, lambda: None)
+    os.utime(made, (1, 1))
+    assert copies(tmp_path) == [other, made]
+    make_room(tmp_path, other.stat().st_size)
+    assert copies(tmp_path) == [other]
+
+
+def test_a_build_that_is_stopped_leaves_nothing_to_be_used(tmp_path: Path) -> None:
+    def check() -> None:
+        raise Cancelled
+
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / ".target-q2_k.gguf.abc").write_bytes(b"half of an earlier one")
+    with pytest.raises(Cancelled):
+        low_bit(TARGET, 2, tmp_path / "x", lambda fraction: None, check)
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(TARGET.read_bytes()[:1_000_000])
+    with pytest.raises(InvalidModelFile, match="cut short"):
+        low_bit(broken, 2, tmp_path / "x", lambda fraction: None, lambda: None)
+    with pytest.raises(InvalidModelFile, match="cut short"), pruned(broken, (0, 1), lambda: None):
+        pass
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("planes", "part of its weights' bits"), ("layerskip:2+sparse:4,16", "not combined"), ("layerskip:6", "6 layers"),
+     ("layerskip:0,9", "6 layers"), ("layerskip:0,1,2,3,4,5", "6 layers")],
+)  # fmt: skip
+def test_what_cannot_be_is_said(target: LlamaModel, method: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=reason):  # or Refused, which is one
+        draft_of(target, method, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("maker", "exit_after", "refused", "why"),
+    [
+        (llama, 1, "layerskip:0,1", "2 layers"),
+        (sliding_window, 6, "layerskip:0,1,2,3,4,6", "see a window goes by their numbers"),
+        (mamba, 1, "sparse:4,16", "no tokens to leave out"),
+        (hybrid, None, "layerskip:3", "both a recurrent layer and one that attends"),
+        (hybrid, None, "layerskip:0,1,3", "are recurrent goes by their numbers"),
+        (hybrid, None, "sparse:4,16", "no tokens to leave out"),
+    ],
+)
+def test_other_architectures(
+    maker: Callable[[Path], None], exit_after: int | None, refused: str, why: str, tmp_path: Path
+) -> None:
+    maker(tmp_path / "model.gguf")
+    model = load(tmp_path / "model.gguf", LoadOptions(context_size=256, threads=1))
+    idle = model.open_session()
+    if exit_after is not None:
+        draft = draft_of(model, f"layerskip:{exit_after}", tmp_path)
+        assert np.isfinite(logits(draft.open_session(idle, lambda: None), TEXT[:20])).all()
+        draft.close()
+    with pytest.raises(InvalidRequest, match=why):
+        draft_of(model, refused, tmp_path)
+    idle.close()
+    model.close()
+
+
+def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.backends.llamacpp.prune.host_memory", lambda: Memory(1000))
+    with pytest.raises(DoesNotFit, match="2 layers of target"), pruned(TARGET, (0, 1), lambda: None):
+        pass
+
+
+def test_few_bits_are_not_made_of_few(target: LlamaModel, tmp_path: Path) -> None:
+    two = low_bit(TARGET, 2, tmp_path / "a", lambda fraction: None, lambda: None)
+    with pytest.raises(Refused, match="4 are not fewer"):
+        low_bit(two, 4, tmp_path / "b", lambda fraction: None, lambda: None)

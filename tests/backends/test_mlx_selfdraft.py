@@ -1,0 +1,469 @@
+"""Self-drafts on MLX: what is left out is left out, the target stays what it was, and drafts change no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from edgespec.backends.mlx.follower import Follower
+from edgespec.backends.mlx.keyvalues import SLACK
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.selfdraft import MlxSelfDraft
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import Refused, parse
+from edgespec.bench.forks import first_fork
+from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Finished, Request
+from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
+from edgespec.speculation import Speculation
+from edgespec.text.chat import encode_prompt
+from tests.backends.zoo import VOCABULARY, tiny
+from tests.contract.runtimes import prefill
+from tests.engine.conftest import PLAIN, generate
+from tests.engine.prompts import CODE
+from tests.engine.test_autopilot import eager
+from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
+from tests.models import TARGET, trained
+
+METHODS = ("layerskip:2", "layerskip:0,1,5", "qspec", "planes", "sparse:4,8", "layerskip:3+qspec:3", "skip:2+sparse")
+SIX = {**DENSE, "num_hidden_layers": 6, "vocab_size": 4096}
+TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def quantized() -> Iterator[MlxModel]:
+    model = load(TARGET, LoadOptions(context_size=256))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def floating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlxModel]:
+    folder = trained("target").parent
+    if not (folder / "config.json").is_file():
+        folder = make_folder(tmp_path_factory.mktemp("mlx") / "m", SIX)
+    model = load(folder, LoadOptions(context_size=256))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def small() -> MlxModel:
+    """Random weights of 8 bits."""
+    network = make_model(SIX)
+    nn.quantize(network, group_size=32, bits=8)
+    return wrapped(network)
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[tuple[int, ...]]]:
+    """What models say by plain decoding, greedily and drawn."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> MlxModel:
+    folder = make_folder(tmp_path_factory.mktemp("mlx") / "w", CONFIGS["sliding-window"])
+    return load(folder, LoadOptions(context_size=1024))
+
+
+def some(n: int, seed: int = 0, most: int = 500) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, most, n).tolist()
+    return found
+
+
+def wrapped(network: Any, vocab_size: int = 4096) -> MlxModel:
+    return MlxModel(network, SimpleNamespace(vocab_size=vocab_size), None, 512, None)  # type: ignore[arg-type]
+
+
+def made(model: MlxModel, method: str) -> MlxSelfDraft:
+    found = parse(method)
+    assert found is not None
+    return model.self_draft(found)
+
+
+def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSession, Follower]:
+    """A target's session that holds `tokens`, and a draft's beside it."""
+    target = model.open_session()
+    prefill(target, tokens)
+    return target, draft.open_session(target, lambda: None)
+
+
+def chain_logits(session: MlxSession, root: int, draft: Draft) -> Logits:
+    scores = session.forward(root, draft)
+    return np.stack([scores.logits(i) for i in range(len(draft) + 1)])
+
+
+def fresh_logits(model: MlxModel, tokens: list[int], root: int, draft: Draft) -> Logits:
+    session = model.open_session()
+    prefill(session, tokens)
+    return chain_logits(session, root, draft)
+
+
+@pytest.mark.parametrize("kept", [(0, 1), (0, 2, 5), (3, 4)])
+def test_a_draft_is_a_model_of_the_kept_layers(kept: tuple[int, ...]) -> None:
+    network = make_model(SIX)
+    tokens = some(12)
+    model = wrapped(network)
+    assert model.layer_count == 6
+    draft = made(model, "layerskip:" + (str(len(kept)) if kept == (0, 1) else ",".join(map(str, kept))))
+    session = draft.open_session(model.open_session(), lambda: None)
+    found, scores = session.rollout(tokens, 5, 4096)  # beside a target that holds nothing, so all of it is drafted
+    z = scores.logits(4)
+    whole, network.model.layers = network.model.layers, [network.model.layers[i] for i in kept]
+    wanted, truncated = wrapped(network).open_session().rollout(tokens, 5, 4096)
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    assert np.abs(z - truncated.logits(4)).max() < 1e-4
+    network.model.layers = whole
+
+
+def test_an_exit_is_resumed(small: MlxModel) -> None:
+    draft = made(small, "layerskip:2")
+    assert draft.resumes
+    hooks, tokens = small._hooks, some(20)
+    assert hooks is not None
+    target, session = pair(draft, small, tokens)
+    chain, _ = session.rollout([7], 3, 4096)
+    drafted = chain.tokens.tolist()
+    layers = small.layer_count
+    # What the draft ran: the root and all of the chain but its last token, in two layers.
+    for following, reused in [
+        (chain, 3),
+        (Draft.chain(drafted), 3),
+        (Draft.chain([*drafted[:1], drafted[1] + 1, 9]), 2),
+        (NO_DRAFT, 1),
+        (Draft.chain([drafted[0] + 1]), 1),
+    ]:
+        expected = fresh_logits(small, tokens, 7, following)
+        before = hooks.layer_rows
+        found = chain_logits(target, 7, following)
+        assert np.abs(found - expected).max() < 1e-4
+        assert hooks.layer_rows - before == layers * (len(following) + 1) - 2 * reused
+        target.rewind(20)
+        session.rollout([7], 3, 4096)
+    tree = Draft(np.array([drafted[0], 5], np.int32), np.array([-1, -1], np.int32))
+    for root, other in ((8, Draft.chain(drafted)), (7, tree)):
+        expected = fresh_logits(small, tokens, root, other)
+        before = hooks.layer_rows
+        assert np.array_equal(chain_logits(target, root, other), expected)
+        assert hooks.layer_rows - before == layers * (len(other) + 1)
+        target.rewind(20)
+        session.rollout([7], 3, 4096)
+    # Step by step, and some of it taken back: a walk that ran every token of the chain, the last one included.
+    session.rewind(0)
+    for token in (7, 30, 31, 32):
+        session.forward(token, NO_DRAFT)
+        session.commit(())
+    assert session.rewind(22) == 22
+    session.forward(33, Draft.chain([34]))
+    session.commit((0,))
+    expected = fresh_logits(small, tokens, 7, Draft.chain([30, 33, 34]))
+    before = hooks.layer_rows
+    assert np.abs(chain_logits(target, 7, Draft.chain([30, 33, 34])) - expected).max() < 1e-4
+    assert hooks.layer_rows - before == (layers - 2) * 4
+    draft.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_target_computes_what_it_did(small: MlxModel, method: str) -> None:
+    """After drafts of all kinds: the same rows in the same forward, bit for bit."""
+    draft = made(small, method)
+    tokens = some(16)
+    other, tree = Draft.chain([3, 4]), Draft(np.array([3, 4], np.int32), np.array([-1, -1], np.int32))
+    for following in (other, tree, NO_DRAFT):
+        expected = fresh_logits(small, tokens, 6, following)
+        target, session = pair(draft, small, tokens)
+        assert session.position == 16
+        session.rollout([7, 8], 4, 4096)
+        assert (session.position, target.position) == (21, 16)
+        session.rewind(17)
+        session.forward(9, Draft.chain([10, 11]))
+        session.commit((0,))
+        assert session.position == 19
+        assert np.array_equal(chain_logits(target, 6, following), expected)
+        assert session.position == target.position == 16
+        target.commit(())
+        assert session.position == target.position == 17
+    draft.close()
+
+
+@pytest.mark.parametrize("which", ["quantized", "floating"])
+@pytest.mark.parametrize("method", METHODS)
+def test_text_is_plain_decodings(
+    request: pytest.FixtureRequest, texts: dict[str, list[tuple[int, ...]]], which: str, method: str
+) -> None:
+    """Greedy, by fixed chains and trees and by the autopilot; and drawn with a seed."""
+    model: MlxModel = request.getfixturevalue(which)
+    if "planes" in method and which == "floating":
+        with pytest.raises(Refused, match="are not quantized"):
+            made(model, method)
+        return
+    prompt = CODE[1]
+    asked = Request(prompt, SamplingParams(temperature=0), max_tokens=TOKENS)
+    drawn = Request(prompt, SamplingParams(temperature=0.8), max_tokens=TOKENS, seed=5)
+    if which not in texts:
+        texts[which] = [generate(Engine(model, None, PLAIN), each)[1].tokens for each in (asked, drawn)]
+    expected, sampled = texts[which]
+    engine = Engine(model, made(model, method), PLAIN)
+    engine.experience = eager(0.0)
+    n_accepted = 0
+    for spec in (Speculation("model", 3), Speculation("model", 2, 4), Speculation("model")):
+        engine.speculation = spec
+        events = list(engine.stream(asked))
+        found = events[-1]
+        assert isinstance(found, Finished)
+        n_accepted += found.metrics.accepted_tokens
+        decisions = [step.decision for step in events if isinstance(step, Step)]
+        assert spec.gamma is not None or any(each.walked for each in decisions if each is not None)
+        if found.tokens != expected:
+            tokens = encode_prompt(model.tokenizer, prompt, parse_special=True)
+            fork = first_fork(model.open_session(), tokens, expected, found.tokens)
+            assert fork is not None and fork.is_near_tie, (spec, fork)
+    assert n_accepted > 0
+    engine.speculation = Speculation("model", 3, rule="sample")
+    assert generate(engine, drawn)[1].tokens == sampled
+    engine.release_draft()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_planes_are_put_together_again(bits: int) -> None:
+    network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
+    nn.quantize(network, group_size=32, bits=bits)
+    model = wrapped(network)
+    before = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
+    description, tokens = model.description, some(9)
+    expected = fresh_logits(model, tokens, 3, Draft.chain([4]))
+    draft = made(model, "planes")
+    split = fresh_logits(model, tokens, 3, Draft.chain([4]))
+    assert 0 < np.abs(split - expected).max() < 1e-4, "the planes are what is read"
+    scales = sum(array.nbytes for name, array in before.items() if name.endswith("scales") and "embed" not in name)
+    assert 2 * scales < draft.extra_bytes <= 3 * scales, "scales and biases; no weights"
+    with pytest.raises(BackendError, match="low-bit draft already"):
+        made(model, "qspec:2")
+    assert model.description == description
+    draft.close()
+    after = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert np.array_equal(fresh_logits(model, tokens, 3, Draft.chain([4])), expected)
+
+
+def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
+    network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
+    nn.quantize(network, group_size=32, bits=8)
+    model = wrapped(network)
+    draft = made(model, "qspec:3")
+    session = draft.open_session(model.open_session(), lambda: None)
+    found, scores = session.rollout(some(9), 3, 4096)
+    z = scores.logits(2)
+    draft.close()
+    for _, module in network.named_modules():  # what is left of an 8-bit weight after a copy of 3 bits
+        if hasattr(module, "bits") and not isinstance(module, nn.QuantizedEmbedding):
+            whole = mx.dequantize(module.weight, module.scales, module.biases, group_size=32, bits=8)
+            module.weight, module.scales, module.biases = mx.quantize(whole, group_size=32, bits=3)
+            module.bits = 3
+    wanted, coarse = wrapped(network).open_session().rollout(some(9), 3, 4096)
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    assert np.abs(z - coarse.logits(2)).max() < 1e-4
+
+
+def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
+    draft = made(small, "sparse:4,16")
+    tokens = some(60)
+    target, session = pair(draft, small, tokens)
+    short = chain_logits(session, 5, Draft.chain([6]))  # type: ignore[arg-type]
+    session.commit((0,))
+    assert {cache.keys.shape[2] for cache in session._caches} == {20 + 256}, "rows copied, and a step of new ones"
+    assert np.abs(short - fresh_logits(small, tokens, 5, Draft.chain([6]))).max() > 1e-2
+    # What the model makes of rows that it sees alone, at the positions they have in the text.
+    forwards = target.lend(session)
+    for cache in forwards.caches.entries:
+        rows = [*range(4), *range(44, 60)]
+        cache.keys, cache.values = (mx.take(x, mx.array(rows), axis=2) for x in (cache.keys, cache.values))
+        cache._start = 40
+    assert np.abs(np.array(forwards.rows(mx.array([[5, 6]]))) - short).max() < 1e-4
+    for n in (3, 12, 20):  # all of a context that is no longer than both ends
+        _, session = pair(draft, small, tokens[:n])
+        found = chain_logits(session, 5, Draft.chain([6]))  # type: ignore[arg-type]
+        assert np.abs(found - fresh_logits(small, tokens[:n], 5, Draft.chain([6]))).max() < 1e-4
+
+
+@pytest.mark.parametrize("method", ["layerskip:3", "layerskip:0,2,5", "sparse:4,8", "qspec:4"])
+def test_beside_a_sliding_window(windowed: MlxModel, method: str) -> None:
+    """Rounds that keep a part of each draft, while the target's buffers drop their front."""
+    draft = made(windowed, method)
+    tokens = some(24 + 2 * SLACK - 6)
+    target, session = pair(draft, windowed, tokens)
+    for root, kept in ((5, 3), (6, 0), (7, 9), (8, 10)):
+        chain, _ = session.rollout([root], 10, 4096)
+        target.forward(root, chain)
+        target.commit(range(kept))
+        tokens += [root, *chain.tokens.tolist()[:kept]]
+    session.rollout([3], 4, 4096)
+    found = target.forward(3, NO_DRAFT).logits(0)
+    assert target._forwards.caches.entries[0]._start > 0
+    assert np.abs(found - prefill(windowed.open_session(), [*tokens, 3])).max() < 2e-3
+    target.commit(())
+    with pytest.raises(ContextOverflow):
+        session.rollout([3], SLACK + 1, 4096)
+
+
+def test_over_a_quantized_cache() -> None:
+    model = load(TARGET, LoadOptions(context_size=256, kv_type="q8_0"))
+    for method in ("layerskip:2", "sparse:4,8"):
+        target, session = pair(made(model, method), model, some(30))
+        chain, _ = session.rollout([7], 3, 4096)
+        expected = fresh_logits(model, some(30), 7, Draft.chain(chain.tokens.tolist()))
+        assert np.abs(chain_logits(target, 7, chain) - expected).max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["gptj", "talkie", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v2"])
+def test_classes_of_models(name: str) -> None:
+    """Layers with other signatures. What a class does not take up again runs in full."""
+    model = wrapped(tiny(name), VOCABULARY)
+    tokens = some(12, most=VOCABULARY)
+    expected = fresh_logits(model, tokens, 3, Draft.chain([4, 5]))
+    for method in ("layerskip:2", "layerskip:0,3", "sparse:2,3"):
+        draft = made(model, method)
+        assert draft.resumes == (method == "layerskip:2" and name != "talkie")
+        target, session = pair(draft, model, tokens)
+        session.forward(3, Draft.chain([4]))
+        session.commit((0,))
+        assert np.abs(chain_logits(target, 3, Draft.chain([4, 5])) - expected).max() < 1e-3 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("config", "bits", "method", "told"),
+    [
+        (CONFIGS["hybrid"], None, "layerskip:2", "recurrent states"),
+        (CONFIGS["recurrent"], None, "sparse", "recurrent states"),
+        ({**DENSE, "vocab_size": 64}, 6, "planes", "this model's have 6"),
+        ({**DENSE, "vocab_size": 64}, 3, "planes", "this model's have 3"),
+        ({**DENSE, "vocab_size": 64}, None, "planes", "are not quantized"),
+        ({**DENSE, "vocab_size": 64}, 3, "qspec", "no more bits"),
+        ({**DENSE, "vocab_size": 64}, 4, "qspec:4", "no more bits"),
+    ],
+)
+def test_refusals(config: dict[str, Any], bits: int | None, method: str, told: str) -> None:
+    network = make_model({"vocab_size": 64, **config})
+    if bits is not None:
+        nn.quantize(network, group_size=32, bits=bits)
+    model = wrapped(network, 64)
+    expected = fresh_logits(model, [1, 2, 3], 4, NO_DRAFT)
+    with pytest.raises(Refused, match=told) as caught:
+        made(model, method)
+    assert caught.value.hint and "\n" not in caught.value.message
+    assert np.array_equal(fresh_logits(model, [1, 2, 3], 4, NO_DRAFT), expected)
+
+
+@pytest.mark.parametrize(("name", "told"), [("llama4", "cannot share"), ("gemma4_text", "a cache each")])
+def test_caches_that_cannot_be_shared(name: str, told: str) -> None:
+    with pytest.raises(Refused, match=told):
+        made(wrapped(tiny(name), VOCABULARY), "layerskip:2")
+
+
+def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
+    with pytest.raises(InvalidRequest, match="6 layers"):
+        made(small, "layerskip:6")
+    mxfp4 = make_model({**DENSE, "vocab_size": 64})
+    nn.quantize(mxfp4, group_size=32, bits=4, mode="mxfp4")
+    model = wrapped(mxfp4, 64)
+    with pytest.raises(Refused, match="are mxfp4"):
+        made(model, "planes")
+    made(model, "qspec").close()
+    draft = made(small, "layerskip:2")
+    with pytest.raises(ValueError, match="its own sessions"):
+        draft.open_session(windowed.open_session(), lambda: None)
+    target, session = pair(draft, small, some(10))
+    with pytest.raises(RollbackError, match="another text"):
+        prefill(session, some(10, seed=1))
+    target.forward(3, NO_DRAFT)
+    with pytest.raises(RollbackError, match="not committed"):
+        session.rollout([3], 2, 4096)
+    target.commit(())
+    session.close()
+    with pytest.raises(BackendError, match="closed"):
+        session.rollout([3], 2, 4096)
+
+
+@pytest.mark.parametrize("method", ["layerskip:2", "planes", "layerskip:2+sparse:4,8"])
+def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
+    """At every check of a draft and of the target's forward on it, from the loading on; both go on afterwards."""
+    left = 10**9
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Cancelled
+
+    def until_done(run: Callable[[], Any], most: int) -> Any:
+        """`run`, after having been cancelled at its first check, its second ... and at the last."""
+        nonlocal left
+        for allowed in range(most):
+            left = allowed
+            try:
+                return run()
+            except Cancelled:
+                continue
+            finally:
+                left = 10**9
+        raise AssertionError("there is no end of checks")
+
+    found = parse(method)
+    assert found is not None
+    expected = fresh_logits(small, some(30), 6, Draft.chain([3]))
+    if method == "planes":  # once is enough: there are checks for every layer
+        left = 20
+        with pytest.raises(Cancelled):
+            small.self_draft(found, check=check)
+        left = 10**9
+        assert np.array_equal(fresh_logits(small, some(30), 6, Draft.chain([3])), expected)
+    draft = small.self_draft(found)
+    target = small.open_session(check)
+    prefill(target, some(30))
+    session = draft.open_session(target, check)
+    if method == "planes":
+        expected = fresh_logits(small, some(30), 6, Draft.chain([3]))
+
+    def drafted() -> Draft:
+        session.rewind(0)
+        return session.rollout([6], 4, 4096)[0]
+
+    wanted = drafted().tokens.tolist()
+    target.rewind(29)
+    prefill(target, some(30))
+    chain = until_done(drafted, 20)
+    assert chain.tokens.tolist() == wanted
+    following = Draft.chain(wanted)
+    rows = until_done(lambda: chain_logits(target, 6, following), 20)
+    assert np.abs(rows - fresh_logits(small, some(30), 6, following)).max() < 1e-4
+    target.rewind(30)
+    drafted()
+    assert np.array_equal(chain_logits(target, 6, Draft.chain([3])), expected) or draft.resumes
+    draft.close()
+
+
+def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", {**DENSE, "hidden_size": 256}, bits=8)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    model = load(folder, LoadOptions(context_size=64))
+    loaded = mx.get_active_memory()
+    draft = made(model, "qspec")
+    assert loaded < mx.get_active_memory() <= loaded + draft.extra_bytes + 100_000
+    draft.close()
+    del draft
+    assert mx.get_active_memory() <= loaded + 10_000
+    model.close()
+    assert mx.get_active_memory() <= before + 10_000

@@ -1,0 +1,109 @@
+"""`--draft` with drafts of the model itself, and `edgespec draft`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Cli
+from tests.models import TARGET, mamba
+
+SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "256")
+
+
+@pytest.mark.parametrize("draft", ["layerskip:2", "layerskip:0,1,4,5", "qspec:2", "sparse:4,32", "qspec:2+skip:3"])
+def test_a_draft_of_the_model_itself(cli: Cli, draft: str) -> None:
+    plain = cli("run", "def fibonacci(n):", "--draft", "none", *SHORT)
+    done = cli("run", "def fibonacci(n):", "--draft", draft, "--gamma", "3", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert " accepted (" in done.stderr and draft.split(":")[0] in done.stderr
+
+
+def test_auto_tries_once_and_remembers(cli: Cli) -> None:
+    given = ("run", "def add(a, b):", "--model", str(TARGET), *SHORT)
+    first, second = cli(*given), cli(*given)
+    assert "Trying drafts of the model itself" in first.stderr
+    assert "Trying" not in second.stderr
+    told = [next(line for line in run.stderr.splitlines() if "Drafting by" in line) for run in (first, second)]
+    assert told[0] == told[1]
+    other = cli(*given[:-4], "--threads", "2", "--ctx", "256")
+    assert "Trying" in other.stderr  # what pays depends on the setting
+
+
+def test_the_embedded_pair_has_a_draft_and_tries_nothing(cli: Cli) -> None:
+    assert "Trying" not in cli("run", "def add(a, b):", *SHORT).stderr
+
+
+def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
+    assert "Nothing kept yet" in cli("draft", "list").stdout
+    done = cli("draft", "build", "--threads", "1", "--json", "--draft", "qspec:2", "--draft", "layerskip:2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["trials"]) == {"qspec:2", "layerskip:2"} and found["best"] in found["trials"]
+    assert 0 < found["draft model"]["agreement"] < 1
+    (listed,) = json.loads(cli("draft", "list", "--json").stdout)
+    assert listed["model"] == "python-6m" and listed["bytes"] > 1_000_000 and len(listed["copies"]) == 1
+    assert "target-q2_k.gguf" in cli("draft", "list").stdout
+    table = cli("draft", "build", "--threads", "1", "--draft", "sparse").stdout
+    assert "sparse:4,256" in table and "draft model" in table
+    assert cli("draft", "rm", "nothing").returncode == 3
+    assert "freed" in cli("draft", "rm", "python-6m").stderr
+    assert json.loads(cli("draft", "list", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("draft", "code", "told"),
+    [
+        ("layerskip:6", 2, "the model has 6 layers"),
+        ("planes", 2, "cannot read a part of its weights' bits"),
+        ("qspec:9", 2, "draft of 9 bits is not made"),
+        ("sparse:4", 2, "'sparse:4' is no self-draft"),
+        ("layerskip:two", 2, "needs whole numbers"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(cli: Cli, draft: str, code: int, told: str) -> None:
+    done = cli("run", "x", "--draft", draft, *SHORT)
+    assert done.returncode == code and told.lower() in done.stderr.lower() and "hint: " in done.stderr
+
+
+def test_a_model_that_cannot_skip_drafts_by_ngrams(cli: Cli, tmp_path: Path) -> None:
+    mamba(tmp_path / "mamba.gguf")
+    done = cli("run", "x", "--model", str(tmp_path / "mamba.gguf"), *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert "too few to skip any" in done.stderr
+    refused = cli("run", "x", "--model", str(tmp_path / "mamba.gguf"), "--draft", "layerskip", *SHORT)
+    assert refused.returncode == 2 and "too few to skip any" in refused.stderr
+
+
+def test_a_build_that_is_killed_leaves_no_copy(environment: dict[str, str], cli: Cli, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "draft", "build", "--threads", "1", "--draft", "qspec:2"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    drafts, until = tmp_path / "cache" / "drafts", time.monotonic() + 60
+    while not list(drafts.glob("*/.*.gguf.*")):
+        assert child.poll() is None and time.monotonic() < until
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert len(list(drafts.glob("*/.*.gguf.*"))) == 1 and list(drafts.glob("*/*.gguf")) == []
+    done = cli("run", "def add(a, b):", "--draft", "qspec:2", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert list(drafts.glob("*/.*.gguf.*")) == [] and len(list(drafts.glob("*/*.gguf"))) == 1
+
+
+def test_a_disk_that_is_full(environment: dict[str, str], tmp_path: Path) -> None:
+    """A limit on the size of files makes the write fail midway, as a full disk would."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n" + COMMAND[-1]
+    done = subprocess.run(
+        [*COMMAND[:-1], limited, "run", "x", "--draft", "qspec:2", *SHORT],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7 and "could not" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert list((tmp_path / "cache" / "drafts").glob("*/*")) == []

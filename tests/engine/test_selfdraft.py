@@ -1,0 +1,105 @@
+"""Self-drafts through the whole engine on llama.cpp: the text is plain decoding's, whatever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.backends import Model, open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.selfdraft import parse
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine, Request
+from edgespec.errors import Cancelled
+from edgespec.speculation import Speculation
+from tests.engine.conftest import PLAIN, generate
+from tests.engine.prompts import CODE
+from tests.engine.test_autopilot import eager
+from tests.models import TARGET
+
+GREEDY = SamplingParams(temperature=0)
+METHODS = [
+    "layerskip:2", "layerskip:0,1,4,5", "qspec", "layerskip:0,1,4,5+qspec:2", "sparse:2,24", "qspec:4+sparse:2,24",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Model]:
+    """In the mode whose results do not depend on the number of rows, so that texts can be compared to the last one."""
+    options = LoadOptions(threads=1, context_size=512, exact=True)
+    model = open_model("llamacpp", TARGET, options, progress=lambda f: None, check=lambda: None)
+    yield model
+    model.close()
+
+
+@pytest.fixture(params=METHODS)
+def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    method = parse(request.param)
+    assert method is not None
+    folder = tmp_path_factory.getbasetemp() / "drafts"  # copies are made once
+    draft = target.self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    opened = Engine(target, draft, PLAIN)
+    yield opened
+    opened.release_draft()
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [Speculation("model", 3), Speculation("model", 2, 5), Speculation("model")],
+    ids=["chain", "tree", "autopilot"],
+)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8)], ids=["greedy", "drawn"])
+def test_the_text_is_plain_decodings(engine: Engine, speculation: Speculation, sampling: SamplingParams) -> None:
+    for prompt in CODE[:3]:
+        request = Request(prompt, sampling, max_tokens=40, seed=7)
+        engine.speculation = PLAIN
+        expected, plain = generate(engine, request)
+        engine.speculation = speculation
+        text, finished = generate(engine, request)
+        assert (text, finished.tokens) == (expected, plain.tokens)
+        if speculation.gamma is not None:
+            assert finished.metrics.accepted_tokens > 0
+
+
+def test_drawn_drafts_are_served(engine: Engine) -> None:
+    engine.speculation = Speculation("model", 3, rule="block")
+    _, finished = generate(engine, Request(CODE[1], SamplingParams(temperature=1.0), max_tokens=60, seed=1))
+    assert finished.metrics.accepted_tokens > 0 and len(finished.tokens) == 60
+
+
+def test_a_second_text_and_one_after_a_cancelled_one(engine: Engine) -> None:
+    engine.speculation = PLAIN
+    expected = [generate(engine, Request(prompt, GREEDY, max_tokens=30))[0] for prompt in CODE[:2]]
+    engine.speculation = Speculation("model", 3)
+    stop = False
+
+    def check() -> None:
+        if stop:
+            raise Cancelled
+
+    for event in engine.stream(Request(CODE[2], GREEDY, max_tokens=60), check):
+        stop = isinstance(event, Step) and event.index == 3
+    assert [generate(engine, Request(prompt, GREEDY, max_tokens=30))[0] for prompt in CODE[:2]] == expected
+
+
+def test_a_long_text_leaves_the_window(engine: Engine) -> None:
+    prompt = "\n".join(CODE[:6])
+    engine.speculation = PLAIN
+    expected, _ = generate(engine, Request(prompt, GREEDY, max_tokens=100))
+    engine.speculation = Speculation("model", 4)
+    text, finished = generate(engine, Request(prompt, GREEDY, max_tokens=100))
+    assert text == expected and finished.metrics.drafted_tokens > 50
+
+
+@pytest.mark.parametrize("read_s", [0.0, 0.05, 1.0])
+def test_the_autopilot_asks_whatever_reading_takes(engine: Engine, read_s: float) -> None:
+    """A draft that is not worth reading the text for is given its end alone; a follower has it anyway."""
+    request = Request("\n".join(CODE[:4]), GREEDY, max_tokens=60)
+    engine.speculation = PLAIN
+    expected, _ = generate(engine, request)
+    engine.speculation = Speculation("model")
+    engine.experience = eager(read_s)
+    text, finished = generate(engine, request)
+    assert text == expected and finished.metrics.drafted_tokens > 20
