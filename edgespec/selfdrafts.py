@@ -119,7 +119,7 @@ class Workshop:
         told = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
         draft = make(self._target, method, self._folder, told, self._check)
         try:
-            trial = _tried(draft.open_session(session, self._check), yardstick)
+            trial = _tried(draft.open_session(session, self._check), yardstick, slows=method.planes)
         finally:
             draft.close()
         self.trials[str(method)] = trial
@@ -136,9 +136,9 @@ class Workshop:
             session.close()
 
 
-def _tried(session: Session, yardstick: Yardstick) -> Trial:
+def _tried(session: Session, yardstick: Yardstick, *, slows: bool = False) -> Trial:
     try:
-        return yardstick.trial(session)
+        return yardstick.trial(session, slows=slows)
     finally:
         session.close()
 

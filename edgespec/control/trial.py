@@ -50,14 +50,21 @@ class Yardstick:
         self.profile: Profile = measure(target, None, _MEASURED_S, check)
         self._choices = self._chosen(target)
 
-    def trial(self, draft: Session) -> Trial:
-        """`draft` held against the target, which it may follow. Raises Cancelled, BackendError."""
+    def trial(self, draft: Session, *, slows: bool = False) -> Trial:
+        """`draft` held against the target, which it may follow, and which it may have slowed down.
+
+        Raises Cancelled, BackendError.
+        """
         before = self._text[: self._start]
         _fill(self._target, before)
         agreed = float((self._chosen(draft) == self._choices).mean())
         draft_s, _ = drafting(draft, self._text, self._start, self._check)
         length, speedup = best_chain(self.profile.rows, draft_s, agreed)
-        return Trial(agreed, draft_s / self.profile.rows[1], length, speedup)
+        plain_s = self.profile.rows[1]
+        if slows:
+            now_s, _ = drafting(self._target, self._text, self._start, self._check)
+            speedup *= min(1.0, plain_s / now_s)
+        return Trial(agreed, draft_s / plain_s, length, speedup)
 
     def _chosen(self, session: Session) -> Ints:
         """[rows] the best tokens after the last positions of the text; a few at a time where a draft is limited."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from edgespec.backends.mlx.follower import Follower
 from edgespec.backends.mlx.keyvalues import SLACK
@@ -235,48 +233,6 @@ def test_text_is_plain_decodings(
     engine.release_draft()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_planes_are_put_together_again(bits: int) -> None:
-    network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
-    nn.quantize(network, group_size=32, bits=bits)
-    model = wrapped(network)
-    before = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
-    description, tokens = model.description, some(9)
-    expected = fresh_logits(model, tokens, 3, Draft.chain([4]))
-    draft = made(model, "planes")
-    split = fresh_logits(model, tokens, 3, Draft.chain([4]))
-    assert 0 < np.abs(split - expected).max() < 1e-4, "the planes are what is read"
-    scales = sum(array.nbytes for name, array in before.items() if name.endswith("scales") and "embed" not in name)
-    assert 2 * scales < draft.extra_bytes <= 3 * scales, "scales and biases; no weights"
-    with pytest.raises(BackendError, match="low-bit draft already"):
-        made(model, "qspec:2")
-    assert model.description == description
-    draft.close()
-    after = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-    assert np.array_equal(fresh_logits(model, tokens, 3, Draft.chain([4])), expected)
-
-
-def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
-    network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
-    nn.quantize(network, group_size=32, bits=8)
-    model = wrapped(network)
-    draft = made(model, "qspec:3")
-    session = draft.open_session(model.open_session(), lambda: None)
-    found, scores = session.rollout(some(9), 3, 4096)
-    z = scores.logits(2)
-    draft.close()
-    for _, module in network.named_modules():  # what is left of an 8-bit weight after a copy of 3 bits
-        if hasattr(module, "bits") and not isinstance(module, nn.QuantizedEmbedding):
-            whole = mx.dequantize(module.weight, module.scales, module.biases, group_size=32, bits=8)
-            module.weight, module.scales, module.biases = mx.quantize(whole, group_size=32, bits=3)
-            module.bits = 3
-    wanted, coarse = wrapped(network).open_session().rollout(some(9), 3, 4096)
-    assert found.tokens.tolist() == wanted.tokens.tolist()
-    assert np.abs(z - coarse.logits(2)).max() < 1e-4
-
-
 def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
     draft = made(small, "sparse:4,16")
     tokens = some(60)
@@ -340,36 +296,6 @@ def test_classes_of_models(name: str) -> None:
         session.forward(3, Draft.chain([4]))
         session.commit((0,))
         assert np.abs(chain_logits(target, 3, Draft.chain([4, 5])) - expected).max() < 1e-3 * expected.std()
-
-
-@pytest.mark.parametrize(
-    ("config", "bits", "method", "told"),
-    [
-        (CONFIGS["hybrid"], None, "layerskip:2", "recurrent states"),
-        (CONFIGS["recurrent"], None, "sparse", "recurrent states"),
-        ({**DENSE, "vocab_size": 64}, 6, "planes", "this model's have 6"),
-        ({**DENSE, "vocab_size": 64}, 3, "planes", "this model's have 3"),
-        ({**DENSE, "vocab_size": 64}, None, "planes", "are not quantized"),
-        ({**DENSE, "vocab_size": 64}, 3, "qspec", "no more bits"),
-        ({**DENSE, "vocab_size": 64}, 4, "qspec:4", "no more bits"),
-    ],
-)
-def test_refusals(config: dict[str, Any], bits: int | None, method: str, told: str) -> None:
-    network = make_model({"vocab_size": 64, **config})
-    if bits is not None:
-        nn.quantize(network, group_size=32, bits=bits)
-    model = wrapped(network, 64)
-    expected = fresh_logits(model, [1, 2, 3], 4, NO_DRAFT)
-    with pytest.raises(Refused, match=told) as caught:
-        made(model, method)
-    assert caught.value.hint and "\n" not in caught.value.message
-    assert np.array_equal(fresh_logits(model, [1, 2, 3], 4, NO_DRAFT), expected)
-
-
-@pytest.mark.parametrize(("name", "told"), [("llama4", "cannot share"), ("gemma4_text", "a cache each")])
-def test_caches_that_cannot_be_shared(name: str, told: str) -> None:
-    with pytest.raises(Refused, match=told):
-        made(wrapped(tiny(name), VOCABULARY), "layerskip:2")
 
 
 def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
@@ -452,18 +378,3 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     drafted()
     assert np.array_equal(chain_logits(target, 6, Draft.chain([3])), expected) or draft.resumes
     draft.close()
-
-
-def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m", {**DENSE, "hidden_size": 256}, bits=8)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    model = load(folder, LoadOptions(context_size=64))
-    loaded = mx.get_active_memory()
-    draft = made(model, "qspec")
-    assert loaded < mx.get_active_memory() <= loaded + draft.extra_bytes + 100_000
-    draft.close()
-    del draft
-    assert mx.get_active_memory() <= loaded + 10_000
-    model.close()
-    assert mx.get_active_memory() <= before + 10_000
