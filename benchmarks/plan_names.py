@@ -26,7 +26,7 @@ import click
 from benchmarks.machine import describe
 from benchmarks.published import Published
 from benchmarks.published_files import FILES
-from edgespec.cli.plan import table
+from edgespec.outlook import table
 from edgespec.registry.gguf_cursor import LARGEST_BLOCK
 from tests.registry.hubserver import HubServer
 

@@ -13,6 +13,7 @@ from edgespec.backends.selfdraft import SelfDraftModel
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.control.profile import measure
+from edgespec.core.control import Pausable
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import (
@@ -91,6 +92,7 @@ class Engine:
         self.target = target
         self.draft = draft
         self.speculation = speculation
+        self.is_paused = False  # decode plainly for now; may be changed by any thread, while generating too
         tokenizer = target.tokenizer
         bos, eos = ("" if t is None else tokenizer.special_text(t) for t in (tokenizer.bos, tokenizer.eos))
         source = target.chat_template
@@ -128,6 +130,7 @@ class Engine:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             controller = self._controller(session, draft_session, sampler, rule, seed)
+            controller = Pausable(controller, lambda: self.is_paused)
             passage: Channel = "answer"
             for event in speculate(
                 session,
@@ -142,8 +145,9 @@ class Engine:
                     yield event
                     continue
                 pieces: list[Piece] = []
+                source = event.decision.source if event.decision else ""
                 for i, token in enumerate(event.tokens):
-                    pieces += text.push(token, i < event.n_accepted)
+                    pieces += text.push(token, source if i < event.n_accepted else "")
                     if text.stopped:  # what the burst holds beyond the stop string was never asked for
                         kept = i + 1
                         event = replace(

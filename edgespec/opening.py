@@ -16,6 +16,7 @@ from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import Engine
 from edgespec.planning import OpenRequest, Plan, Reporter, fetch, plan
+from edgespec.registry.fit import Fit
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry, SamplingDefaults
 from edgespec.selfdrafts import TRIALS_S, Choice, Shelf, Workshop, all_methods, make, quick_methods
@@ -37,6 +38,12 @@ class Opened:
     draft_path: Path | None
     setting: Setting
     store: Store | None  # of what is learned; None for the toy runtime
+    fit: Fit | None  # what was foretold of memory; None for the toy runtime
+
+    @property
+    def plain_speed(self) -> float | None:
+        """Tokens a second of plain decoding, once that has been measured."""
+        return 1 / self.engine.experience.costs.seconds(1) if self.engine.has_experience else None
 
     def keep(self) -> None:
         """Store what the autopilot has learned, for next time."""
@@ -142,7 +149,7 @@ def _opened(
         undo.pop_all()
     store = Store(target_path, draft_path, name if method is not None else "")
     return Opened(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
-                  store)  # fmt: skip
+                  store, planned.fit)  # fmt: skip
 
 
 def _self_draft(
@@ -235,7 +242,7 @@ def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
     engine = Engine(load(name), draft, _speculation(request, kind))
     setting = _setting("toy", request.load)
-    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None)
+    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None, None)
 
 
 def _speculation(request: OpenRequest, kind: DraftKind) -> Speculation:

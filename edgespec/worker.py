@@ -6,7 +6,9 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from time import sleep
 from typing import Generic, TypeVar
 
 from edgespec.backends import leave_thread
@@ -52,6 +54,18 @@ class Job(Generic[T]):
                     raise event.error
                 return
             yield event
+
+    def batches(self, seconds: float) -> Iterator[list[T]]:
+        """The same in lists: what came within `seconds` of the first, so that a reader is woken only so often."""
+        for event in self:
+            batch = [event]
+            sleep(seconds)
+            with suppress(queue.Empty):
+                while not isinstance(last := self._events.get_nowait(), _End):
+                    self._room.release()
+                    batch.append(last)
+                self._events.put(last)  # nothing comes after it
+            yield batch
 
     def check(self) -> None:
         if self._cancelled.is_set():

@@ -115,6 +115,7 @@ def _tried(program: str, fix: str) -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
+    from edgespec.conversations.database import folder
     from edgespec.registry.hub import Hub
     from edgespec.registry.schema import config_dir
 
@@ -129,6 +130,7 @@ def _cache() -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(existing).free,
         "writable": existing.is_dir() and os.access(existing, os.W_OK),
         "config": str(config_dir()),
+        "conversations": str(folder()),
     }
 
 
@@ -176,6 +178,7 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     offline = ", offline" if cache["offline"] else ""
     click.echo(f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}")
     click.echo(f"config     {cache['config']}")
+    click.echo(f"chats      {cache['conversations']}")
     for problem in problems:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:

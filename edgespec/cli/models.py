@@ -53,13 +53,18 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def list_command(as_json: bool) -> None:
-    """The aliases that edgespec knows, and the models in the cache."""
+    """The aliases that edgespec knows, the models in the cache, and other programs'.
+
+    The last are GGUF files of LM Studio, Ollama and llama.cpp; `--model PATH` opens them where they are.
+    """
+    from edgespec.registry.elsewhere import elsewhere
     from edgespec.registry.fit import gib
     from edgespec.registry.hub import Hub
     from edgespec.registry.schema import load_registry
 
     entries = load_registry().entries.values()
     cached = Hub.from_environment().cached_models()
+    others = elsewhere(besides=[model.path for model in cached])
     if as_json:
         result = {
             "aliases": [
@@ -70,6 +75,7 @@ def list_command(as_json: bool) -> None:
                 {"model": str(m.reference), "kind": m.kind, "bytes": m.size, "commit": m.commit, "path": str(m.path)}
                 for m in cached
             ],
+            "elsewhere": [{"name": m.name, "path": str(m.path), "bytes": m.size} for m in others],
         }
         click.echo(json.dumps(result, ensure_ascii=False))
         return
@@ -81,6 +87,10 @@ def list_command(as_json: bool) -> None:
         click.echo("Nothing downloaded yet; `edgespec pull NAME` downloads, `edgespec chat` needs no download.")
     for found in sorted(cached, key=lambda m: -m.last_used_s):
         click.echo(f"{gib(found.size):>10}  {found.kind:4}  {found.reference}")
+    if others:
+        click.echo("\nOf other programs; --model PATH opens them:")
+    for other in others:
+        click.echo(f"{gib(other.size):>10}  {other.name}  {other.path}")
 
 
 @click.command("rm")

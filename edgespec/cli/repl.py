@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
-from edgespec.cli.conversation import SETTINGS, Conversation
+from edgespec.chat import SETTINGS, Chat, change_speculation, path_of, speculation_told
 from edgespec.cli.host import Host
 from edgespec.cli.terminal import report_bug, summary
 from edgespec.core.metrics import Metrics
 from edgespec.engine import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planning import OpenRequest
-from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
 
@@ -38,13 +36,12 @@ Ctrl-C stops an answer and keeps its text; twice leaves."""
 class Repl:
     """One conversation on one terminal or pipe."""
 
-    def __init__(self, host: Host, opened_as: OpenRequest, conversation: Conversation, *, interactive: bool) -> None:
+    def __init__(self, host: Host, opened_as: OpenRequest, chat: Chat, *, interactive: bool) -> None:
         self._host = host
         self._request = opened_as
-        self._chat = conversation
+        self._chat = chat
         self._interactive = interactive
         self._last: Metrics | None = None
-        self._was_speculation = host.opened.engine.speculation
         self._commands = {
             "help": self._help, "?": self._help, "stats": self._stats, "spec": self._spec, "draft": self._draft,
             "set": self._set, "clear": self._clear, "retry": self._retry, "undo": self._undo, "save": self._save,
@@ -147,31 +144,15 @@ class Repl:
 
     def _spec(self, argument: str) -> None:
         engine = self._host.opened.engine
-        if argument == "off":
-            if not engine.speculation.is_plain:
-                self._was_speculation = engine.speculation
-            engine.speculation = replace(engine.speculation, gamma=0, nodes=None)
-        elif argument == "on":
-            engine.speculation = self._was_speculation
-        elif argument == "auto":
-            engine.speculation = replace(engine.speculation, gamma=None, nodes=None)
-        elif argument.isdecimal() and argument.isascii() and len(argument) < 4:
-            gamma = int(argument)
-            engine.speculation = Speculation(engine.speculation.kind, gamma, None, engine.speculation.rule)
-        elif argument:
-            raise InvalidRequest(
-                f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4"
-            )
-        spec = engine.speculation
-        amount = "as much as pays" if spec.gamma is None else f"{spec.gamma} tokens at a time"
-        click.echo(f"speculation: {'off' if spec.is_plain else f'{amount}, by {self._host.opened.draft}'}")
+        if argument:
+            change_speculation(engine, argument)
+        click.echo(speculation_told(engine, self._host.opened.draft))
 
     def _draft(self, argument: str) -> None:
         if argument:
             request = replace(self._request, draft=argument)
             self._host.change_draft(request)
             self._request = request
-            self._was_speculation = self._host.opened.engine.speculation
         click.echo(f"draft: {self._host.opened.draft}")
 
     def _set(self, argument: str) -> None:
@@ -205,18 +186,9 @@ class Repl:
         click.echo("nothing to take back" if question is None else f"took back: {question.splitlines()[0][:70]}")
 
     def _save(self, argument: str) -> None:
-        self._chat.save(_path(argument))
+        self._chat.save(path_of(argument))
         click.echo(f"saved {len(self._chat.messages)} messages")
 
     def _load(self, argument: str) -> None:
-        self._chat.load(_path(argument))
+        self._chat.load(path_of(argument))
         click.echo(f"loaded {len(self._chat.messages)} messages")
-
-
-def _path(argument: str) -> Path:
-    if not argument:
-        raise InvalidRequest("which file?", hint="For example: /save chat.json")
-    try:
-        return Path(argument).expanduser()
-    except RuntimeError as error:
-        raise InvalidRequest(f"{argument}: {error}", hint="Write the path out.") from error

@@ -1,10 +1,10 @@
-"""The controller that always drafts as much as it was told."""
+"""The controller that always drafts as much as it was told, and the switch in front of any controller."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Drafter, Scores, Step, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Drafter, Scores, Step, Verdict
 
 
 class FixedBudget:
@@ -34,3 +34,43 @@ class FixedBudget:
 
     def complaint(self) -> str | None:
         return None
+
+
+class Pausable:
+    """Another controller, which is given no room for drafts while `is_paused` says so, and goes on following the text.
+
+    When it may draft does not depend on what was drawn, so the law of the output stays the target's.
+    """
+
+    def __init__(self, controller: Controller, is_paused: Callable[[], bool]) -> None:
+        self._controller = controller
+        self._is_paused = is_paused
+        self.decision = controller.decision
+
+    @property
+    def expects_plain(self) -> bool:
+        return self._is_paused() or self._controller.expects_plain
+
+    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
+        self._controller.begin(prompt, scores)
+
+    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        if self._is_paused():
+            draft = self._controller.propose(tokens, Budget(0, 0))
+            self.decision = Decision("none", "speculation is switched off")
+            return draft
+        draft = self._controller.propose(tokens, limit)
+        self.decision = self._controller.decision
+        return draft
+
+    def observe(self, verdict: Verdict, scores: Scores) -> None:
+        self._controller.observe(verdict, scores)
+
+    def record(self, step: Step) -> None:
+        self._controller.record(step)
+
+    def enter(self, passage: str) -> None:
+        self._controller.enter(passage)
+
+    def complaint(self) -> str | None:
+        return self._controller.complaint()

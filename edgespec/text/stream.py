@@ -14,37 +14,37 @@ from edgespec.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text to show: its channel, and whether its token was drafted and accepted or came from the target itself."""
+    """Text to show: its channel, and who proposed its token: a round's `Decision.source`, '' for the target itself."""
 
     text: str
     channel: Channel
-    drafted: bool
+    origin: str
 
 
 class _Origins:
-    """Which characters of a text came from drafted tokens; read once, in order."""
+    """Who proposed the characters of a text; read once, in order."""
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[int, bool]] = deque()  # (position of its end, drafted)
+        self._runs: deque[tuple[int, str]] = deque()  # (position of its end, origin)
         self._end = 0
 
-    def add(self, length: int, drafted: bool) -> None:
+    def add(self, length: int, origin: str) -> None:
         self._end += length
         if length:
-            self._runs.append((self._end, drafted))
+            self._runs.append((self._end, origin))
 
-    def split(self, text: str, start: int) -> list[tuple[str, bool]]:
+    def split(self, text: str, start: int) -> list[tuple[str, str]]:
         """`text`, which begins at position `start`, cut where the origin changes; forgets what lies before its end."""
-        parts: list[tuple[str, bool]] = []
+        parts: list[tuple[str, str]] = []
         position, end = start, start + len(text)
         while position < end:
-            run_end, drafted = self._runs[0]
+            run_end, origin = self._runs[0]
             stop = min(run_end, end)
             if stop > position:
                 part = text[position - start : stop - start]
-                if parts and parts[-1][1] == drafted:
+                if parts and parts[-1][1] == origin:
                     part = parts.pop()[0] + part
-                parts.append((part, drafted))
+                parts.append((part, origin))
                 position = stop
             if run_end <= end:
                 self._runs.popleft()
@@ -77,7 +77,7 @@ class TextStream:
         self._answer = _Origins()  # of the text that enters the stop strings
         self._shown = 0  # characters of the answer released by the stop strings
         self._stop: str | None = None
-        self._drafted = False  # of the latest token
+        self._origin = ""  # of the latest token
 
     @property
     def stopped(self) -> bool:
@@ -89,11 +89,11 @@ class TextStream:
         """The stop string that ended the text."""
         return self._stop
 
-    def push(self, token: int, drafted: bool) -> list[Piece]:
+    def push(self, token: int, origin: str) -> list[Piece]:
         """The text that `token` makes certain, in order; end-of-generation tokens have none."""
         if token in self._silent:
             return []
-        self._drafted = drafted
+        self._origin = origin
         return self._split(self._decoder.push(token))
 
     def finish(self) -> list[Piece]:
@@ -103,7 +103,7 @@ class TextStream:
         return pieces + self._release(self._stops.finish())
 
     def _split(self, text: str) -> list[Piece]:
-        self._decoded.add(len(text), self._drafted)
+        self._decoded.add(len(text), self._origin)
         return self._route(self._splitter.push(text))
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
@@ -113,21 +113,21 @@ class TextStream:
                 break
             parts = self._decoded.split(segment.text, segment.start)
             if segment.channel == "answer":
-                for text, drafted in parts:
-                    self._answer.add(len(text), drafted)
+                for text, origin in parts:
+                    self._answer.add(len(text), origin)
                 pieces += self._release(self._stops.push(segment.text))
                 continue
             pieces += self._release(self._stops.finish())
             if not self.stopped:
                 self._stops = StopStrings(self._stop_strings)
-                pieces += [Piece(text, segment.channel, drafted) for text, drafted in parts]
+                pieces += [Piece(text, segment.channel, origin) for text, origin in parts]
         return pieces
 
     def _release(self, result: StopResult) -> list[Piece]:
         parts = self._answer.split(result.text, self._shown)
         self._shown += len(result.text)
         self._stop = result.stop
-        return [Piece(text, "answer", drafted) for text, drafted in parts]
+        return [Piece(text, "answer", origin) for text, origin in parts]
 
 
 def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

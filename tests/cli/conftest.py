@@ -17,9 +17,10 @@ COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """An environment with a cache and configuration of its own, and no network."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "EDGESPEC_", "XDG_"))}
+    others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return {**kept, "HF_HOME": str(tmp_path / "hf"), "EDGESPEC_CONFIG_DIR": str(tmp_path / "config"),
-            "EDGESPEC_CACHE_DIR": str(tmp_path / "cache"),
+            "EDGESPEC_CACHE_DIR": str(tmp_path / "cache"), "EDGESPEC_DATA_DIR": str(tmp_path / "data"),
             "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}  # fmt: skip
 
 

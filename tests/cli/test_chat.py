@@ -126,7 +126,7 @@ class Terminal:
 
 
 def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, str]) -> None:
-    arguments = ["chat", "linear", "--backend", "toy", "--draft", "none", "--max-tokens", "4000",
+    arguments = ["chat", "--plain", "linear", "--backend", "toy", "--draft", "none", "--max-tokens", "4000",
                  "--logit-bias", "256=-1000"]  # fmt: skip
     terminal = Terminal(arguments, environment)
     terminal.until(">>> ")

@@ -12,14 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 import edgespec.forecast as forecasting
+import edgespec.outlook as outlook
 from benchmarks.plan_names import read_from_hub
 from benchmarks.published import Published, Vocabulary
 from benchmarks.published_files import FILES
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
-from edgespec.cli.plan import plan_command, table
+from edgespec.cli.plan import plan_command
 from edgespec.control.costs import Profile
 from edgespec.errors import CacheError
+from edgespec.outlook import table
 from edgespec.registry.fit import GIB
 from edgespec.registry.gguf import Header, read_file
 from tests.cli.conftest import Cli
@@ -128,7 +130,7 @@ def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: 
         raise CacheError("/tmp has no room for a measurement of 2.0 GiB.", hint="Free some disk space.")
 
     monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(forecasting, "forecast", full)
+    monkeypatch.setattr(outlook, "forecast", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "speed: not foretold, since /tmp has no room for a measurement of 2.0 GiB" in done.output

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
-from edgespec.core.control import FixedBudget
+from edgespec.core.control import FixedBudget, Pausable
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
 from edgespec.core.verify import BlockVerification, ByDraft, TargetSample, TokenRejection
@@ -91,14 +91,22 @@ def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fra
 
 
 def generated(
-    target: Target, rule: Rule, drafter: Drawn | Fixed, stop: frozenset[int], length: int
+    target: Target,
+    rule: Rule,
+    drafter: Drawn | Fixed,
+    stop: frozenset[int],
+    length: int,
+    pauses: Sequence[bool] = (False,),
 ) -> dict[Tokens, Fraction]:
+    """The law of whole texts; `pauses` says, as often as it is asked, whether drafting is switched off."""
+
     def run(chance: Enumerated) -> Tokens:
         if isinstance(drafter, Drawn):
             drafter.chance = chance
+        asked = cycle(pauses)
         steps = speculate(
             ToySession(target),  # type: ignore[arg-type]
-            FixedBudget(drafter, Budget(9, 9)),
+            Pausable(FixedBudget(drafter, Budget(9, 9)), lambda: next(asked)),
             rule(target, chance),
             PROMPT,
             max_tokens=length,
@@ -159,3 +167,11 @@ def test_rounds_of_both_kinds() -> None:
 
     drafter = InTurn(Table(3, 2), (1, 1), Enumerated(), eager=False)
     assert generated(target, by_draft, drafter, frozenset(), 4) == truth(target, frozenset(), 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pauses", [(True,), (False, True), (True, False, False), (False, True, True)])
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+def test_drafting_switched_off_and_on(rule: Rule, pauses: tuple[bool, ...]) -> None:
+    target = Target(7, 2, low=True)
+    drafter = Drawn(Table(5, 2), (1, 1), Enumerated(), eager=False)
+    assert generated(target, rule, drafter, frozenset(), 4, pauses) == truth(target, frozenset(), 4)

@@ -34,7 +34,7 @@ def test_events_come_in_order_and_add_up(engine: Engine) -> None:
     assert [t for s in steps for t in s.tokens] == list(finished.tokens)
     text = "".join(event.text for event in events if isinstance(event, Piece))
     assert text == b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
-    drafted = sum(len(e.text) for e in events if isinstance(e, Piece) and e.drafted)
+    drafted = sum(len(e.text) for e in events if isinstance(e, Piece) and e.origin)
     assert 0 < drafted < len(text)
     m = finished.metrics
     assert m.emitted_tokens == len(finished.tokens) == 30
@@ -62,6 +62,30 @@ def test_a_stop_string_ends_the_answer_before_it(engine: Engine, speculation: Sp
     decoded = b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
     assert stop in decoded  # the metrics count what was decoded up to the stop, and nothing beyond
     assert finished.metrics.emitted_tokens == len(finished.tokens)
+
+
+@pytest.mark.parametrize("speculation", [Speculation("model", 3), Speculation("ngram", 4), Speculation("model")])
+def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Speculation) -> None:
+    request = Request(CODE[1], GREEDY, max_tokens=60)
+    engine.speculation = PLAIN
+    expected = generate(engine, request)[1].tokens
+    engine.speculation = speculation
+    switches = {10: True, 30: False}  # tokens emitted: whether drafting is off from then on
+    tokens: list[int] = []
+    drafted: dict[bool, int] = {True: 0, False: 0}
+    was_off = False
+    for event in engine.stream(request):
+        if isinstance(event, Step):
+            drafted[was_off] += event.n_drafted
+            tokens += event.tokens
+            assert not was_off or event.decision is None or event.decision.source == "none"
+            for count, is_off in switches.items():
+                if len(tokens) >= count:
+                    engine.is_paused = is_off
+            was_off = engine.is_paused
+    assert tuple(tokens) == expected
+    assert drafted[True] == 0 < drafted[False]
+    assert not engine.is_paused
 
 
 def test_cancel_keeps_the_text_and_the_engine(engine: Engine) -> None:

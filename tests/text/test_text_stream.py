@@ -19,8 +19,8 @@ LETTERS = [b"a", b"b", b"c", "é".encode()[:1], "é".encode()[1:], *(bytes([c]) 
 BOS, EOG, OPEN, CLOSE, A, B, C = range(7)
 
 
-def run(stream: TextStream, tokens: list[tuple[int, bool]]) -> list[Piece]:
-    pieces = [piece for token, drafted in tokens for piece in stream.push(token, drafted)]
+def run(stream: TextStream, tokens: list[tuple[int, str]]) -> list[Piece]:
+    pieces = [piece for token, origin in tokens for piece in stream.push(token, origin)]
     return pieces + stream.finish()
 
 
@@ -28,26 +28,27 @@ def text(pieces: list[Piece], channel: str) -> str:
     return "".join(p.text for p in pieces if p.channel == channel)
 
 
-def chars(pieces: list[Piece]) -> list[tuple[str, str, bool]]:
-    return [(char, piece.channel, piece.drafted) for piece in pieces for char in piece.text]
+def chars(pieces: list[Piece]) -> list[tuple[str, str, str]]:
+    return [(char, piece.channel, piece.origin) for piece in pieces for char in piece.text]
 
 
-_tokens = st.lists(st.tuples(st.integers(A, C), st.booleans()), max_size=20)
+_origins = st.sampled_from(["", "ngram", "model"])
+_tokens = st.lists(st.tuples(st.integers(A, C), _origins), max_size=20)
 _stops = st.lists(st.text("abc", min_size=1, max_size=3), max_size=3)
 
 
 @given(_tokens, _tokens, _stops)
-@example([], [(A, True), (B, False), (A, True)], ["ab", "bc"])
-@example([(A, True)], [(A, True), (B, False)], ["abc"])
+@example([], [(A, "ngram"), (B, ""), (A, "ngram")], ["ab", "bc"])
+@example([(A, "ngram")], [(A, "ngram"), (B, "")], ["abc"])
 def test_channels_stops_and_origins(
-    table: Table, thought: list[tuple[int, bool]], answer: list[tuple[int, bool]], stops: list[str]
+    table: Table, thought: list[tuple[int, str]], answer: list[tuple[int, str]], stops: list[str]
 ) -> None:
     """Each character shown keeps the origin of its token, however long it was held back."""
     tokenizer = table(LETTERS)
     stream = TextStream(tokenizer, stops, THINK)
-    pieces = run(stream, [(OPEN, True), *thought, (CLOSE, False), *answer])
-    expected = [(tokenizer.piece(t).decode(), "reasoning", drafted) for t, drafted in thought]
-    spoken = [(tokenizer.piece(t).decode(), "answer", drafted) for t, drafted in answer]
+    pieces = run(stream, [(OPEN, "ngram"), *thought, (CLOSE, ""), *answer])
+    expected = [(tokenizer.piece(t).decode(), "reasoning", origin) for t, origin in thought]
+    spoken = [(tokenizer.piece(t).decode(), "answer", origin) for t, origin in answer]
     search = StopStrings(stops)
     kept = search.push("".join(c for c, _, _ in spoken)).text + search.finish().text
     assert chars(pieces) == expected + spoken[: len(kept)]
@@ -55,12 +56,12 @@ def test_channels_stops_and_origins(
     assert stream.stop == search.finish().stop
 
 
-@given(st.lists(st.tuples(st.integers(A, len(LETTERS) + 3), st.booleans()), max_size=25), st.booleans())
-def test_pieces_do_not_depend_on_origin(table: Table, tokens: list[tuple[int, bool]], inside: bool) -> None:
+@given(st.lists(st.tuples(st.integers(A, len(LETTERS) + 3), _origins), max_size=25), st.booleans())
+def test_pieces_do_not_depend_on_origin(table: Table, tokens: list[tuple[int, str]], inside: bool) -> None:
     tail = "<think>\n" if inside else ""
     tokenizer = table(LETTERS)
     pieces = run(TextStream(tokenizer, ["abc"], THINK, tail), tokens)
-    plain = run(TextStream(tokenizer, ["abc"], THINK, tail), [(t, False) for t, _ in tokens])
+    plain = run(TextStream(tokenizer, ["abc"], THINK, tail), [(t, "") for t, _ in tokens])
     for channel in ("answer", "reasoning"):
         assert text(pieces, channel) == text(plain, channel)
     assert all(p.text for p in pieces)
@@ -68,37 +69,37 @@ def test_pieces_do_not_depend_on_origin(table: Table, tokens: list[tuple[int, bo
 
 def test_held_text_keeps_its_origin(table: Table) -> None:
     stream = TextStream(table(LETTERS), ["abc"])
-    assert stream.push(A, True) == []
-    assert stream.push(B, False) == []
-    assert stream.push(A, True) == [Piece("a", "answer", True), Piece("b", "answer", False)]
-    assert stream.finish() == [Piece("a", "answer", True)]
+    assert stream.push(A, "ngram") == []
+    assert stream.push(B, "") == []
+    assert stream.push(A, "ngram") == [Piece("a", "answer", "ngram"), Piece("b", "answer", "")]
+    assert stream.finish() == [Piece("a", "answer", "ngram")]
 
 
 def test_one_piece_per_run_of_one_origin(table: Table) -> None:
     stream = TextStream(table(LETTERS), ["aabb"])
-    held = [stream.push(t, True) for t in (A, A, B)]
+    held = [stream.push(t, "ngram") for t in (A, A, B)]
     assert held == [[], [], []]
-    assert stream.push(C, True) == [Piece("aabc", "answer", True)]
+    assert stream.push(C, "ngram") == [Piece("aabc", "answer", "ngram")]
 
 
 def test_control_markers_are_read_and_not_shown(table: Table) -> None:
     stream = TextStream(table(LETTERS), [], THINK)
-    pieces = run(stream, [(OPEN, False), (A, True), (CLOSE, False), (B, True), (OPEN, False)])
-    assert pieces[:2] == [Piece("a", "reasoning", True), Piece("b", "answer", True)]
+    pieces = run(stream, [(OPEN, ""), (A, "ngram"), (CLOSE, ""), (B, "ngram"), (OPEN, "")])
+    assert pieces[:2] == [Piece("a", "reasoning", "ngram"), Piece("b", "answer", "ngram")]
 
 
 def test_control_tokens_without_a_format_are_silent(table: Table) -> None:
-    assert run(TextStream(table(LETTERS)), [(OPEN, False), (A, False)]) == [Piece("a", "answer", False)]
+    assert run(TextStream(table(LETTERS)), [(OPEN, ""), (A, "")]) == [Piece("a", "answer", "")]
 
 
 def test_prompt_that_opened_the_block(table: Table) -> None:
     stream = TextStream(table(LETTERS), [], THINK, prompt_tail="assistant\n<think>\n")
-    assert stream.push(A, False) == [Piece("a", "reasoning", False)]
+    assert stream.push(A, "") == [Piece("a", "reasoning", "")]
 
 
 def test_stop_strings_spare_the_reasoning(table: Table) -> None:
     stream = TextStream(table(LETTERS), ["b"], THINK)
-    pieces = run(stream, [(OPEN, False), (A, False), (B, False), (CLOSE, False), (A, False), (B, False), (C, False)])
+    pieces = run(stream, [(OPEN, ""), (A, ""), (B, ""), (CLOSE, ""), (A, ""), (B, ""), (C, "")])
     assert (text(pieces, "reasoning"), text(pieces, "answer")) == ("ab", "a")
     assert stream.stop == "b"
 
@@ -108,24 +109,24 @@ def test_stop_string_does_not_reach_across_reasoning(table: Table) -> None:
     tokenizer = table([*LETTERS, b"[THINK]", b"[/THINK]"])
     first, last = tokenizer.vocab_size - 2, tokenizer.vocab_size - 1
     stream = TextStream(tokenizer, ["ab"], form)
-    pieces = run(stream, [(A, True), (first, False), (C, False), (last, False), (B, False)])
-    assert pieces == [Piece("a", "answer", True), Piece("c", "reasoning", False), Piece("b", "answer", False)]
+    pieces = run(stream, [(A, "ngram"), (first, ""), (C, ""), (last, ""), (B, "")])
+    assert pieces == [Piece("a", "answer", "ngram"), Piece("c", "reasoning", ""), Piece("b", "answer", "")]
     assert not stream.stopped
 
 
 def test_end_of_generation_has_no_text(table: Table) -> None:
-    assert run(TextStream(table(LETTERS)), [(A, False), (EOG, True)]) == [Piece("a", "answer", False)]
-    assert run(TextStream(table(LETTERS, end=B)), [(A, False), (B, True)]) == [Piece("a", "answer", False)]
+    assert run(TextStream(table(LETTERS)), [(A, ""), (EOG, "ngram")]) == [Piece("a", "answer", "")]
+    assert run(TextStream(table(LETTERS, end=B)), [(A, ""), (B, "ngram")]) == [Piece("a", "answer", "")]
 
 
 def test_cut_character_belongs_to_the_last_token(table: Table) -> None:
     stream = TextStream(table(LETTERS))
-    assert run(stream, [(A, False), (7, True)]) == [Piece("a", "answer", False), Piece("\ufffd", "answer", True)]
-    assert run(TextStream(table(LETTERS)), [(7, False), (8, True)]) == [Piece("é", "answer", True)]
+    assert run(stream, [(A, ""), (7, "ngram")]) == [Piece("a", "answer", ""), Piece("\ufffd", "answer", "ngram")]
+    assert run(TextStream(table(LETTERS)), [(7, ""), (8, "ngram")]) == [Piece("é", "answer", "ngram")]
 
 
-@given(st.text(), st.lists(st.booleans(), min_size=1))
-def test_real_vocabulary(trained: Tokenizer, written: str, origins: list[bool]) -> None:
+@given(st.text(), st.lists(_origins, min_size=1))
+def test_real_vocabulary(trained: Tokenizer, written: str, origins: list[str]) -> None:
     written = written.encode("utf-8", "replace").decode()
     tokens = trained.encode(written, parse_special=False)
     flagged = [(t, origins[i % len(origins)]) for i, t in enumerate(tokens)]
@@ -135,17 +136,17 @@ def test_real_vocabulary(trained: Tokenizer, written: str, origins: list[bool]) 
         assert ours == token_run
 
 
-def _groups(characters: list[tuple[str, str, bool]]) -> list[tuple[bool, str]]:
+def _groups(characters: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
     return [(flag, "".join(c for c, _, _ in group)) for flag, group in groupby(characters, key=lambda c: c[2])]
 
 
-def _token_groups(tokenizer: Tokenizer, flagged: list[tuple[int, bool]]) -> list[str]:
+def _token_groups(tokenizer: Tokenizer, flagged: list[tuple[int, str]]) -> list[str]:
     """Texts of runs of one origin; a character belongs to the token with its last byte."""
     data, marks = b"", []
-    for token, drafted in flagged:
+    for token, origin in flagged:
         piece = tokenizer.piece(token)
         data += piece
-        marks += [drafted] * len(piece)
+        marks += [origin] * len(piece)
     position, out = 0, []
     for char in data.decode():
         position += len(char.encode())

@@ -1,4 +1,4 @@
-"""The state of a chat: messages, settings, and their form on disk."""
+"""The state of a chat: messages, settings, and their form in a file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Request
+from edgespec.engine import Engine, Request
 from edgespec.errors import CacheError, InvalidRequest
+from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 
 _NUMBERS = {
@@ -20,7 +21,7 @@ _NUMBERS = {
 SETTINGS = (*_NUMBERS, "max_tokens", "seed", "system")
 
 
-class Conversation:
+class Chat:
     """Messages so far, and how the next answer is sampled."""
 
     def __init__(
@@ -33,9 +34,14 @@ class Conversation:
         self._stop = stop
         self.messages: list[Message] = []
 
+    @property
+    def system_messages(self) -> tuple[Message, ...]:
+        """The system message, where there is one."""
+        return (Message("system", self.system),) if self.system else ()
+
     def request(self) -> Request:
-        system = [Message("system", self.system)] if self.system else []
-        return Request((*system, *self.messages), self.sampling, self.max_tokens, self.seed, self._stop)
+        prompt = (*self.system_messages, *self.messages)
+        return Request(prompt, self.sampling, self.max_tokens, self.seed, self._stop)
 
     def undo(self) -> str | None:
         """Drop the last question and its answer; returns the question, or None where there is none."""
@@ -106,6 +112,44 @@ class Conversation:
             raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file that /save wrote.") from error
         self.messages, self.sampling = messages, params
         self.max_tokens, self.seed, self.system = max_tokens, seed, system
+
+
+def change_speculation(engine: Engine, argument: str) -> None:
+    """Do what 'on', 'off', 'auto' or a number asks for: 'on' and 'off' at once, the others from the next answer on.
+
+    Raises InvalidRequest.
+    """
+    present = engine.speculation
+    if argument not in ("on", "off", "auto") and not (
+        argument.isdecimal() and argument.isascii() and len(argument) < 4
+    ):
+        raise InvalidRequest(f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4")
+    if argument != "off" and present.kind == "none":
+        raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
+    if argument == "auto" or (argument == "on" and present.is_plain):
+        engine.speculation = replace(present, gamma=None, nodes=None)
+    elif argument not in ("on", "off"):
+        engine.speculation = Speculation(present.kind, int(argument), None, present.rule)
+    engine.is_paused = argument == "off"
+
+
+def speculation_told(engine: Engine, draft: str) -> str:
+    """How `engine` drafts, in words; `draft` is what the user calls the drafter."""
+    spec = engine.speculation
+    if engine.is_paused or spec.is_plain:
+        return "speculation: off"
+    amount = "as much as pays" if spec.gamma is None else f"{spec.gamma} tokens at a time"
+    return f"speculation: {amount}, by {draft}"
+
+
+def path_of(argument: str) -> Path:
+    """A path that a user has typed. Raises InvalidRequest."""
+    if not argument:
+        raise InvalidRequest("which file?", hint="For example: /save chat.json")
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequest(f"{argument}: {error}", hint="Write the path out.") from error
 
 
 def _checked(value: Any, *kinds: type) -> Any:

@@ -1,0 +1,169 @@
+"""The SQLite file of conversations: opened, given its tables, set aside where it is damaged."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from edgespec.errors import CacheError, reason_of
+
+CONVERSATION_COLUMNS = "id, name, model, system, leaf, created, changed"
+TURN_COLUMNS = "id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created"
+
+_VERSION = 1
+_SCHEMA = (
+    """
+    CREATE TABLE conversations (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT,
+        model TEXT NOT NULL,
+        system TEXT,
+        leaf INTEGER,
+        created REAL NOT NULL,
+        changed REAL NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE turns (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        conversation INTEGER NOT NULL REFERENCES conversations,
+        parent INTEGER REFERENCES turns,
+        role TEXT NOT NULL CHECK (role IN ('user', 'assistant')),
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        spans TEXT NOT NULL,
+        settings TEXT NOT NULL,
+        metrics TEXT NOT NULL,
+        finished INTEGER NOT NULL,
+        created REAL NOT NULL
+    )
+    """,
+    "CREATE INDEX turns_by_conversation ON turns (conversation)",
+    "CREATE INDEX turns_by_parent ON turns (parent)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_ELSEWHERE = "or set EDGESPEC_DATA_DIR to another folder."
+
+
+class _Damaged(Exception):
+    """A file that cannot be read as conversations."""
+
+
+def folder() -> Path:
+    """Where conversations are kept: EDGESPEC_DATA_DIR, else the platform's folder for data."""
+    import platformdirs
+
+    stated = os.environ.get("EDGESPEC_DATA_DIR")
+    return Path(stated) if stated else platformdirs.user_data_path("edgespec")
+
+
+def open_database(path: Path, wait_s: float) -> tuple[sqlite3.Connection, str | None]:
+    """A connection to the file at `path`, made if need be; and a sentence where a damaged one was set aside.
+
+    Raises CacheError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path, wait_s):
+            try:
+                return _connect(path, wait_s), None
+            except _Damaged as damage:
+                moved = _set_aside(path)
+                said = f"{path} was damaged ({damage}): it is now {moved.name}, and a new file was begun."
+                return _connect(path, wait_s), said
+    except (OSError, sqlite3.Error, _Damaged) as error:
+        raise explained(error, path) from error
+
+
+def prepare(db: sqlite3.Connection) -> None:
+    """Set up a connection, and the tables of a new file. Raises _Damaged for tables of another program."""
+    db.text_factory = lambda data: data.decode("utf-8", "replace")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA secure_delete = ON")
+    db.execute("PRAGMA synchronous = NORMAL")
+    if _version(db) == 0:
+        if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise _Damaged("it is of another program")
+        db.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA:
+            db.execute(statement)
+        db.execute("COMMIT")
+    try:
+        db.execute(f"SELECT {CONVERSATION_COLUMNS} FROM conversations LIMIT 0")
+        db.execute(f"SELECT {TURN_COLUMNS} FROM turns LIMIT 0")
+    except sqlite3.OperationalError as error:
+        if _code(error) != sqlite3.SQLITE_ERROR:
+            raise
+        raise _Damaged(reason_of(error)) from error
+
+
+def explained(error: Exception, path: Path) -> CacheError:
+    """What went wrong with the file at `path`, and what to do."""
+    code = _code(error)
+    if code == sqlite3.SQLITE_FULL:
+        return CacheError(f"{path} cannot be written: the disk is full.", hint=f"Free some space, {_ELSEWHERE}")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return CacheError(f"{path} is locked by another process.", hint=f"Wait for it or end it, {_ELSEWHERE}")
+    if _is_damage(error):
+        return CacheError(f"{path} is damaged: {reason_of(error)}.", hint="Start anew: a damaged file is set aside.")
+    why = (getattr(error, "strerror", None) or reason_of(error)).rstrip(".")
+    hint = f"Check the permissions of the folder and the disk, {_ELSEWHERE}"
+    return CacheError(f"{path} cannot be read or written: {why}.", hint=hint)
+
+
+def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
+    path.touch(mode=0o600)  # for its owner alone; SQLite gives its other files the same permissions
+    log = Path(f"{path}-wal")
+    if path.stat().st_size == 0 and log.exists() and log.stat().st_size:
+        raise _Damaged("it is empty, and its log is not")  # SQLite would take it for a new file and delete the log
+    db = sqlite3.connect(path, timeout=wait_s, isolation_level=None)
+    try:
+        if _version(db) > _VERSION:
+            hint = f"Update edgespec, {_ELSEWHERE}"
+            raise CacheError(f"{path} was written by a newer version of edgespec.", hint=hint)
+        found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        if found != "ok":
+            raise _Damaged(" ".join(found.split()))
+        db.execute("PRAGMA journal_mode = WAL")
+        prepare(db)
+    except BaseException as error:
+        db.close()
+        if _is_damage(error):
+            raise _Damaged(reason_of(error)) from error
+        raise
+    return db
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's code of an error without its details; 0 where it has none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _is_damage(error: BaseException) -> bool:
+    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+@contextmanager
+def _alone(path: Path, wait_s: float) -> Iterator[None]:
+    """Hold a lock among processes that open the same file: one of them makes it or sets it aside."""
+    with closing(sqlite3.connect(f"{path}.lock", timeout=wait_s, isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def _set_aside(path: Path) -> Path:
+    """Move the file and SQLite's files beside it to the first free name."""
+    number = 1
+    while (moved := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{moved}{suffix}")
+    return moved

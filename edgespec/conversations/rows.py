@@ -1,0 +1,50 @@
+"""Rows of the database as conversations and turns, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edgespec.conversations.database import CONVERSATION_COLUMNS, TURN_COLUMNS
+from edgespec.conversations.model import Conversation, Turn, storable, title_of
+
+SELECT_TURN = f"SELECT {TURN_COLUMNS} FROM turns"
+SELECT_CONVERSATION = (
+    f"SELECT {CONVERSATION_COLUMNS}, (SELECT text FROM turns"
+    " WHERE conversation = conversations.id AND role = 'user' ORDER BY id LIMIT 1) FROM conversations"
+)
+INSERT_TURN = f"INSERT INTO turns ({TURN_COLUMNS}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def conversation_of(row: tuple[Any, ...]) -> Conversation:
+    """A row of SELECT_CONVERSATION."""
+    id, name, model, system, leaf, created, changed, first = row
+    title = title_of((first or "")[:500]) if name is None else name
+    return Conversation(id, title, name is not None, model, system, leaf, created, changed)
+
+
+def turn_of(row: tuple[Any, ...]) -> Turn:
+    """A row of SELECT_TURN."""
+    id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
+    values = _read(spans, []), _read(settings, {}), _read(metrics, {})
+    return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
+
+
+def values_of(turn: Turn) -> tuple[Any, ...]:
+    """What INSERT_TURN takes. Raises ValueError or TypeError for what is not JSON."""
+    texts = (turn.role, storable(turn.text), storable(turn.reasoning))
+    values = (to_column(turn.spans), to_column(turn.settings), to_column(turn.metrics))
+    return turn.conversation, turn.parent, *texts, *values, turn.finished, turn.created
+
+
+def to_column(value: Any) -> str:
+    """JSON. Raises ValueError or TypeError for what is not JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _read(text: str, default: Any) -> Any:
+    """A JSON value, or `default` for one that a disk has damaged."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return default

@@ -1,0 +1,286 @@
+"""Conversations in their file: each call is one short transaction, so that several processes may work at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from edgespec.conversations.database import explained, folder, open_database, prepare
+from edgespec.conversations.model import Conversation, Role, Spans, Turn, storable, title_of
+from edgespec.conversations.rows import (
+    INSERT_TURN,
+    SELECT_CONVERSATION,
+    SELECT_TURN,
+    conversation_of,
+    to_column,
+    turn_of,
+    values_of,
+)
+from edgespec.conversations.search import Found, matches, snippet, words_of
+from edgespec.errors import CacheError, InvalidRequest
+
+_LISTED = (
+    "WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC LIMIT ?"
+)
+
+
+class Store:
+    """The conversations of one file, for the thread that opened it.
+
+    Every method raises CacheError where the file cannot be read or written, or what it is about is no longer there:
+    then nothing has changed, and the caller may go on without saving. `notice` is a sentence about a damaged file that
+    was set aside at opening, else None.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path, notice: str | None) -> None:
+        """Use `open` or `in_memory`."""
+        self.notice = notice
+        self._db = db
+        self._path = path
+
+    @classmethod
+    def open(cls, path: Path | None = None, *, wait_s: float = 3.0) -> Self:
+        """The file at `path`, by default conversations.db in `folder()`; locks of others are waited for `wait_s`.
+
+        A damaged file is set aside for a new one. Raises CacheError.
+        """
+        path = path or folder() / "conversations.db"
+        db, notice = open_database(path, wait_s)
+        return cls(db, path, notice)
+
+    @classmethod
+    def in_memory(cls) -> Self:
+        """A store that keeps nothing, for going on where none can be opened."""
+        db = sqlite3.connect(":memory:", isolation_level=None)
+        prepare(db)
+        return cls(db, Path(":memory:"), None)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def new(self, model: str, system: str | None = None) -> Conversation:
+        """A conversation without turns, which no list shows before its first."""
+        now = time.time()
+        with self._writing():
+            row = self._db.execute(
+                "INSERT INTO conversations (model, system, created, changed) VALUES (?, ?, ?, ?)",
+                (storable(model), None if system is None else storable(system), now, now),
+            )
+            return self._conversation(row.lastrowid)
+
+    def add(
+        self,
+        conversation: Conversation,
+        parent: Turn | None,
+        role: Role,
+        text: str,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        """A turn after `parent`, beside what is there already, and the conversation's leaf from now on.
+
+        A user's turn is finished, an assistant's is to be grown and finished. Raises ValueError or TypeError for
+        settings that are not JSON, and ValueError for a parent of another conversation.
+        """
+        if parent and parent.conversation != conversation.id:
+            raise ValueError(f"turn {parent.id} is not of conversation {conversation.id}")
+        now = time.time()
+        after = parent.id if parent else None
+        turn = Turn(0, conversation.id, after, role, text, "", [], settings or {}, {}, role == "user", now)
+        with self._writing():
+            self._conversation(conversation.id)
+            id = self._insert_turn(turn)
+            self._db.execute("UPDATE conversations SET leaf = ?, changed = ? WHERE id = ?", (id, now, conversation.id))
+            return self._turn(id)
+
+    def grow(self, turn: Turn, text: str, reasoning: str = "", spans: Spans = ()) -> Turn:
+        """Rewrite a turn that is being generated; what was written survives the end of the process.
+
+        Raises ValueError or TypeError for spans that are not JSON.
+        """
+        return self._rewrite(turn, text, reasoning, spans, {}, finished=False)
+
+    def finish(
+        self,
+        turn: Turn,
+        text: str,
+        reasoning: str = "",
+        spans: Spans = (),
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        """Rewrite a turn for the last time; later calls for it raise CacheError.
+
+        Raises ValueError or TypeError for spans or metrics that are not JSON.
+        """
+        return self._rewrite(turn, text, reasoning, spans, metrics or {}, finished=True)
+
+    def path(self, leaf: Turn | int | None) -> list[Turn]:
+        """The turns from the first to `leaf`, a turn or its id; none for None or one that is not there."""
+        query = (
+            "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
+            " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent)"
+            f" {SELECT_TURN} WHERE id IN (SELECT id FROM up) ORDER BY id"
+        )
+        return self._turns(query, leaf.id if isinstance(leaf, Turn) else leaf)
+
+    def turns(self, conversation: Conversation) -> list[Turn]:
+        """Every turn of every branch, parents first."""
+        return self._turns(f"{SELECT_TURN} WHERE conversation = ? ORDER BY id", conversation.id)
+
+    def siblings(self, turn: Turn) -> list[Turn]:
+        """The branches of which `turn` is one, itself among them, oldest first."""
+        query = f"{SELECT_TURN} WHERE conversation = ? AND parent IS ? ORDER BY id"
+        return self._turns(query, turn.conversation, turn.parent)
+
+    def newest_leaf(self, turn: Turn) -> Turn:
+        """Where the branch that `turn` begins was last gone on with; `turn` itself where nothing follows it."""
+        query = (
+            "WITH RECURSIVE below (id) AS (SELECT ? UNION SELECT turns.id FROM turns JOIN below ON parent = below.id)"
+            f" {SELECT_TURN} WHERE id = (SELECT max(id) FROM below)"
+        )
+        found = self._turns(query, turn.id)
+        return found[0] if found else turn
+
+    def select(self, conversation: Conversation, leaf: Turn | None) -> Conversation:
+        """Go on at `leaf`, from the start for None. Raises ValueError for a turn of another conversation."""
+        if leaf and leaf.conversation != conversation.id:
+            raise ValueError(f"turn {leaf.id} is not of conversation {conversation.id}")
+        return self._change(conversation, "leaf", leaf.id if leaf else None)
+
+    def rename(self, conversation: Conversation, title: str) -> Conversation:
+        """Give it a title, as one short line; an empty one takes it from the first message again."""
+        return self._change(conversation, "name", title_of(storable(title)) if title.strip() else None)
+
+    def set_system(self, conversation: Conversation, system: str | None) -> Conversation:
+        return self._change(conversation, "system", None if system is None else storable(system))
+
+    def set_model(self, conversation: Conversation, model: str) -> Conversation:
+        return self._change(conversation, "model", storable(model))
+
+    def remove(self, conversation: Conversation) -> None:
+        """Delete a conversation with all its branches; nothing where it is gone already."""
+        with self._writing():
+            self._db.execute("DELETE FROM turns WHERE conversation = ?", (conversation.id,))
+            self._db.execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
+
+    def resume(self, id: int) -> Conversation:
+        """The conversation as it is now. Raises InvalidRequest for an id that is not there."""
+        with self._explained():
+            if 0 < id < 2**63:
+                for found in self._conversations("WHERE id = ?", id):
+                    return found
+        raise InvalidRequest(f"there is no conversation {id}.", hint="Choose one of the list of conversations.")
+
+    def recent(self, limit: int = 50) -> list[Conversation]:
+        """The conversations that have turns, the last changed first."""
+        with self._explained():
+            return list(self._conversations(_LISTED, limit))
+
+    def search(self, text: str, limit: int = 50) -> list[Found]:
+        """The conversations whose title or one of whose turns has all the words of `text`, the last changed first.
+
+        Words are found inside longer ones, whatever their case; reasoning is not searched.
+        """
+        words = words_of(text)
+        found: list[Found] = []
+        if not words:
+            return found
+        with self._explained():
+            for conversation in self._conversations(_LISTED, -1):
+                rows = self._db.execute(
+                    "SELECT id, text FROM turns WHERE conversation = ? ORDER BY id DESC", (conversation.id,)
+                )
+                turn, content = next((row for row in rows if matches(row[1], words)), (None, conversation.title))
+                if turn is not None or matches(content, words):
+                    found.append(Found(conversation, turn, snippet(content, words)))
+                if len(found) == limit:
+                    break
+        return found
+
+    def insert(self, conversation: Conversation, turns: Iterable[Turn]) -> Conversation:
+        """Add a conversation read elsewhere, parents before their children; it and its turns get ids of their own.
+
+        Raises KeyError for a parent or leaf that is none of `turns`.
+        """
+        with self._writing():
+            name = title_of(storable(conversation.title)) if conversation.renamed else None
+            system = None if conversation.system is None else storable(conversation.system)
+            row = self._db.execute(
+                "INSERT INTO conversations (name, model, system, created, changed) VALUES (?, ?, ?, ?, ?)",
+                (name, storable(conversation.model), system, conversation.created, conversation.changed),
+            )
+            assert row.lastrowid is not None
+            ids: dict[int | None, int | None] = {None: None}
+            for turn in turns:
+                ids[turn.id] = self._insert_turn(replace(turn, conversation=row.lastrowid, parent=ids[turn.parent]))
+            self._db.execute("UPDATE conversations SET leaf = ? WHERE id = ?", (ids[conversation.leaf], row.lastrowid))
+            return self._conversation(row.lastrowid)
+
+    def _insert_turn(self, turn: Turn) -> int:
+        """Add a turn under an id of its own, which is returned."""
+        id = self._db.execute(INSERT_TURN, values_of(turn)).lastrowid
+        assert id is not None
+        return id
+
+    def _rewrite(
+        self, turn: Turn, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any], *, finished: bool
+    ) -> Turn:
+        values = (storable(text), storable(reasoning), to_column(spans), to_column(metrics), finished)
+        with self._writing():
+            if self._turn(turn.id).finished:
+                raise CacheError(f"turn {turn.id} is finished already.", hint="Add another one beside it.")
+            self._db.execute(
+                "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",
+                (*values, turn.id),
+            )
+            self._db.execute("UPDATE conversations SET changed = ? WHERE id = ?", (time.time(), turn.conversation))
+            return self._turn(turn.id)
+
+    def _change(self, conversation: Conversation, column: str, value: str | int | None) -> Conversation:
+        with self._writing():
+            self._db.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", (value, conversation.id))
+            return self._conversation(conversation.id)
+
+    def _conversations(self, where: str, *values: Any) -> Iterator[Conversation]:
+        for row in self._db.execute(f"{SELECT_CONVERSATION} {where}", values).fetchall():
+            yield conversation_of(row)
+
+    def _conversation(self, id: int | None) -> Conversation:
+        for found in self._conversations("WHERE id = ?", id):
+            return found
+        raise CacheError(f"conversation {id} has been removed.", hint="Begin a new one.")
+
+    def _turns(self, query: str, *values: Any) -> list[Turn]:
+        with self._explained():
+            return [turn_of(row) for row in self._db.execute(query, values).fetchall()]
+
+    def _turn(self, id: int) -> Turn:
+        for found in self._turns(f"{SELECT_TURN} WHERE id = ?", id):
+            return found
+        raise CacheError(f"turn {id} has been removed with its conversation.", hint="Begin a new one.")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction; nothing of it stays if the body fails."""
+        with self._explained():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the file as CacheError; those of the caller, such as another thread, as they are."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.Error as error:
+            raise explained(error, self._path) from error

@@ -1,0 +1,123 @@
+"""The stored conversations: listed, searched, resumed, removed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Input, Static
+
+from edgespec.conversations import Conversation, Store
+from edgespec.errors import EdgespecError
+
+_KEYS = "Enter resumes · type to search · Ctrl+X removes · Esc goes back"
+
+
+class History(ModalScreen[int | None]):
+    """Ends with the id of the conversation to resume, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Back"),
+        Binding("down", "into_table", "List", show=False),
+        Binding("ctrl+x", "remove", "Remove", priority=True),
+    ]
+
+    def __init__(self, store: Store, present: int | None, text: str = "") -> None:
+        """`present` is the conversation on the screen, which stays; `text` is searched for at once."""
+        super().__init__()
+        self._store = store
+        self._present = present
+        self._text = text
+        self._doubted: int | None = None  # removed when the key is pressed once more
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="window"):
+            yield Input(self._text, placeholder="Search all conversations", id="wanted")
+            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
+            table.add_column("changed", width=16)
+            table.add_column("model", width=18)
+            table.add_column("conversation")
+            yield table
+            yield Static(_KEYS, id="told", markup=False)
+
+    def on_mount(self) -> None:
+        self._fill()
+
+    @on(Input.Changed)
+    def _search(self) -> None:
+        self._fill()
+
+    @on(Input.Submitted)
+    def _take(self) -> None:
+        self._resume()
+
+    @on(DataTable.RowSelected)
+    def _chosen(self) -> None:
+        self._resume()
+
+    def action_into_table(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_remove(self) -> None:
+        id = self._selected()
+        if id is None:
+            return
+        if id == self._present:
+            self._say("This conversation is on the screen; /new begins another, then it can be removed.")
+        elif id != self._doubted:
+            self._doubted = id
+            self._say("Ctrl+X once more removes it for good.")
+        else:
+            try:
+                self._store.remove(self._store.resume(id))
+            except EdgespecError as error:
+                self._say(f"{error.message} {error.hint}")
+                return
+            self._fill()
+            self._say("Removed.")
+
+    def _resume(self) -> None:
+        id = self._selected()
+        if id is not None:
+            self.dismiss(id)
+
+    def _selected(self) -> int | None:
+        table = self.query_one(DataTable)
+        if not table.row_count:
+            return None
+        key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+        return None if key is None else int(key)
+
+    def _fill(self) -> None:
+        self._doubted = None
+        wanted = self.query_one(Input).value
+        rows: list[tuple[Conversation, str]]
+        try:
+            if wanted.strip():
+                rows = [(found.conversation, found.snippet) for found in self._store.search(wanted)]
+            else:
+                rows = [(conversation, "") for conversation in self._store.recent()]
+        except EdgespecError as error:
+            self._say(f"{error.message} {error.hint}")
+            return
+        table = self.query_one(DataTable)
+        table.clear()
+        for conversation, snippet in rows:
+            when = datetime.fromtimestamp(conversation.changed).strftime("%Y-%m-%d %H:%M")
+            told = Text(conversation.title)
+            if snippet and snippet != conversation.title:
+                told.append(f"  {snippet}", "dim")
+            table.add_row(when, conversation.model, told, key=str(conversation.id))
+        self._say(_KEYS if rows else "Nothing found." if wanted.strip() else "No conversation has been kept yet.")
+
+    def _say(self, text: str) -> None:
+        self.query_one("#told", Static).update(Text(text))

@@ -1,0 +1,66 @@
+"""What workers tell the app."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from typing import Any
+
+from textual.message import Message
+
+from edgespec.engine import Event
+from edgespec.opening import Opened
+from edgespec.planning import OpenRequest
+from edgespec.worker import Job
+
+
+class Batch(Message):
+    """Events of the generation that is going on."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__()
+        self.events = events
+
+
+class Ready(Message):
+    """A model, or another draft for it, is open."""
+
+    def __init__(self, opened: Opened, request: OpenRequest, *, is_new: bool) -> None:
+        super().__init__()
+        self.opened = opened
+        self.request = request
+        self.is_new = is_new
+
+
+class Told(Message):
+    """A sentence for the user; `hint` is the next thing to do."""
+
+    def __init__(self, text: str, hint: str = "", kind: str = "note") -> None:
+        super().__init__()
+        self.text = text
+        self.hint = hint
+        self.kind = kind
+
+
+class Progressed(Message):
+    """A download or a load; None when it is over."""
+
+    def __init__(self, text: str | None, fraction: float = 0.0) -> None:
+        super().__init__()
+        self.text = text
+        self.fraction = fraction
+
+
+class Ended(Message):
+    """A job is over, well or not."""
+
+    def __init__(self, job: Job[Any]) -> None:
+        super().__init__()
+        self.job = job
+
+
+def bug(error: Exception) -> Told:
+    """A fault of ours, which must not take the conversation with it."""
+    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return Told(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {file.name}.", "error")

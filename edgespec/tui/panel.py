@@ -1,0 +1,135 @@
+"""The instruments beside a conversation, and the one line that stands for them where there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psutil
+from rich.text import Text
+from textual.widgets import Static
+
+from edgespec.opening import Opened
+from edgespec.registry.fit import DeviceMemory
+from edgespec.tui.gauges import Gauges, bar, column
+
+_WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the instruments show beside the gauges: tokens and bytes.
+
+    parts    what target, KV cache and draft were foretold to take
+    devices  accelerators with their free memory
+    """
+
+    name: str
+    draft: str
+    is_paused: bool
+    context_size: int
+    resident: int
+    available: int
+    parts: tuple[tuple[str, int], ...] = ()
+    devices: tuple[DeviceMemory, ...] = ()
+
+
+def readings(opened: Opened, devices: tuple[DeviceMemory, ...]) -> Readings:
+    """Read now."""
+    parts: list[tuple[str, int]] = []
+    if (fit := opened.fit) is not None:
+        parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
+        if fit.draft is not None:
+            parts.append(("draft", fit.draft.total))
+    return Readings(
+        opened.name,
+        opened.draft,
+        opened.engine.is_paused,
+        opened.engine.target.context_size,
+        psutil.Process().memory_info().rss,
+        psutil.virtual_memory().available,
+        tuple(parts),
+        devices,
+    )
+
+
+class Panel(Static):
+    """Speed against plain decoding, acceptance, the present decision, times, memory."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="panel", markup=False)
+
+    def show(self, gauges: Gauges, now: Readings) -> None:
+        text = Text()
+        text.append(f"{now.name}\n", "bold")
+        text.append(f"draft {now.draft}{', switched off' if now.is_paused else ''}\n\n", "dim")
+        text.append(_speed(gauges), "bold")
+        text.append(f"\nmean {_number(gauges.mean)} tok/s, plain {_number(gauges.plain)}\n")
+        text.append(_spark(gauges.speeds, max(gauges.speeds, default=0.0)) + "\n\n", "green")
+        text.append(f"accepted {_percent(gauges.acceptance)}   tau {_number(gauges.tau, 2)}\n")
+        text.append(_spark(gauges.accepted_shares, 1.0) + "\n", "cyan")
+        text.append(_spark(gauges.taus, max(gauges.taus, default=0.0)) + "\n", "magenta")
+        for depth, alpha in enumerate(gauges.alphas[:8], 1):
+            text.append(f"  depth {depth} ")
+            text.append(bar(alpha, 12), "cyan")
+            text.append(f" {alpha:4.0%}\n")
+        if (decision := gauges.decision) is not None:
+            last = gauges.rounds[-1]
+            text.append(f"\nnow: {decision.source}, {last.n_drafted} drafted\n", "bold")
+            text.append(f"{decision.reason}\n", "dim")
+        if gauges.forwards:
+            draft_s, verify_s, other_s = gauges.shares
+            text.append("\ntime  ")
+            text.append("█" * round(draft_s * 24), "cyan")
+            text.append("█" * round(verify_s * 24), "green")
+            text.append("█" * max(1, round(other_s * 24)), "yellow")
+            text.append(f"\n draft {draft_s:.0%} verify {verify_s:.0%} other {other_s:.0%}\n", "dim")
+        text.append(f"\nfirst token {_milliseconds(gauges.ttft_s)}\n")
+        text.append(f"context {gauges.context_used:,} of {now.context_size:,}\n")
+        text.append(bar(gauges.context_used / now.context_size if now.context_size else 0.0, 24) + "\n", "magenta")
+        text.append(f"\nmemory {_size(now.resident)}, free {_size(now.available)}\n")
+        if now.parts:
+            text.append(" " + ", ".join(f"{name} {_size(size)}" for name, size in now.parts) + "\n", "dim")
+        for device in now.devices:
+            text.append(f"{device.name} {_size(device.total - device.free)} of {_size(device.total)}\n")
+        self.update(text)
+
+
+class Strip(Static):
+    """One line of the same."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="strip", markup=False)
+
+    def show(self, gauges: Gauges, now: Readings) -> None:
+        line = (
+            f"{_speed(gauges)}  accepted {_percent(gauges.acceptance)}  tau {_number(gauges.tau, 2)}  "
+            f"draft {now.draft}{' (off)' if now.is_paused else ''}  {gauges.context_used:,}/{now.context_size:,}"
+        )
+        self.update(Text(line, no_wrap=True, overflow="ellipsis"))
+
+
+def _speed(gauges: Gauges) -> str:
+    times = f"  {gauges.times_plain:.2f}x plain" if gauges.times_plain else ""
+    return f"{_number(gauges.now)} tok/s{times}"
+
+
+def _spark(values: Iterable[float], top: float) -> str:
+    return "".join(column(value / top if top else 0.0) for value in list(values)[-_WIDTH:])
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+def _size(count: int) -> str:
+    """Bytes in the unit that suits them."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,166 @@
+"""The models to choose from: aliases, downloads, and what other programs left on this machine."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Input, Static
+
+from edgespec.backends import device_memory, prefers_mlx
+from edgespec.errors import Cancelled, EdgespecError
+from edgespec.planning import OpenRequest, Reporter
+from edgespec.registry.catalogue import Entry, catalogue, matching
+from edgespec.registry.fit import gib, host_memory
+from edgespec.registry.hub import Hub
+from edgespec.registry.schema import BackendName, load_registry
+from edgespec.tui.backstage import Backstage
+from edgespec.worker import Job
+
+_KEYS = "Enter opens · type to filter · Ctrl+F foretells fit and speed · Esc goes back"
+
+
+class Picker(ModalScreen[str | None]):
+    """Ends with what `--model` takes, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Back"),
+        Binding("down", "into_table", "List", show=False),
+        Binding("ctrl+f", "foretell", "Foretell", priority=True),
+    ]
+
+    def __init__(self, backstage: Backstage, request: OpenRequest, reporter: Reporter, *, is_idle: bool) -> None:
+        """`request`: how the chosen model would be opened. Speeds are measured only while nothing is generated."""
+        super().__init__()
+        self._backstage = backstage
+        self._request = request
+        self._reporter = reporter
+        self._is_idle = is_idle
+        self._entries: list[Entry] = []
+        self._job: Job[str] | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="window"):
+            yield Input(placeholder="Filter models, or type any reference", id="wanted")
+            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
+            table.add_column("model", width=34)
+            table.add_column("size", width=9)
+            table.add_column("here", width=5)
+            table.add_column("memory", width=12)
+            table.add_column("draft model", width=26)
+            table.add_column("what it is")
+            yield table
+            with VerticalScroll(id="outlook"):
+                yield Static("", id="outlook-text", markup=False)
+            yield Static("Looking at the models on this machine …", id="told", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#outlook").display = False
+        self._look()
+
+    @work(thread=True)
+    def _look(self) -> None:
+        try:
+            backend: BackendName = "mlx" if prefers_mlx() else "llamacpp"
+            entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(device_memory(backend)))
+        except EdgespecError as error:
+            self.app.call_from_thread(self._say, f"{error.message} {error.hint}")
+            return
+        self.app.call_from_thread(self._found, entries)
+
+    def _found(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self._fill()
+
+    @on(Input.Changed)
+    def _filter(self) -> None:
+        self._fill()
+
+    @on(Input.Submitted)
+    def _take(self) -> None:
+        self._open()
+
+    @on(DataTable.RowSelected)
+    def _chosen(self) -> None:
+        self._open()
+
+    def action_into_table(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def action_leave(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+        self.dismiss(None)
+
+    def action_foretell(self) -> None:
+        name = self._selected()
+        if name is None or self._job is not None:
+            return
+        if not self._is_idle:
+            self._say("An answer is under way; Esc stops it, then speeds can be measured.")
+            return
+        self._say(f"Measuring a few blocks of {name} on this machine …")
+        self._foretell(name)
+
+    @work(thread=True)
+    def _foretell(self, name: str) -> None:
+        self._job = self._backstage.outlook(replace(self._request, model=name, force=True), self._reporter)
+        told = _KEYS
+        try:
+            for text in self._job:
+                self._tell(self._show_outlook, text)
+        except EdgespecError as error:
+            told = f"{error.message} {error.hint}"
+        except Cancelled:
+            return
+        finally:
+            self._job = None
+        self._tell(self._say, told)
+
+    def _tell(self, show: object, text: str) -> None:
+        """`show(text)` on the app's thread, unless the screen has been left."""
+        with suppress(RuntimeError):
+            if self.is_attached:
+                self.app.call_from_thread(show, text)  # type: ignore[arg-type]
+
+    def _show_outlook(self, text: str) -> None:
+        self.query_one("#outlook").display = True
+        self.query_one("#outlook-text", Static).update(Text(text))
+
+    def _open(self) -> None:
+        name = self._selected() or self.query_one(Input).value.strip()
+        if name:
+            self.dismiss(name)
+
+    def _selected(self) -> str | None:
+        table = self.query_one(DataTable)
+        if not table.row_count:
+            return None
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+
+    def _fill(self) -> None:
+        table = self.query_one(DataTable)
+        table.clear()
+        shown = matching(self._entries, self.query_one(Input).value)
+        for entry in shown:
+            size = "-" if entry.target.size is None else gib(entry.target.size)
+            table.add_row(
+                Text(entry.name, overflow="ellipsis", no_wrap=True),
+                size,
+                "yes" if entry.here else "",
+                entry.fit or "",
+                Text(str(entry.draft.reference) if entry.draft else "", overflow="ellipsis", no_wrap=True),
+                entry.description or {"cache": "downloaded", "elsewhere": "of another program"}.get(entry.origin, ""),
+                key=entry.opens,
+            )
+        self._say(_KEYS if shown else "None of these; Enter tries it as a reference, such as user/repo:Q4_K_M.")
+
+    def _say(self, text: str) -> None:
+        self.query_one("#told", Static).update(Text(text))

@@ -1,0 +1,203 @@
+"""The file: its making, damage, and files of other versions and programs."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edgespec.conversations import Store
+from edgespec.conversations.database import folder
+from edgespec.errors import CacheError
+from tests.conversations.children import outcome, start
+from tests.conversations.files import filled, works
+
+
+def test_the_file_is_for_its_owner_alone(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store.open(path)
+        assert works(store)
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.glob("conversations.db*")}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes.pop("conversations.db.lock", None) is not None  # empty for ever
+    assert modes == dict.fromkeys(("conversations.db", "conversations.db-wal", "conversations.db-shm"), 0o600)
+
+
+def test_readers_do_not_wait_for_a_writer(path: Path) -> None:
+    filled(path, 1)
+    store = Store.open(path, wait_s=0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        writer.execute("BEGIN IMMEDIATE")
+        assert len(store.recent()) == 1
+    store.close()
+
+
+def test_the_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGESPEC_DATA_DIR", raising=False)
+    assert folder().name == "edgespec"
+    monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path / "mine"))
+    Store.open().close()
+    assert (tmp_path / "mine" / "conversations.db").is_file()
+
+
+def _noise(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(5000))
+
+
+def _note(path: Path) -> None:
+    path.write_bytes(b"shopping list")
+
+
+def _truncated(path: Path) -> None:
+    filled(path)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _overwritten(path: Path) -> None:
+    filled(path)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 8192)
+
+
+def _zeroed_index(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as db:
+        page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'turns_by_parent'").fetchone()[0]
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\x0a" + bytes(2) + bytes(2) + b"\x10\x00" + bytes(1))  # a leaf without entries
+
+
+def _foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE recipes (name TEXT)")
+
+
+def _foreign_of_our_version(path: Path) -> None:
+    _foreign(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 1")
+
+
+def _column_missing(path: Path) -> None:
+    filled(path, 1)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE turns DROP COLUMN reasoning")
+
+
+def _emptied_beside_its_log(path: Path) -> None:
+    filled(path, 1)
+    path.write_bytes(b"")
+    Path(f"{path}-wal").write_bytes(b"all that was written last")
+
+
+DAMAGES = [
+    _noise,
+    _note,
+    _truncated,
+    _overwritten,
+    _zeroed_index,
+    _foreign,
+    _foreign_of_our_version,
+    _column_missing,
+    _emptied_beside_its_log,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.lstrip("_"))
+def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> None:
+    assert callable(damage)
+    path.parent.mkdir()
+    damage(path)
+    before = path.read_bytes()
+    store = Store.open(path)
+    assert store.notice
+    assert store.notice.startswith(f"{path} was damaged (")
+    assert store.notice.endswith("): it is now conversations.db.damaged-1, and a new file was begun.")
+    assert "\n" not in store.notice
+    assert store.recent() == []
+    assert works(store)
+    store.close()
+    aside = path.with_name("conversations.db.damaged-1")
+    assert len(aside.read_bytes()) == len(before)
+    store = Store.open(path)
+    assert (store.notice, len(store.recent())) == (None, 1)
+    store.close()
+
+
+def test_no_file_that_was_set_aside_is_overwritten(path: Path) -> None:
+    path.parent.mkdir()
+    for number in (1, 2, 3):
+        path.write_bytes(b"damage %d" % number * 100)
+        Path(f"{path}-wal").write_bytes(b"log %d" % number)
+        store = Store.open(path)
+        assert store.notice and f"damaged-{number}," in store.notice
+        store.close()
+    for number in (1, 2, 3):
+        assert path.with_name(f"conversations.db.damaged-{number}").read_bytes() == b"damage %d" % number * 100
+
+
+def test_processes_set_a_damaged_file_aside_once(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"damage" * 1000)
+    code = """
+sys.stdin.readline()
+store = Store.open(path, wait_s=30)
+store.add(store.new("toy"), None, "user", "Hello")
+print(store.notice)
+"""
+    children = [start(code, path) for _ in range(4)]
+    for child in children:
+        assert child.stdin
+        child.stdin.write("\n")
+        child.stdin.flush()
+    said = sorted(outcome(child) for child in children)
+    assert [line == "None\n" for line in said].count(False) == 1
+    assert len(list(path.parent.glob("*.damaged-*"))) == 1
+    store = Store.open(path)
+    assert len(store.recent()) == 4
+    store.close()
+
+
+def test_a_newer_file_is_left_alone(path: Path) -> None:
+    filled(path, 1)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    with pytest.raises(CacheError, match="was written by a newer version of edgespec") as caught:
+        Store.open(path)
+    assert "Update edgespec" in caught.value.hint
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*.damaged-*"))
+
+
+def test_columns_that_a_disk_has_damaged_do_not_hide_the_text(store: Store, path: Path) -> None:
+    turn = store.add(store.new("toy"), None, "user", "Hello", {"seed": 1})
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("""UPDATE turns SET spans = '[[', settings = '{"seed', metrics = '', text = CAST(x'48ff' AS TEXT)""")
+    [read] = store.path(turn)
+    assert (read.text, read.spans, read.settings, read.metrics) == ("H\ufffd", [], {}, {})
+
+
+def test_damage_met_while_it_is_open_is_explained(path: Path) -> None:
+    conversation = filled(path)
+    store = Store.open(path)
+    os.truncate(path, 4 * 4096)
+    with pytest.raises(CacheError, match=r"is damaged: .*\.") as caught:
+        store.turns(conversation)
+    assert "set aside" in caught.value.hint
+    store.close()
+    store = Store.open(path)
+    assert store.notice
+    store.close()

@@ -1,0 +1,145 @@
+"""Permissions, locks and full disks in the way of the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edgespec.conversations import Store
+from edgespec.conversations.database import open_database
+from edgespec.errors import CacheError
+from tests.conversations.children import outcome, start
+from tests.conversations.files import filled, works
+
+READ_ONLY = """
+import os
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)  # permissions do not hold root
+from edgespec.errors import CacheError
+try:
+    Store.open(path, wait_s=0.1)
+except CacheError as error:
+    print(error.message, error.hint, sep="\\n")
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    folder.chmod(0o777)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions are others")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_read_only_folder_is_explained(open_folder: Path, there: bool) -> None:
+    path = open_folder / "conversations.db"
+    if there:
+        filled(path, 1)
+        path.chmod(0o444)
+    open_folder.chmod(0o555)
+    message, hint = outcome(start(READ_ONLY, path)).splitlines()
+    assert message.startswith(f"{path} cannot be read or written: ")
+    assert hint.startswith("Check the permissions of the folder")
+    assert "EDGESPEC_DATA_DIR" in hint
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="cannot be read or written: ") as caught:
+        Store.open(tmp_path / "file" / "conversations.db")
+    assert "EDGESPEC_DATA_DIR" in caught.value.hint
+
+
+HOLD = """
+import sqlite3
+db = sqlite3.connect(path, isolation_level=None)
+db.execute("PRAGMA journal_mode = DELETE")
+db.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_locked_file_is_explained(path: Path) -> None:
+    filled(path, 1)
+    holder = start(HOLD, path)
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    with pytest.raises(CacheError, match="is locked by another process") as caught:
+        Store.open(path, wait_s=0.05)
+    assert "Wait for it or end it" in caught.value.hint
+    outcome(holder)
+    store = Store.open(path)
+    assert (store.notice, len(store.recent())) == (None, 1)
+    store.close()
+
+
+def test_a_lock_at_writing_is_explained_and_writing_goes_on_after_it(path: Path) -> None:
+    store = Store.open(path, wait_s=0.05)
+    conversation = store.new("toy")
+    turn = store.add(conversation, None, "assistant", "")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CacheError, match="is locked by another process"):
+            store.grow(turn, "a")
+        assert store.path(turn) == [turn]
+    assert store.grow(turn, "b").text == "b"
+    store.close()
+
+
+def test_a_full_disk_is_explained_and_nothing_is_half_written(path: Path) -> None:
+    conversation = filled(path, 3)
+    db, _ = open_database(path, 1)
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    store = Store(db, path, None)
+    before = store.resume(conversation.id), store.turns(conversation)
+    with pytest.raises(CacheError, match="cannot be written: the disk is full") as caught:
+        store.add(conversation, None, "user", "x" * 100_000)
+    assert caught.value.hint.startswith("Free some space")
+    assert (store.resume(conversation.id), store.turns(conversation)) == before
+    db.execute(f"PRAGMA max_page_count = {pages + 100}")
+    assert works(store)
+    store.close()
+
+
+LIMITED = """
+import resource
+from edgespec.errors import CacheError
+store = Store.open(path)
+conversation = store.new("toy")
+turn = store.add(conversation, None, "assistant", "")
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+size = 0
+try:
+    while size < 1000:
+        store.grow(turn, "x" * 1000 * (size + 1))
+        size += 1
+except CacheError as error:
+    print(size, len(store.path(turn)[0].text), error.message, error.hint, sep="\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.grow(turn, "after")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
+def test_a_log_that_cannot_grow_is_explained(path: Path) -> None:
+    size, kept, message, hint = outcome(start(LIMITED, path)).splitlines()
+    assert int(size) > 0
+    assert int(kept) == 1000 * int(size)  # what the last call that returned has written
+    assert message.startswith(f"{path} cannot be ")
+    assert "EDGESPEC_DATA_DIR" in hint
+    store = Store.open(path)
+    [conversation] = store.recent()
+    assert store.path(conversation.leaf)[0].text == "after"
+    store.close()
