@@ -136,20 +136,27 @@ def _row(arm: Arm, plain: Arm) -> dict[str, Any]:
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    from matplotlib import colormaps
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5))
+    figure = Figure(figsize=(9, 4.5))
     axes = figure.add_subplot()
-    axes.scatter([row["draft"] for row in rows], [row["accepted"] for row in rows])
-    for row in rows:
-        axes.annotate(f"{row['arm']} ({row['speedup']:.2f}x)", (row["draft"], row["accepted"]), fontsize=7,
-                      xytext=(4, 4), textcoords="offset points")  # fmt: skip
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
+    for kind, marker in (("layerskip", "s"), ("qspec", "^"), ("sparse", "D"), ("", "o")):
+        for row in rows:
+            if kind == _kind(row["arm"]):
+                axes.plot(row["draft"], row["accepted"], marker, label=f"{row['arm']}: {row['speedup']:.2f}x plain")
     axes.set(xlabel="cost of a drafted token, in plain steps", ylabel="share of drafted tokens accepted")
-    axes.set_xlim(left=0)
+    axes.set(xlim=(0, None), ylim=(0, 1.05))
     axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, frameon=False)
     figure.tight_layout()
     FigureCanvasSVG(figure).print_svg(path)
+
+
+def _kind(arm: str) -> str:
+    return next((kind for kind in ("layerskip", "qspec", "sparse") if kind in arm), "")
 
 
 def _resident() -> int:

@@ -84,7 +84,7 @@ class Chat:
             "messages": [{"role": m.role, "content": m.content} for m in self.messages],
         }
         data = (json.dumps(state, indent=1) + "\n").encode()  # ASCII: whatever was typed can be written
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = path.parent / f".{path.name}.{os.getpid()}"
         try:
             partial.write_bytes(data)
             partial.replace(path)

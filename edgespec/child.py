@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from multiprocessing import active_children, get_context, resource_tracker
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ def in_child(
 
     Raises what it raises, ChildDied, Cancelled.
     """
+    if hasattr(signal, "pthread_sigmask"):
+        with redirect_stderr(sys.__stderr__):  # what a full screen puts in its place has no descriptor to inherit
+            resource_tracker.ensure_running()  # a process needs it, and its start unblocks signals
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, _interrupts_kept_out():
         running = pool.submit(work, *given)
         while not running.done():
@@ -51,7 +55,6 @@ def _interrupts_kept_out() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # a process needs it, and its start would unblock
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

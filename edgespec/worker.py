@@ -17,7 +17,7 @@ from edgespec.errors import Cancelled
 
 T = TypeVar("T")
 
-_EVENTS_AHEAD = 256  # how far generation may run ahead of whoever reads it
+_EVENTS_AHEAD = 2048  # how far generation may run ahead of whoever reads it
 # Some of llama.cpp's pre-tokenizers recurse for every character of a word; only what is touched takes memory.
 _STACK_BYTES = 512 * 2**20
 _POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform

@@ -7,13 +7,10 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from textual import on, work
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from edgespec.chat import Chat
 from edgespec.conversations import Store
@@ -35,23 +32,22 @@ from edgespec.tui.help import Help
 from edgespec.tui.keeping import Keeper
 from edgespec.tui.keys import BINDINGS
 from edgespec.tui.log import Log
-from edgespec.tui.messages import Batch, Ended, Progressed, Ready, Told, bug
+from edgespec.tui.messages import Batch, Ended, Progressed, Ready, Told, told_of
 from edgespec.tui.panel import Panel, Strip, readings
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import FRAME_S
 from edgespec.tui.screenside import Screenside
-from edgespec.tui.turns import Answer, Notice, Said
+from edgespec.tui.turns import Answer, Said
+from edgespec.tui.window import Window
 from edgespec.worker import Job
 
-_NARROW = 100  # columns below which the instruments are one line
+_READ_EVERY_S = 0.1
 
 
-class ChatApp(App[None]):
+class ChatApp(Window):
     """One conversation with one model, on one worker thread."""
 
-    CSS_PATH = "style.tcss"
-    TITLE = "edgespec"
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
 
     def __init__(
@@ -80,18 +76,8 @@ class ChatApp(App[None]):
         self._sampling = sampling
         self._resume = resume
         self._then = then
-        self._folded = True
-        self._origins = False
-
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="body"):
-            with Vertical(id="left"):
-                yield Log()
-                yield Progress()
-                yield Prompt()
-            yield Panel()
-        yield Strip()
-        yield Footer()
+        self._read_s = 0.0  # when the instruments were last read
+        self._is_leaving = False
 
     async def on_mount(self) -> None:
         self.register_theme(HIGH_CONTRAST)
@@ -115,16 +101,15 @@ class ChatApp(App[None]):
 
     @work(thread=True)
     def _follow(self, job: Job[Any], events: Iterable[Any], message: Callable[[Any], Message]) -> None:
-        """Post what a job yields until it ends, however it does."""
+        """Post what a job yields until it ends, however it does; text once the last is shown, or keys would wait."""
         try:
             for event in events:
-                self.post_message(message(event))
-        except Cancelled:
-            self.post_message(Told("stopped."))
-        except EdgespecError as error:
-            self.post_message(Told(error.message, error.hint, "error"))
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
-            self.post_message(bug(error))
+                posted = message(event)
+                self.post_message(posted)
+                if isinstance(posted, Batch):
+                    posted.wait(lambda: self.is_running)
+        except (Cancelled, Exception) as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
+            self.post_message(told_of(error))
         self.post_message(Ended(job))
 
     # What the user does.
@@ -157,16 +142,14 @@ class ChatApp(App[None]):
 
     async def generate(self) -> None:
         """Answer the conversation as it stands."""
-        opened = self.backstage.opened
-        if opened is None:
-            raise InvalidRequest("no model is open.", hint="/model chooses one.")
+        opened = self.backstage.require()
         self.gauges = Gauges(plain=opened.plain_speed, asked_s=perf_counter())
         self.finished = None
         request = self.chat.request()
         self.keeper.begin_answer({"model": opened.name, "draft": opened.draft})
         self.answer = Answer(opened.draft)
         await self.query_one(Log).add(self.answer)
-        self._dress()
+        self.dress()
         self.job = self.backstage.stream(request)
         self._follow(self.job, self.job.batches(FRAME_S), Batch)
 
@@ -193,9 +176,12 @@ class ChatApp(App[None]):
 
     @on(Prompt.Left)
     def action_leave(self) -> None:
-        if self.job is not None:
+        """An answer under way is stopped first, and kept."""
+        self._is_leaving = True
+        if self.job is None or self.answer is None:
+            self.exit()
+        else:
             self.job.cancel()
-        self.exit()
 
     def action_help(self) -> None:
         self.push_screen(Help(commands.HELP))
@@ -203,14 +189,6 @@ class ChatApp(App[None]):
     def action_details(self) -> None:
         engine = self.backstage.opened.engine if self.backstage.opened else None
         self.push_screen(Details(self.gauges, engine.experience if engine and engine.has_experience else None))
-
-    def action_fold(self) -> None:
-        self._folded = not self._folded
-        self._dress()
-
-    def action_origins(self) -> None:
-        self._origins = not self._origins
-        self._dress()
 
     async def action_clear_screen(self) -> None:
         """The conversation stays; an answer under way stays on the screen too."""
@@ -241,7 +219,9 @@ class ChatApp(App[None]):
         if (answer := self.answer) is not None and pieces:
             await answer.grow(pieces)
             self.keeper.grow(answer.text, answer.reasoning, lambda: answer.spans)
-        self.show_instruments()
+        if perf_counter() - self._read_s >= _READ_EVERY_S:
+            self.show_instruments()
+        message.is_shown.set()
 
     @on(Ready)
     async def _is_open(self, message: Ready) -> None:
@@ -266,7 +246,6 @@ class ChatApp(App[None]):
     async def _ended(self, message: Ended) -> None:
         if message.job is not self.job:
             return
-        self.job = None
         self.query_one(Progress).show(None)
         answer, self.answer = self.answer, None
         if answer is not None:
@@ -275,6 +254,9 @@ class ChatApp(App[None]):
             self.keeper.finish(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:
                 await answer.remove()
+        self.job = None
+        if self._is_leaving:
+            self.exit()
         self.show_instruments()
         then, self._then = self._then, ""
         if then and self.backstage.opened is not None:
@@ -282,29 +264,17 @@ class ChatApp(App[None]):
 
     # What is shown.
 
-    async def say(self, text: str, kind: str = "note") -> None:
-        """A sentence in the conversation."""
-        await self.query_one(Log).add(Notice(text[:1].upper() + text[1:], kind))
-
     async def show_turns(self) -> None:
         """Draw the conversation anew."""
         await self.query_one(Log).show(self.keeper.turns)
-        self._dress()
+        self.dress()
 
     def show_instruments(self) -> None:
+        self._read_s = perf_counter()
         if (opened := self.backstage.opened) is not None:
             now = readings(opened, self.backstage.devices)
             self.query_one(Panel).show(self.gauges, now)
             self.query_one(Strip).show(self.gauges, now)
-
-    def _dress(self) -> None:
-        """Reasoning folded or not, and origins shown or not, as the user last wished."""
-        for answer in self.query(Answer):
-            answer.fold(self._folded)
-            answer.show_origins(self._origins)
-
-    def on_resize(self, event: Resize) -> None:
-        self.screen_stack[0].set_class(event.size.width < _NARROW, "narrow")
 
     async def on_unmount(self) -> None:
         self.backstage.close()

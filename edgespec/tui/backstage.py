@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from edgespec.backends import device_memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine import Event, Request
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.opening import Opened, change_draft, open_engine
 from edgespec.outlook import outlook
 from edgespec.planning import OpenRequest, Reporter
@@ -17,6 +19,8 @@ from edgespec.registry.hub import Hub
 from edgespec.registry.schema import load_registry
 from edgespec.speculation import Speculation
 from edgespec.worker import Job, Worker
+
+T = TypeVar("T")
 
 
 class Backstage:
@@ -27,6 +31,7 @@ class Backstage:
 
     def __init__(self) -> None:
         self._worker = Worker()
+        self._jobs: WeakSet[Job[Any]] = WeakSet()
         self.opened: Opened | None = None
         self.devices: tuple[DeviceMemory, ...] = ()
 
@@ -39,7 +44,7 @@ class Backstage:
             self._look_at_devices()
             yield self.opened
 
-        return self._worker.submit(work)
+        return self._submit(work)
 
     def change_draft(self, request: OpenRequest, reporter: Reporter) -> Job[Opened]:
         """On failure the present draft stays."""
@@ -51,7 +56,7 @@ class Backstage:
             self._look_at_devices()
             yield self.opened
 
-        return self._worker.submit(work)
+        return self._submit(work)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
         """One generation, with another way to draft for it alone where one is given."""
@@ -68,7 +73,7 @@ class Backstage:
                     engine.speculation = before
                 self._look_at_devices()
 
-        return self._worker.submit(work)
+        return self._submit(work)
 
     def outlook(self, request: OpenRequest, reporter: Reporter) -> Job[str]:
         """What `edgespec plan` says of a model: facts at once, speeds after a measurement."""
@@ -76,12 +81,25 @@ class Backstage:
         def work(check: CheckCancelled) -> Iterator[str]:
             yield from outlook(request, load_registry(), Hub.from_environment(), reporter, check)
 
-        return self._worker.submit(work)
+        return self._submit(work)
+
+    def require(self) -> Opened:
+        """Raises InvalidRequest where no model is open."""
+        if self.opened is None:
+            raise InvalidRequest("no model is open.", hint="/model chooses one.")
+        return self.opened
 
     def close(self) -> None:
-        """Keep what was learned, free the model, end the thread."""
+        """Stop what is under way, keep what was learned, free the model, end the thread."""
+        for job in tuple(self._jobs):
+            job.cancel()
         self._worker.call(self._close)
         self._worker.close()
+
+    def _submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
+        job = self._worker.submit(work)
+        self._jobs.add(job)
+        return job
 
     def _close(self) -> None:
         opened, self.opened = self.opened, None

@@ -28,7 +28,8 @@ class Details(ModalScreen[None]):
         self._experience = experience
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="window"), TabbedContent():
+        with Vertical(classes="window") as window, TabbedContent():
+            window.border_subtitle = "Tab, ←, → choose · Esc goes back"
             with TabPane("Rounds"):
                 table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
                 table.add_columns("round", "drafter", "drafted", "accepted", "tokens, expected", "ms, expected", "why")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.table import Table
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -23,8 +25,16 @@ class Help(ModalScreen[None]):
         self._commands = commands
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="window"):
-            yield Static(f"Keys\n\n{KEYS}\nCommands\n\n{self._commands}", markup=False)
+        commands = Table.grid(padding=(0, 2))
+        for line in self._commands.splitlines():
+            name, _, told = line.partition("  ")
+            commands.add_row(Text(name, no_wrap=True), Text(told.strip()))
+        with VerticalScroll(classes="window") as window:
+            window.border_subtitle = "Esc goes back"
+            yield Static(Text("Keys\n", "bold"))
+            yield Static(KEYS, markup=False)
+            yield Static(Text("Commands\n", "bold"))
+            yield Static(commands)
 
     async def action_dismiss(self, result: None = None) -> None:
         self.dismiss(None)

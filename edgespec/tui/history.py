@@ -116,7 +116,9 @@ class History(ModalScreen[int | None]):
             told = Text(conversation.title)
             if snippet and snippet != conversation.title:
                 told.append(f"  {snippet}", "dim")
-            table.add_row(when, conversation.model, told, key=str(conversation.id))
+            table.add_row(
+                when, Text(conversation.model, overflow="ellipsis", no_wrap=True), told, key=str(conversation.id)
+            )
         self._say(_KEYS if rows else "Nothing found." if wanted.strip() else "No conversation has been kept yet.")
 
     def _say(self, text: str) -> None:

@@ -53,7 +53,8 @@ class Keeper:
                 self.conversation = self.store.new(self._model, self._chat.system)
             return self.store.add(self.conversation, self.turns[-1] if self.turns else None, "user", text)
 
-        self._follow([*self.turns, self._written(write)])
+        turn = self._written(write)
+        self._follow([*self.turns, turn])
 
     def begin_answer(self, settings: Mapping[str, Any]) -> None:
         """An answer to the last question, beside those that it has."""
@@ -99,14 +100,14 @@ class Keeper:
 
     def switch(self, to: Turn) -> None:
         """Show the branch that begins with `to`, up to where it was last gone on with. Raises CacheError."""
-        self._follow(self.store.path(self.store.newest_leaf(to)))
+        self._follow(_come(self.store.path(self.store.newest_leaf(to))))
         self._select()
 
     def resume(self, id: int) -> None:
         """Go on with a stored conversation. Raises InvalidRequest, CacheError."""
         self.conversation = self.store.resume(id)
         self._chat.system = self.conversation.system
-        self._follow(self.store.path(self.conversation.leaf))
+        self._follow(_come(self.store.path(self.conversation.leaf)))
 
     def begin_anew(self) -> None:
         self.conversation = None
@@ -173,6 +174,11 @@ class Keeper:
             leaf = self.turns[-1].id if self.turns else None
             self.conversation = self.store.insert(replace(self.conversation, leaf=leaf), self.turns)
             self.turns = self.store.path(self.conversation.leaf)
+
+
+def _come(path: list[Turn]) -> list[Turn]:
+    """`path` without an answer at its end that never came."""
+    return path[:-1] if path and path[-1].role == "assistant" and not path[-1].text else path
 
 
 def opened_store() -> Store:

@@ -8,7 +8,7 @@ BINDINGS: list[BindingType] = [
     Binding("f1", "help", "Help"),
     Binding("f2", "details", "Details"),
     Binding("escape", "stop", "Stop", show=False),
-    Binding("ctrl+c", "stop", "Stop", priority=True),
+    Binding("ctrl+c", "stop", "Stop", show=False, priority=True),
     Binding("ctrl+t", "fold", "Reasoning"),
     Binding("ctrl+o", "origins", "Origins"),
     Binding("ctrl+n", "command('new')", "New"),
@@ -20,12 +20,13 @@ BINDINGS: list[BindingType] = [
 ]
 
 KEYS = """\
-Enter         send                        F1      this help
-Ctrl+J        new line (also Alt+Enter)   F2      rounds, costs, acceptance
-Up, Down      what was sent before        Ctrl+T  fold and unfold reasoning
-Esc, Ctrl+C   stop, keeping the text      Ctrl+O  colour text by its origin
-Ctrl+N        new chat                    Ctrl+R  earlier chats, search
-Ctrl+B        next branch                 Ctrl+G  models
-Ctrl+L        clear the screen            Ctrl+P  all commands
-                                          Ctrl+Q  quit (Ctrl+D in an empty prompt)
+Enter        send                     F1      this help
+Ctrl+J       new line (or Alt+Enter)  F2      rounds, costs, acceptance
+Up, Down     what was sent before     Ctrl+T  fold, unfold reasoning
+Esc, Ctrl+C  stop, keep the text      Ctrl+O  colour text by origin
+Ctrl+N       new chat                 Ctrl+R  earlier chats, search
+Ctrl+B       next branch              Ctrl+G  models
+Ctrl+L       clear the screen         Ctrl+P  all commands
+Ctrl+D       quit, if nothing is      Ctrl+Q  quit
+             written
 """

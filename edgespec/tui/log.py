@@ -11,7 +11,8 @@ from edgespec.conversations import Turn
 from edgespec.tui.foot import foot
 from edgespec.tui.turns import Answer, Notice, Said
 
-_SHOWN = 100  # turns of a conversation from before that are drawn
+_SHOWN = 40  # turns of a conversation from before that are drawn
+_FORMATTED = 8_000  # characters of their answers, from the end: Markdown of many blocks takes seconds
 
 
 class Log(VerticalScroll):
@@ -29,25 +30,34 @@ class Log(VerticalScroll):
     async def show(self, turns: Sequence[Turn]) -> None:
         """Draw these turns in place of what is there, the last ones only if they are many."""
         await self.clear()
+        widgets: list[Widget] = []
         if len(turns) > _SHOWN:
-            await self.add(Notice(f"The last {_SHOWN} of {len(turns)} messages; /export FILE.md writes all of them."))
+            told = f"The last {_SHOWN} of {len(turns)} messages; /export FILE.md writes all of them."
+            widgets.append(Notice(told))
         number = sum(turn.role == "user" for turn in turns[:-_SHOWN])
+        answers: list[tuple[Answer, Turn]] = []
         for turn in turns[-_SHOWN:]:
             if turn.role == "user":
                 number += 1
-                await self.add(Said(turn.text, number))
+                widgets.append(Said(turn.text, number))
                 continue
             answer = Answer(str(turn.settings.get("draft", "the draft model")))
-            await self.add(answer)
-            below = foot(turn.metrics) if turn.finished else "cut off when the program ended"
-            await answer.show(turn.text, turn.reasoning, turn.spans, below)
+            answers.append((answer, turn))
+            widgets.append(answer)
+        with self.app.batch_update():
+            await self.mount_all(widgets)
+            rest = sum(len(turn.text) for _, turn in answers)
+            for answer, turn in answers:
+                below = foot(turn.metrics) if turn.finished else "cut off when the program ended"
+                await answer.show(turn.text, turn.reasoning, turn.spans, below, is_formatted=rest <= _FORMATTED)
+                rest -= len(turn.text)
         self.anchor()
 
     async def cut(self, number: int, *, keep_question: bool = False) -> None:
-        """Take question `number` and all that follows away."""
+        """Take question `number` and all that follows away; if it has been cleared, all that is left is later."""
         widgets = list(self.children)
-        first = next((i for i, w in enumerate(widgets) if isinstance(w, Said) and w.number == number), len(widgets))
-        await self.remove_children(widgets[first + keep_question :])
+        shown = [i for i, widget in enumerate(widgets) if isinstance(widget, Said) and widget.number == number]
+        await self.remove_children(widgets[shown[0] + keep_question if shown else 0 :])
 
     async def clear(self, besides: Widget | None = None) -> None:
         await self.remove_children([child for child in self.children if child is not besides])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from textual.message import Message
 
 from edgespec.engine import Event
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.opening import Opened
 from edgespec.planning import OpenRequest
 from edgespec.worker import Job
@@ -20,6 +23,12 @@ class Batch(Message):
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
         self.events = events
+        self.is_shown = threading.Event()
+
+    def wait(self, is_running: Callable[[], bool]) -> None:
+        """Until it is shown, or nothing will be any more."""
+        while is_running() and not self.is_shown.wait(0.1):
+            pass
 
 
 class Ready(Message):
@@ -59,7 +68,16 @@ class Ended(Message):
         self.job = job
 
 
-def bug(error: Exception) -> Told:
+def told_of(error: BaseException) -> Told:
+    """What ended a job, in words."""
+    if isinstance(error, Cancelled):
+        return Told("stopped.")
+    if isinstance(error, EdgespecError):
+        return Told(error.message, error.hint, "error")
+    return bug(error)
+
+
+def bug(error: BaseException) -> Told:
     """A fault of ours, which must not take the conversation with it."""
     with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exception(error, file=file)

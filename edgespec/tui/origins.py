@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from edgespec.text.stream import Piece
+from edgespec.tui.harmless import harmless
 
 Span = tuple[int, str, int]
 """Characters, the origin as a Piece has it, and how many tokens."""
 
-# From short runs to long ones. Underlines and weight say the same without colour.
-_COLOURS = {"ngram": ("dark_cyan", "cyan", "bright_cyan"), "model": ("dark_green", "green", "bright_green"),
-            "model+ngram": ("dark_goldenrod", "yellow", "bright_yellow")}  # fmt: skip
-_WEIGHTS = ("underline", "underline", "bold underline")
-_LONG = (3, 6)  # tokens from which a run is longer, and long
+# Names that every theme has a readable colour for; underlines and weight say the same without colour.
+_COLOURS = {"ngram": "cyan", "model": "green", "model+ngram": "yellow"}
+_LONG = 4  # tokens from which a run is long
 
 
 def joined(spans: list[Span], pieces: Sequence[Piece]) -> None:
@@ -30,25 +29,25 @@ def joined(spans: list[Span], pieces: Sequence[Piece]) -> None:
 
 def coloured(text: str, spans: Sequence[Span], drafter: str) -> Text:
     """`text` with a legend; `drafter` is what the user calls the draft model. Spans may end before the text does."""
+    text = harmless(text)
     shown = Text()
     at = 0
     for length, origin, tokens in spans:
         shown.append(text[at : at + length], _style(origin, tokens))
         at += length
     shown.append(text[at:])
-    shown.append("\n\nplain: the target itself   ", "dim")
+    shown.append("\n\nplain: the target   ", "dim")
     present = {origin for _, origin, _ in spans if origin}
     for origin, told in (("ngram", "lookup"), ("model", drafter), ("model+ngram", f"{drafter} and lookup")):
         if origin in present:
             shown.append(told, _style(origin, 1))
             shown.append("   ")
-    shown.append("bold: longer runs", "dim")
+    shown.append("bold: long runs", "dim")
     return shown
 
 
 def _style(origin: str, tokens: int) -> str:
-    colours = _COLOURS.get(origin)
-    if colours is None:
+    colour = _COLOURS.get(origin)
+    if colour is None:
         return ""
-    shade = sum(tokens >= long for long in _LONG)
-    return f"{colours[shade]} {_WEIGHTS[shade]}"
+    return f"{colour} {'bold ' if tokens >= _LONG else ''}underline"

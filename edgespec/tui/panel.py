@@ -14,6 +14,7 @@ from edgespec.registry.fit import DeviceMemory
 from edgespec.tui.gauges import Gauges, bar, column
 
 _WIDTH = 32
+_PROCESS = psutil.Process()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def readings(opened: Opened, devices: tuple[DeviceMemory, ...]) -> Readings:
         opened.draft,
         opened.engine.is_paused,
         opened.engine.target.context_size,
-        psutil.Process().memory_info().rss,
+        _PROCESS.memory_info().rss,
         psutil.virtual_memory().available,
         tuple(parts),
         devices,
@@ -65,10 +66,14 @@ class Panel(Static):
         text.append(f"draft {now.draft}{', switched off' if now.is_paused else ''}\n\n", "dim")
         text.append(_speed(gauges), "bold")
         text.append(f"\nmean {_number(gauges.mean)} tok/s, plain {_number(gauges.plain)}\n")
-        text.append(_spark(gauges.speeds, max(gauges.speeds, default=0.0)) + "\n\n", "green")
-        text.append(f"accepted {_percent(gauges.acceptance)}   tau {_number(gauges.tau, 2)}\n")
-        text.append(_spark(gauges.accepted_shares, 1.0) + "\n", "cyan")
-        text.append(_spark(gauges.taus, max(gauges.taus, default=0.0)) + "\n", "magenta")
+        if gauges.speeds:
+            text.append(_spark(gauges.speeds, max(gauges.speeds)) + "\n", "green")
+        text.append(f"\naccepted {_percent(gauges.acceptance)}   ", "cyan")
+        text.append(f"tau {_number(gauges.tau, 2)}\n", "magenta")
+        if gauges.accepted_shares:
+            text.append(_spark(gauges.accepted_shares, 1.0) + "\n", "cyan")
+        if gauges.taus:
+            text.append(_spark(gauges.taus, max(gauges.taus)) + "\n", "magenta")
         for depth, alpha in enumerate(gauges.alphas[:8], 1):
             text.append(f"  depth {depth} ")
             text.append(bar(alpha, 12), "cyan")
@@ -83,16 +88,19 @@ class Panel(Static):
             text.append("█" * round(draft_s * 24), "cyan")
             text.append("█" * round(verify_s * 24), "green")
             text.append("█" * max(1, round(other_s * 24)), "yellow")
-            text.append(f"\n draft {draft_s:.0%} verify {verify_s:.0%} other {other_s:.0%}\n", "dim")
+            text.append(f"\ndraft {draft_s:.0%}", "cyan")
+            text.append(f"  verify {verify_s:.0%}", "green")
+            text.append(f"  other {other_s:.0%}\n", "yellow")
         text.append(f"\nfirst token {_milliseconds(gauges.ttft_s)}\n")
         text.append(f"context {gauges.context_used:,} of {now.context_size:,}\n")
-        text.append(bar(gauges.context_used / now.context_size if now.context_size else 0.0, 24) + "\n", "magenta")
+        if gauges.context_used and now.context_size:
+            text.append(bar(gauges.context_used / now.context_size, 24) + "\n", "magenta")
         text.append(f"\nmemory {_size(now.resident)}, free {_size(now.available)}\n")
-        if now.parts:
-            text.append(" " + ", ".join(f"{name} {_size(size)}" for name, size in now.parts) + "\n", "dim")
+        for name, size in now.parts:
+            text.append(f"  {name:6} {_size(size):>9}\n", "dim")
         for device in now.devices:
-            text.append(f"{device.name} {_size(device.total - device.free)} of {_size(device.total)}\n")
-        self.update(text)
+            text.append(f"{device.name}\n  {_size(device.total - device.free)} of {_size(device.total)}\n")
+        self.update(text, layout=False)
 
 
 class Strip(Static):
@@ -104,9 +112,9 @@ class Strip(Static):
     def show(self, gauges: Gauges, now: Readings) -> None:
         line = (
             f"{_speed(gauges)}  accepted {_percent(gauges.acceptance)}  tau {_number(gauges.tau, 2)}  "
-            f"draft {now.draft}{' (off)' if now.is_paused else ''}  {gauges.context_used:,}/{now.context_size:,}"
+            f"{gauges.context_used:,}/{now.context_size:,}  draft {now.draft}{' (off)' if now.is_paused else ''}"
         )
-        self.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        self.update(Text(line), layout=False)
 
 
 def _speed(gauges: Gauges) -> str:

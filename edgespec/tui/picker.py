@@ -22,9 +22,10 @@ from edgespec.registry.fit import gib, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import BackendName, load_registry
 from edgespec.tui.backstage import Backstage
+from edgespec.tui.messages import bug
 from edgespec.worker import Job
 
-_KEYS = "Enter opens · type to filter · Ctrl+F foretells fit and speed · Esc goes back"
+_KEYS = "Enter opens · type to filter · Ctrl+F foretells · Esc goes back"
 
 
 class Picker(ModalScreen[str | None]):
@@ -50,12 +51,12 @@ class Picker(ModalScreen[str | None]):
         with Vertical(classes="window"):
             yield Input(placeholder="Filter models, or type any reference", id="wanted")
             table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
-            table.add_column("model", width=34)
-            table.add_column("size", width=9)
-            table.add_column("here", width=5)
+            table.add_column("model", width=28)
+            table.add_column("size", width=8)
+            table.add_column("here", width=4)
             table.add_column("memory", width=12)
-            table.add_column("draft model", width=26)
             table.add_column("what it is")
+            table.add_column("draft model")
             yield table
             with VerticalScroll(id="outlook"):
                 yield Static("", id="outlook-text", markup=False)
@@ -120,6 +121,9 @@ class Picker(ModalScreen[str | None]):
             told = f"{error.message} {error.hint}"
         except Cancelled:
             return
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
+            report = bug(error)
+            told = f"{report.text} {report.hint}"
         finally:
             self._job = None
         self._tell(self._say, told)
@@ -156,8 +160,8 @@ class Picker(ModalScreen[str | None]):
                 size,
                 "yes" if entry.here else "",
                 entry.fit or "",
-                Text(str(entry.draft.reference) if entry.draft else "", overflow="ellipsis", no_wrap=True),
                 entry.description or {"cache": "downloaded", "elsewhere": "of another program"}.get(entry.origin, ""),
+                str(entry.draft.reference) if entry.draft else "",
                 key=entry.opens,
             )
         self._say(_KEYS if shown else "None of these; Enter tries it as a reference, such as user/repo:Q4_K_M.")

@@ -15,5 +15,7 @@ class Progress(Static):
         super().__init__("", id="progress", markup=False)
 
     def show(self, told: str | None, fraction: float = 0.0) -> None:
+        if told is None and not self.display:
+            return
         self.display = told is not None
         self.update(Text(f"{told} ▕{bar(fraction, 20)}▏ {fraction:.0%}   Esc stops" if told is not None else ""))

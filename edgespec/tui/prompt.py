@@ -9,6 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
+from edgespec.tui.harmless import harmless
+
 
 class Prompt(TextArea):
     """Enter sends; Ctrl+J or Alt+Enter begins a new line; Up and Down at its edges go through what was sent."""
@@ -29,6 +31,7 @@ class Prompt(TextArea):
         super().__init__(
             id="prompt", placeholder="Message, or / for commands", compact=True, highlight_cursor_line=False
         )
+        self.border_subtitle = "Enter sends · Esc stops"
         self.sent: list[str] = []
         self._at: int | None = None  # in the history
         self._draft = ""
@@ -56,7 +59,7 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Replace what is written."""
-        self.text = text
+        self.text = harmless(text.replace("\r\n", "\n"))
         self.move_cursor(self.document.end)
 
     def _send(self) -> None:

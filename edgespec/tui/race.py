@@ -16,11 +16,12 @@ from textual.widgets import Static
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine import Event, Finished, Request
-from edgespec.errors import EdgespecError
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.speculation import Speculation
 from edgespec.text.stream import Piece
 from edgespec.tui.backstage import Backstage
 from edgespec.tui.gauges import Gauges
+from edgespec.tui.harmless import harmless
 from edgespec.worker import Job
 
 FRAME_S = 1 / 30
@@ -40,7 +41,8 @@ class Race(ModalScreen[None]):
         self._left = False
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="window"):
+        with Vertical(classes="window") as window:
+            window.border_subtitle = "Esc goes back"
             with Horizontal():
                 yield from self._lanes
             yield Static("racing: plain decoding first, then speculative", id="race-result", markup=False)
@@ -58,6 +60,8 @@ class Race(ModalScreen[None]):
                 for batch in self._job.batches(FRAME_S):
                     self.app.call_from_thread(lane.add, batch)
             self.app.call_from_thread(self._finish)
+        except Cancelled:  # before it had begun
+            return
         except EdgespecError as error:
             if not self._left:
                 self.app.call_from_thread(self._say, f"{error.message} {error.hint}")
@@ -98,7 +102,8 @@ class Lane(Vertical):
 
     def compose(self) -> ComposeResult:
         yield self._head
-        with VerticalScroll():
+        with VerticalScroll() as follows:
+            follows.anchor()
             yield self._text
 
     def add(self, events: list[Event]) -> None:
@@ -106,14 +111,14 @@ class Lane(Vertical):
             if isinstance(event, Step):
                 self._gauges.add(event)
             elif isinstance(event, Piece):
-                self._written += event.text
+                self._written += harmless(event.text)
             elif isinstance(event, Finished):
                 self.finished = event
         self._text.update(Text(self._written))
         gauges = self._gauges
         accepted = f", {gauges.acceptance:.0%} accepted" if gauges.acceptance is not None else ""
         speed = f"{gauges.mean:.1f} tok/s" if gauges.mean else "-"
-        self._head.update(Text(f"{self._title}\n{gauges.tokens} tokens, {speed}{accepted}"))
+        self._head.update(Text(f"{self._title}{accepted}\n{gauges.tokens} tokens, {speed}"))
 
 
 def _seconds(metrics: Metrics) -> float:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from edgespec.chat import SETTINGS, change_speculation, speculation_told
 from edgespec.errors import InvalidRequest
-from edgespec.opening import Opened
 from edgespec.text.chat import Message
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 async def spec(app: ChatApp, argument: str) -> None:
     """On and off while an answer is generated too."""
-    opened = _opened(app)
+    opened = app.backstage.require()
     if argument:
         change_speculation(opened.engine, argument)
     await app.say(speculation_told(opened.engine, opened.draft))
@@ -27,10 +26,10 @@ async def spec(app: ChatApp, argument: str) -> None:
 
 async def draft(app: ChatApp, argument: str) -> None:
     if not argument:
-        await app.say(f"draft: {_opened(app).draft}")
+        await app.say(f"draft: {app.backstage.require().draft}")
         return
     app.require_idle()
-    _opened(app)
+    app.backstage.require()
     app.change_draft(replace(app.request, draft=argument))
 
 
@@ -66,7 +65,7 @@ async def system(app: ChatApp, argument: str) -> None:
 
 async def race(app: ChatApp, argument: str) -> None:
     app.require_idle()
-    opened, messages = _opened(app), app.chat.messages
+    opened, messages = app.backstage.require(), app.chat.messages
     if opened.engine.speculation.is_plain:
         raise InvalidRequest("there is no draft to race with.", hint="/draft ngram or /draft auto chooses one.")
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
@@ -86,9 +85,3 @@ async def theme(app: ChatApp, argument: str) -> None:
         raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"There are {names}.")
     else:
         app.theme = argument
-
-
-def _opened(app: ChatApp) -> Opened:
-    if app.backstage.opened is None:
-        raise InvalidRequest("no model is open.", hint="/model chooses one.")
-    return app.backstage.opened

@@ -13,7 +13,6 @@ from edgespec.errors import CacheError, InvalidRequest
 from edgespec.tui.history import History
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.turns import Answer
 
 if TYPE_CHECKING:
     from edgespec.tui.app import ChatApp
@@ -24,6 +23,7 @@ _MOST_IMPORTED = 2**28
 
 async def retry(app: ChatApp, argument: str) -> None:
     app.require_idle()
+    app.backstage.require()
     number = _question(app, argument)
     app.keeper.rewind_answers(number)
     await app.query_one(Log).cut(number, keep_question=True)
@@ -50,9 +50,9 @@ async def branch(app: ChatApp, argument: str) -> None:
     branches, at = app.keeper.branches()
     if not branches:
         raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit begin one.")
-    if argument and (not argument.isdecimal() or not 1 <= int(argument) <= len(branches)):
+    if argument and _number(argument) not in range(1, len(branches) + 1):
         raise InvalidRequest(f"there are branches 1 to {len(branches)}.", hint="For example: /branch 1")
-    to = int(argument) - 1 if argument else (at + 1) % len(branches)
+    to = _number(argument) - 1 if argument else (at + 1) % len(branches)
     app.keeper.switch(branches[to])
     await app.show_turns()
     await app.say(f"branch {to + 1} of {len(branches)}")
@@ -72,15 +72,17 @@ async def find(app: ChatApp, argument: str) -> None:
 
 
 async def copy(app: ChatApp, argument: str) -> None:
-    answers = [answer for answer in app.query(Answer) if answer.text]
-    if not answers:
+    texts = [turn.text for turn in app.keeper.turns if turn.role == "assistant" and turn.text]
+    if app.answer is not None and app.answer.text:
+        texts.append(app.answer.text)
+    if not texts:
         raise InvalidRequest("there is no answer to copy.", hint="Ask something first.")
-    text = answers[-1].text
+    text = texts[-1]
     if argument:
         blocks = _code_blocks(text)
-        if not argument.isdecimal() or not 1 <= int(argument) <= len(blocks):
+        if _number(argument) not in range(1, len(blocks) + 1):
             raise InvalidRequest(f"the answer has {len(blocks)} code blocks.", hint="/copy copies all of it.")
-        text = blocks[int(argument) - 1]
+        text = blocks[_number(argument) - 1]
     app.copy_to_clipboard(text)
     await app.say(f"copied {len(text):,} characters")
 
@@ -146,9 +148,14 @@ def _question(app: ChatApp, argument: str) -> int:
     count = len(app.keeper.questions)
     if not count:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
-    if argument and (not argument.isdecimal() or not 1 <= int(argument) <= count):
+    if argument and _number(argument) not in range(1, count + 1):
         raise InvalidRequest(f"there are questions 1 to {count}.", hint="Their numbers are above them.")
-    return int(argument) if argument else count
+    return _number(argument) if argument else count
+
+
+def _number(argument: str) -> int:
+    """0 for what is none, or as long as only a mistake is."""
+    return int(argument) if argument.isdecimal() and len(argument) < 10 else 0
 
 
 def _read(path: Path, most: int, too_large: str) -> str:

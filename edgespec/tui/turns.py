@@ -11,6 +11,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
 from edgespec.text.stream import Piece
+from edgespec.tui.harmless import harmless
 from edgespec.tui.origins import Span, coloured, joined
 
 
@@ -18,7 +19,7 @@ class Said(Static):
     """A message of the user, as it was typed, with its number."""
 
     def __init__(self, text: str, number: int) -> None:
-        super().__init__(Text.assemble((f"{number} ", "dim"), text), classes="said", markup=False)
+        super().__init__(Text.assemble((f"{number} ", "dim"), harmless(text)), classes="said", markup=False)
         self.text = text
         self.number = number
 
@@ -27,7 +28,7 @@ class Notice(Static):
     """A sentence from the program itself."""
 
     def __init__(self, text: str, kind: str = "note") -> None:
-        super().__init__(Text(text), classes=f"notice {kind}", markup=False)
+        super().__init__(Text(harmless(text)), classes=f"notice {kind}", markup=False)
 
 
 class Answer(Vertical):
@@ -47,6 +48,7 @@ class Answer(Vertical):
         self._origins = Static("", classes="origins", markup=False)
         self._foot = Static("", classes="foot", markup=False)
         self._shows_origins = False
+        self._is_formatted = True
 
     def compose(self) -> ComposeResult:
         self._fold.display = self._origins.display = False
@@ -62,24 +64,27 @@ class Answer(Vertical):
         if thought:
             self.reasoning += thought
             self._fold.display = True
-            self._thoughts.update(Text(self.reasoning))
+            self._thoughts.update(Text(harmless(self.reasoning)))
         if said:
             joined(self.spans, said)
             new = "".join(piece.text for piece in said)
             self.text += new
             if self._stream is None:
                 self._stream = Markdown.get_stream(self._markdown)
-            await self._stream.write(new)
+            await self._stream.write(harmless(new))
         if self._shows_origins:
             self._origins.update(coloured(self.text, self.spans, self._source))
 
-    async def show(self, text: str, reasoning: str, spans: Any, foot: str) -> None:
-        """A whole answer from before."""
+    async def show(self, text: str, reasoning: str, spans: Any, foot: str, *, is_formatted: bool = True) -> None:
+        """A whole answer from before, as it was written if it is not to be formatted, which is much faster."""
         self.text, self.reasoning, self.spans = text, reasoning, [tuple(span) for span in spans]
         self._fold.display = bool(reasoning)
-        self._thoughts.update(Text(reasoning))
+        self._thoughts.update(Text(harmless(reasoning)))
         self._foot.update(Text(foot))
-        await self._markdown.update(text)
+        self._is_formatted = is_formatted
+        if is_formatted:
+            await self._markdown.update(harmless(text))
+        self.show_origins(self._shows_origins)
 
     async def finish(self, foot: str) -> None:
         """No more will come; `foot` is the line below."""
@@ -94,7 +99,9 @@ class Answer(Vertical):
     def show_origins(self, shown: bool) -> None:
         """The text as it was generated, coloured by who proposed it, in place of Markdown."""
         self._shows_origins = shown
-        self._markdown.display = not shown
-        self._origins.display = shown
+        self._markdown.display = not shown and self._is_formatted
+        self._origins.display = not self._markdown.display
         if shown:
             self._origins.update(coloured(self.text, self.spans, self._source))
+        elif not self._is_formatted:
+            self._origins.update(Text(harmless(self.text)))

@@ -16,7 +16,7 @@ _TOYS = {runtime.name: runtime for runtime in toys()}
     params=[
         *_TOYS,
         *(f"llama.cpp-{name}" for name in LLAMA),
-        *(f"draft-{method}" for method in SELF_DRAFTS),
+        *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
         *(f"mlx-{name}" for name in MLX),
     ],
 )
@@ -25,10 +25,13 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if name in _TOYS:
         yield _TOYS[name]
         return
-    library, kind = name.split("-", 1)
-    if library == "draft":
-        yield Runtime(name, self_drafts(kind, tmp_path_factory.mktemp(library)), SELF_DRAFTS[kind])
+    if name.startswith("draft "):
+        method, library = name.removeprefix("draft ").split(" on ")
+        yield Runtime(
+            name, self_drafts(library, method, tmp_path_factory.mktemp("draft")), SELF_DRAFTS[library][method]
+        )
         return
+    library, kind = name.split("-", 1)
     opened, tolerances = (llama_model, LLAMA) if library == "llama.cpp" else (mlx_model, MLX)
     model = opened(kind, tmp_path_factory.mktemp(library))
     yield Runtime(name, model.open_session, tolerances[kind])

@@ -83,15 +83,18 @@ def llama_model(name: str, folder: Path) -> LlamaModel:
 
 
 # Drafts of a model itself, which are sessions like others as long as their target holds nothing.
-SELF_DRAFTS = {"layerskip:2": 0.15, "layerskip:0,1,5": 0.15, "qspec:4": 0.15, "sparse:4,250": 0.3}
+SELF_DRAFTS = {
+    "llama.cpp": {"layerskip:2": 0.15, "layerskip:0,1,5": 0.15, "qspec:4": 0.15, "sparse:4,250": 0.3},
+    "mlx": {"layerskip:1": 2e-3, "qspec:4": 2e-3, "sparse:4,250": 2e-3},
+}
 
 
-def self_drafts(method: str, folder: Path) -> Callable[[CheckCancelled], Session]:
-    target, found = llama_model("packaged", folder), parse(method)
+def self_drafts(library: str, method: str, folder: Path) -> Callable[[CheckCancelled], Session]:
+    target: LlamaModel | MlxModel = (llama_model if library == "llama.cpp" else mlx_model)("packaged", folder)
+    found = parse(method)
     assert found is not None
     draft = target.self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
-    idle = target.open_session()
-    return lambda check: draft.open_session(idle, check)
+    return lambda check: draft.open_session(target.open_session(), check)
 
 
 # Single precision throughout, but for the quantized cache.

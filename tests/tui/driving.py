@@ -1,0 +1,171 @@
+"""The chat on its real parts, driven by keys: what a user does, and what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import TypeVar
+
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from edgespec.backends.options import LoadOptions
+from edgespec.chat import Chat
+from edgespec.conversations import Store, Turn
+from edgespec.core.sampling import SamplingParams
+from edgespec.planning import OpenRequest
+from edgespec.tui.app import ChatApp
+from edgespec.tui.log import Log
+from edgespec.tui.prompt import Prompt
+from edgespec.tui.turns import Answer, Notice, Said
+
+T = TypeVar("T")
+ENDLESS = 50_000  # tokens
+# A fixed length: the autopilot would measure first. The model's greedy answers do not end by themselves.
+TOY = OpenRequest(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=2 * ENDLESS))
+EMBEDDED = OpenRequest(gamma=3, load=LoadOptions(context_size=512, threads=1))
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Driver:
+    """One app and its keyboard."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.app.query_one(Prompt)
+
+    @property
+    def turns(self) -> list[Turn]:
+        return self.app.keeper.turns
+
+    @property
+    def texts(self) -> list[str]:
+        return [turn.text for turn in self.turns]
+
+    @property
+    def shown(self) -> list[str]:
+        """Questions and answers on the screen."""
+        return [w.text for w in self.app.query_one(Log).children if isinstance(w, Said | Answer)]
+
+    @property
+    def feet(self) -> list[str]:
+        """What is below the answers."""
+        return [str(foot.render()) for foot in self.app.query_one(Log).query(".foot").results(Static)]
+
+    def told(self, kind: str = "notice") -> list[str]:
+        """What the program has said; `kind` may be error."""
+        return [str(notice.render()) for notice in self.app.query(Notice) if notice.has_class(kind)]
+
+    async def until(self, holds: Callable[[], object], seconds: float = 30.0) -> None:
+        end = monotonic() + seconds
+        while not holds():
+            assert monotonic() < end, f"waited in vain; told: {self.told()}"
+            await self.pilot.pause(0.01)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def send(self, text: str) -> None:
+        """Write `text` and press Enter; what it begins may go on."""
+        self.prompt.put(text)
+        await self.pilot.press("enter")
+        await self.pilot.pause()
+
+    async def idle(self) -> None:
+        await self.until(lambda: self.app.job is None)
+
+    async def ask(self, text: str) -> str:
+        """The whole answer."""
+        before = len(self.turns)
+        await self.send(text)
+        await self.until(lambda: len(self.turns) == before + 2)
+        await self.idle()
+        return self.turns[-1].text
+
+    async def begin(self, text: str, characters: int = 30) -> Answer:
+        """An answer that does not end by itself, once some of it is there."""
+        self.app.chat.max_tokens, self.app.chat.sampling = ENDLESS, GREEDY
+        await self.send(text)
+        return await self.growing(characters)
+
+    async def growing(self, characters: int = 30) -> Answer:
+        await self.until(lambda: self.app.answer is not None and len(self.app.answer.text) >= characters)
+        assert self.app.answer is not None
+        return self.app.answer
+
+    async def hears(self, line: str, *said: str, kind: str = "note") -> str:
+        """Send a command; it says one thing, which has all of `said`."""
+        before = set(self.app.query(Notice))
+        new = lambda: [each for each in self.app.query(Notice) if each not in before and each.has_class(kind)]  # noqa: E731
+        await self.send(line)
+        await self.until(new)
+        told = " | ".join(str(notice.render()) for notice in new())
+        for each in said:
+            assert each.casefold() in told.casefold(), (line, told)
+        return told
+
+    async def errs(self, line: str, *said: str) -> None:
+        """A mistake is told in a sentence and a next step, and nothing else changes."""
+        before, shown = list(self.turns), self.shown
+        told = await self.hears(line, *said, kind="error")
+        sentence, _, hint = told.partition(". ")
+        assert sentence and hint and " | " not in told and not told[0].islower(), told
+        assert self.app.is_running and self.turns == before and self.shown == shown
+
+    async def errs_amid(self, line: str, *said: str) -> None:
+        """A mistake during an answer, which goes on; then it is stopped."""
+        await self.hears(line, *said, "Esc stops it.", kind="error")
+        assert self.app.job is not None and self.app.answer is not None
+        await self.press("escape")
+        await self.idle()
+
+
+def chat_of(max_tokens: int = 40, system: str | None = None) -> Chat:
+    return Chat(system, GREEDY, max_tokens, 1, ())
+
+
+@asynccontextmanager
+async def driving(
+    request: OpenRequest = TOY,
+    *,
+    chat: Chat | None = None,
+    store: Store | None = None,
+    resume: int | None = None,
+    then: str = "",
+    sampling: SamplingParams = GREEDY,
+    size: tuple[int, int] = (100, 24),
+) -> AsyncIterator[Driver]:
+    """The app with its model open or refused, on the user's store."""
+    app = ChatApp(
+        request,
+        chat or chat_of(),
+        store or Store.open(wait_s=0.1),
+        sampling=lambda _: sampling,
+        resume=resume,
+        then=then,
+    )
+    async with app.run_test(size=size) as pilot:
+        driver = Driver(app, pilot)
+        await driver.until(lambda: app.job is None or then)
+        try:
+            yield driver
+        finally:
+            if app.is_running and app.job is not None:
+                app.job.cancel()
+                await driver.idle()
+
+
+def in_app(test: Callable[[Driver], Awaitable[None]]) -> None:
+    """Run `test` in an app of its own."""
+
+    async def main() -> None:
+        async with driving() as driver:
+            await test(driver)
+
+    asyncio.run(main())

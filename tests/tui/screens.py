@@ -1,0 +1,187 @@
+"""Screens in a fixed state: generations as written down, readings that no machine decides, screens as text."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from threading import Event as Flag
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from edgespec.chat import Chat
+from edgespec.control.costs import Profile
+from edgespec.control.experience import Experience
+from edgespec.conversations import Store
+from edgespec.core.metrics import Meter
+from edgespec.core.protocols import CheckCancelled, Decision, Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Event, Finished, Request
+from edgespec.planning import OpenRequest
+from edgespec.registry.fit import GIB, DeviceMemory
+from edgespec.speculation import Speculation
+from edgespec.text.stream import Piece
+from edgespec.tui.app import ChatApp
+from edgespec.tui.backstage import Backstage
+from edgespec.tui.panel import Readings
+from edgespec.worker import Job
+
+NOW_S = 100.0  # when every question is asked
+TOY = OpenRequest(model="tree", backend="toy")
+READINGS = Readings(
+    name="qwen-14b-q4",
+    draft="Qwen/Qwen3-0.6B-GGUF:Q8_0",
+    is_paused=False,
+    context_size=8192,
+    resident=9_700_000_000,
+    available=21_300_000_000,
+    parts=(("target", 8_988_110_000), ("KV", 1_342_177_280), ("draft", 805_000_000)),
+    devices=(DeviceMemory("NVIDIA GeForce RTX 4070", 5 * GIB, 12 * GIB),),
+)
+ROWS = {1: 0.080, 2: 0.083, 3: 0.086, 4: 0.092, 5: 0.105, 6: 0.112, 8: 0.130, 12: 0.190, 16: 0.240}
+
+_TAG = re.compile(r'<text class="[^"]*" x="([\d.]+)" y="[\d.]+"[^>]*#terminal-line-(\d+)\)">(.*?)</text>', re.DOTALL)
+_CELL = 12.2  # of an exported screen
+
+
+class Script:
+    """Generations in place of the engine's: the next list of events each time, and then, if `holds`, silence."""
+
+    def __init__(self) -> None:
+        self.generations: list[list[Event]] = []
+        self.holds = False
+        self.go_on = Flag()
+
+    def stream(self, backstage: Backstage, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
+        def work(check: CheckCancelled) -> Iterator[Event]:
+            yield from self.generations.pop(0)
+            while self.holds and not self.go_on.is_set():
+                check()
+                sleep(0.01)
+
+        return backstage._submit(work)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Answers come from here, at times from `NOW_S` on, and the instruments show `READINGS`."""
+    script = Script()
+    monkeypatch.setattr(Backstage, "stream", lambda *arguments: script.stream(*arguments))
+    monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
+    monkeypatch.setattr("edgespec.tui.app._READ_EVERY_S", 0.0)
+    monkeypatch.setattr("edgespec.tui.app.readings", lambda opened, devices: READINGS)
+    return script
+
+
+def chat_app(request: OpenRequest = TOY, store: Store | None = None, **more: Any) -> ChatApp:
+    """An app whose conversations nobody keeps, unless `store` does."""
+    chat = Chat(None, SamplingParams(temperature=0.0), 64, 1, ())
+    return ChatApp(request, chat, store or Store.in_memory(), sampling=lambda _: chat.sampling, **more)
+
+
+@asynccontextmanager
+async def opened(
+    size: tuple[int, int] = (120, 40), app: ChatApp | None = None
+) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
+    """An app of that size, and what drives it, once the first model is open or refused."""
+    app = app or chat_app()
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: app.job is None)
+        if app.backstage.opened is not None:
+            app.backstage.opened.engine.experience = Experience(Profile(ROWS, 0.006, 0.0004))
+        await pilot.pause()
+        yield app, pilot
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is a coroutine, for pytest."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        async def main() -> None:
+            await test(*arguments, **named)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    end = monotonic() + seconds
+    while not holds():
+        assert monotonic() < end, "what was waited for did not happen"
+        await asyncio.sleep(0.01)
+
+
+async def exported(app: ChatApp, pilot: Pilot[None]) -> str:
+    """The screen as SVG once it stands still, without a cursor that blinks and without numbers made of its content."""
+    for widget in [*app.screen.query(TextArea), *app.screen.query(Input)]:
+        widget.cursor_blink = False
+    before, now = "", "-"
+    while before != now:
+        await pilot.pause(0.03)
+        before, now = now, still(app)
+    return now
+
+
+def still(app: ChatApp) -> str:
+    """The screen as SVG as it is now."""
+    return re.sub(r"terminal-\d+", "terminal", app.export_screenshot(simplify=True))
+
+
+def lines_of(svg: str) -> list[str]:
+    """The text of an exported screen, line by line."""
+    lines: dict[int, str] = {}
+    for x, line, text in _TAG.findall(svg):
+        at = round(float(x) / _CELL)
+        lines[int(line)] = lines.get(int(line), "").ljust(at) + html.unescape(text).replace("\xa0", " ")
+    return [lines.get(number, "").rstrip() for number in range(max(lines, default=-1) + 1)]
+
+
+async def seen(app: ChatApp, pilot: Pilot[None]) -> str:
+    """The text on the screen."""
+    return "\n".join(lines_of(await exported(app, pilot)))
+
+
+def rounds(pieces: list[Piece], drafted: int = 4, round_s: float = 0.1) -> list[Event]:
+    """A generation of one token a piece: runs of drafted pieces, `drafted` at most, are accepted in one round."""
+    events: list[Event] = [Step(0, (0,), 0, 0, 0, NOW_S + 0.42), pieces[0]]
+    at_s, index, rest = NOW_S + 0.42, 0, pieces[1:]
+    while rest:
+        index += 1
+        accepted = next((n for n, piece in enumerate(rest[:drafted]) if not piece.origin), min(drafted, len(rest)))
+        burst, rest = rest[: accepted + 1], rest[accepted + 1 :]
+        source = next((piece.origin for piece in burst if piece.origin), "model")
+        why = "lookups in the text are expected to pay" if source == "ngram" else (
+            "it is expected to win the most tokens a second")  # fmt: skip
+        decision = Decision(source, why, 1 + 0.7 * accepted, round_s * 0.95, drafted)
+        at_s += round_s * (1 + index % 3 / 10)
+        events.append(
+            Step(index, (0,) * len(burst), drafted, accepted, min(drafted, accepted + 1), at_s, 0.2 * round_s,
+                 0.7 * round_s, 0.06 * round_s, 0.04 * round_s, decision),
+        )  # fmt: skip
+        events += burst
+    return events
+
+
+def finished(events: list[Event]) -> Finished:
+    meter = Meter(12, NOW_S)
+    steps = [event for event in events if isinstance(event, Step)]
+    for step in steps:
+        meter.add(step)
+    tokens = tuple(token for step in steps for token in step.tokens)
+    return Finished("stop", tokens, 1, meter.metrics())
+
+
+def pieces_of(text: str, channel: Any = "answer") -> list[Piece]:
+    """`text` in words with origins that take turns in runs of several lengths."""
+    words = re.findall(r"\S+\s*|\s+", text)
+    pattern = ["", "model", "model", "", "ngram", "ngram", "ngram", "ngram", "", "model+ngram", "model", "", ""]
+    return [Piece(word, channel, pattern[i % len(pattern)]) for i, word in enumerate(words)]

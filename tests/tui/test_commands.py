@@ -1,0 +1,264 @@
+"""Commands on what answers, and those that show something."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from textual.widgets import Static
+
+from edgespec.planning import OpenRequest
+from edgespec.text.chat import Message
+from edgespec.tui.commands import COMMANDS, HELP
+from edgespec.tui.details import Details
+from edgespec.tui.help import Help
+from edgespec.tui.picker import Picker
+from edgespec.tui.race import Race
+from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app
+from tests.tui.test_talk import SCENES as TALK
+
+OF_NO_CONVERSATION = {"help", "spec", "draft", "model", "set", "system", "race", "stats", "theme", "exit"}
+
+
+def test_every_command_is_tried_and_told_of() -> None:
+    assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys()
+    assert all(f"test_{name}" in globals() for name in OF_NO_CONVERSATION)
+    assert all(f"/{command.name} {command.given}".rstrip() in HELP and command.told in HELP for command in COMMANDS)
+
+
+async def shows(chat: Driver, line: str, screen: type) -> None:
+    await chat.send(line)
+    await chat.until(lambda: isinstance(chat.app.screen, screen))
+    await chat.press("escape")
+    await chat.until(lambda: len(chat.app.screen_stack) == 1)
+
+
+def test_help() -> None:
+    async def test(chat: Driver) -> None:
+        await shows(chat, "/help", Help)
+        await shows(chat, "/?", Help)
+        await chat.errs("/nonsense 1", "no command /nonsense", "F1")
+        await chat.errs("/", "no command")
+        for command in COMMANDS:
+            if command.given and not command.given.startswith("["):
+                await chat.errs(f"/{command.name}", f"/{command.name} needs {command.given}")
+
+    in_app(test)
+
+
+def test_stats() -> None:
+    async def test(chat: Driver) -> None:
+        await shows(chat, "/stats", Details)
+
+    in_app(test)
+
+
+@pytest.mark.parametrize("line", ["/exit", "/bye", "/quit"])
+def test_exit(line: str) -> None:
+    async def test(chat: Driver) -> None:
+        await chat.send(line)
+        await chat.until(lambda: not chat.app.is_running)
+
+    in_app(test)
+
+
+def test_spec() -> None:
+    async def test(chat: Driver) -> None:
+        chat.app.chat.max_tokens = 150
+        text = await chat.ask("hello")
+        assert chat.turns[-1].metrics["drafted_tokens"] > 0
+        await chat.hears("/spec off", "speculation: off")
+        await chat.send("/retry")
+        await chat.until(lambda: chat.turns[-1].id > 2 and chat.turns[-1].finished)
+        assert chat.texts == ["hello", text] and chat.turns[-1].metrics["drafted_tokens"] == 0
+        await chat.hears("/spec on", "3 tokens at a time, by model")
+        await chat.hears("/spec 2", "2 tokens at a time, by model")
+        await chat.hears("/spec auto", "as much as pays, by model")
+        await chat.hears("/spec 0", "speculation: off")
+        await chat.hears("/spec on", "as much as pays")
+        await chat.hears("/spec", "as much as pays")
+        for wrong in ("maybe", "-1", "64", "9999", "²"):
+            await chat.errs(f"/spec {wrong}", "gamma and tree" if wrong == "64" else "on, off, auto or a number")
+        await chat.hears("/spec", "as much as pays")
+
+    in_app(test)
+
+
+def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
+    async def test(chat: Driver) -> None:
+        rounds = lambda: list(chat.app.gauges.rounds)  # noqa: E731
+        chat.app.chat.max_tokens = 150
+        text = await chat.ask("hello")
+        chat.app.chat.max_tokens = ENDLESS
+        await chat.send("/retry")
+        await chat.until(lambda: rounds() and rounds()[-1].n_drafted)
+        await chat.hears("/spec off", "speculation: off")
+        await chat.until(lambda: rounds()[-1].n_drafted == 0)
+        off = rounds()[-1].index
+        await chat.until(lambda: rounds()[-1].index > off + 5)
+        assert {step.n_drafted for step in rounds() if step.index >= off} == {0}
+        await chat.hears("/spec on", "3 tokens at a time")
+        await chat.until(lambda: rounds()[-1].n_drafted == 3)
+        await chat.growing(len(text))
+        await chat.press("escape")
+        await chat.idle()
+        assert chat.texts[-1].startswith(text)
+
+    in_app(test)
+
+
+def test_draft() -> None:
+    async def test(chat: Driver) -> None:
+        text = await chat.ask("hello")
+        await chat.hears("/draft", "draft: model")
+        await chat.hears("/draft nonsense", "no toy model 'nonsense'", kind="error")
+        await chat.idle()
+        await chat.hears("/draft", "draft: model")
+        await chat.hears("/draft none", "tree on toy, draft none")
+        await chat.idle()
+        await chat.errs("/spec on", "nothing to draft with")
+        await chat.errs("/race", "no draft to race with")
+        await chat.hears("/spec", "speculation: off")
+        await chat.hears("/draft ngram", "tree on toy, draft ngram")
+        await chat.idle()
+        await chat.send("/retry")
+        await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.job is None)
+        assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
+        await chat.begin("and on", 1)
+        await chat.errs_amid("/draft none", "has to wait")
+
+    in_app(test)
+
+
+def test_model() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("hello")
+        await shows(chat, "/model", Picker)
+        await chat.hears("/model nonsense", "no toy model 'nonsense'", kind="error")
+        await chat.idle()
+        for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
+            told = await chat.hears(line, "no model is open", kind="error")
+            assert "/model chooses one" in told
+        await chat.hears("and on", "no model is open", kind="error")
+        assert chat.prompt.text == "and on"
+        chat.prompt.put("")
+        await chat.hears("/model linear", "linear on toy, draft model")
+        await chat.idle()
+        await chat.ask("and on")
+        assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
+        assert chat.turns[-1].settings["model"] == "linear"
+        await chat.begin("more", 1)
+        await chat.errs_amid("/model tree", "has to wait")
+
+    in_app(test)
+
+
+def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
+    async def main() -> None:
+        async with driving(OpenRequest(model="nonsense", backend="toy", gamma=3), then="race hello") as chat:
+            await chat.until(lambda: chat.told("error"))
+            await chat.idle()
+            assert "no toy model 'nonsense'" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
+            await chat.hears("/model tree", "tree on toy")
+            await chat.idle()
+            await chat.ask("hello")
+
+    asyncio.run(main())
+
+
+def test_set() -> None:
+    async def test(chat: Driver) -> None:
+        state = chat.app.chat
+        await chat.hears("/set temperature 0.5", "temperature 0.5")
+        await chat.hears("/set top-k 7", "top_k 7")
+        await chat.hears("/set seed 5", "seed 5")
+        await chat.hears("/set max_tokens 9", "max_tokens 9")
+        await chat.hears("/set system  Be brief. ", "system Be brief.")
+        assert (state.sampling.temperature, state.sampling.top_k, state.seed, state.max_tokens, state.system) == (
+            0.5, 7, 5, 9, "Be brief."
+        )  # fmt: skip
+        for line in ("/set", "/show"):
+            await chat.hears(line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, system Be brief.")
+        before = (state.sampling, state.seed, state.max_tokens)
+        for wrong, said in (("temperature warm", "is a number"), ("temperature", "is a number"), ("top_p 2", "be"),
+                            ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
+                            ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
+            await chat.errs(f"/set {wrong}", said)
+        assert (state.sampling, state.seed, state.max_tokens) == before
+        await chat.ask("hello")
+        assert 1 <= chat.turns[-1].metrics["emitted_tokens"] <= 9 and chat.turns[-1].metrics["seed"] == 5
+        await chat.hears("/set system Be long.", "Be long.")
+        assert chat.app.keeper.store.recent()[0].system == "Be long."
+        await chat.hears("/set system", "system -")
+        assert state.system is None
+
+    in_app(test)
+
+
+def test_system() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.hears("/system Be brief.", "system message: Be brief.")
+        await chat.ask("hello")
+        keeper, (system, *_) = chat.app.keeper, chat.app.chat.request().prompt
+        assert system == Message("system", "Be brief.")
+        assert keeper.store.recent()[0].system == "Be brief."
+        await chat.hears("/system Be long.", "Be long.")
+        assert keeper.store.recent()[0].system == "Be long."
+        await chat.hears("/system", "system message: none")
+        assert keeper.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
+
+    in_app(test)
+
+
+async def raced(chat: Driver) -> str:
+    """The result of the race that is on, which is then left."""
+    await chat.until(lambda: isinstance(chat.app.screen, Race))
+    result = chat.app.screen.query_one("#race-result", Static)
+    await chat.until(lambda: "racing" not in str(result.render()))
+    told = str(result.render())
+    await chat.press("escape")
+    await chat.until(lambda: len(chat.app.screen_stack) == 1)
+    return told
+
+
+def test_race() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.errs("/race", "no question to race")
+        await chat.send("/race hello")
+        assert "for 40 tokens; the same text" in await raced(chat)
+        assert not chat.turns
+        text = await chat.ask("hello")
+        await chat.hears("/spec off", "off")
+        await chat.send("/race")
+        assert "the same text" in await raced(chat)
+        assert chat.texts == ["hello", text]
+        await chat.hears("/spec", "3 tokens at a time")
+        chat.app.chat.max_tokens = ENDLESS
+        await chat.send("/race")
+        await chat.until(lambda: isinstance(chat.app.screen, Race))
+        await chat.press("escape")
+        chat.app.chat.max_tokens = 5
+        await chat.ask("and on")  # nothing is in its way
+        await chat.begin("more", 1)
+        await chat.errs_amid("/race", "has to wait")
+
+    in_app(test)
+
+
+def test_a_race_of_real_models_when_the_program_begins() -> None:
+    async def main() -> None:
+        async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
+            assert "for 12 tokens; the same text" in await raced(chat)
+            assert (await chat.ask("import os\nimport")).strip()
+
+    asyncio.run(main())
+
+
+def test_theme() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.hears("/theme", chat.app.theme, "high-contrast")
+        await chat.send("/theme high-contrast")
+        await chat.until(lambda: chat.app.theme == "high-contrast")
+        await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")
+
+    in_app(test)

@@ -1,0 +1,292 @@
+"""Every key of the chat, pressed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import Collapsible, Input, Markdown
+
+from edgespec.conversations import Store
+from edgespec.text.stream import Piece
+from edgespec.tui.details import Details
+from edgespec.tui.help import Help
+from edgespec.tui.history import History
+from edgespec.tui.keys import BINDINGS, KEYS
+from edgespec.tui.messages import Batch
+from edgespec.tui.picker import Picker
+from edgespec.tui.prompt import Prompt
+from edgespec.tui.race import Race
+from edgespec.tui.turns import Answer
+from tests.tui.driving import Driver, driving, in_app
+
+
+def test_the_help_names_every_key() -> None:
+    bindings = [*BINDINGS, *Prompt.BINDINGS]
+    keys = [key for each in bindings if isinstance(each, Binding) for key in each.key.split(",")]
+    assert len(keys) >= len(bindings)
+    for key in [*keys, "ctrl+p", "enter", "up", "down", "ctrl+d"]:
+        name = "+".join(part.capitalize() for part in key.split("+"))
+        assert re.search(rf"(?<![\w+]){re.escape(name.replace('Escape', 'Esc'))}(?!\w)", KEYS), key
+
+
+def test_writing_and_the_history_of_what_was_sent() -> None:
+    async def test(chat: Driver) -> None:
+        prompt = chat.prompt
+        await chat.press("enter", "space", "enter")  # nothing to send
+        assert not chat.turns and chat.app.job is None
+        prompt.put("")
+        await chat.press("a", "ctrl+j", "b", "alt+enter", "c")
+        assert prompt.text == "a\nb\nc"
+        await chat.press("up")  # inside the text
+        assert prompt.text == "a\nb\nc" and prompt.cursor_location[0] == 1
+        await chat.press("enter")
+        await chat.until(lambda: len(chat.turns) == 2)
+        await chat.idle()
+        assert chat.texts[0] == "a\nb\nc" and prompt.text == ""
+        await chat.ask("second")
+        await chat.press("d", "up")
+        assert prompt.text == "second"
+        await chat.press("up")
+        assert prompt.text == "a\nb\nc"
+        await chat.press("up", "up", "up")  # to its first line, and no further back than the first
+        assert prompt.text == "a\nb\nc"
+        await chat.press("down")
+        assert prompt.text == "second"
+        await chat.press("down")
+        assert prompt.text == "d"  # what was being written
+        await chat.press("down")
+        assert prompt.text == "d"
+
+    in_app(test)
+
+
+def test_ctrl_d_deletes_in_a_text_and_leaves_without_one() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.press("a", "b", "home", "ctrl+d")
+        assert chat.prompt.text == "b" and chat.app.is_running
+        await chat.press("ctrl+d")
+        assert chat.prompt.text == "" and chat.app.is_running
+        await chat.press("ctrl+d")
+        await chat.until(lambda: not chat.app.is_running)
+
+    in_app(test)
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_stopping_keeps_the_text(key: str) -> None:
+    async def test(chat: Driver) -> None:
+        answer = await chat.begin("hello")
+        text = answer.text
+        await chat.press(key)
+        await chat.idle()
+        assert chat.texts == ["hello", answer.text] and answer.text.startswith(text)
+        assert chat.turns[-1].finished and chat.turns[-1].metrics["reason"] == "cancelled"
+        assert "(cancelled)" in chat.feet[-1]
+        chat.app.chat.max_tokens = 5
+        await chat.ask("and on")
+        await chat.press(key)  # nothing to stop
+        await chat.pilot.pause()
+        assert len(chat.turns) == 4 and chat.app.is_running
+
+    in_app(test)
+
+
+def test_a_question_while_one_is_answered_stays_in_the_prompt() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.begin("hello")
+        await chat.hears("too early", "wait for what is under way", kind="error")
+        assert chat.prompt.text == "too early" and len(chat.turns) == 2
+        await chat.press("escape")
+        await chat.idle()
+        await chat.press("enter")
+        await chat.growing()
+        assert chat.texts[2] == "too early"
+
+    in_app(test)
+
+
+def test_ctrl_c_copies_a_selection() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("hello")
+        chat.app.screen.text_select_all()
+        await chat.press("ctrl+c")
+        await chat.until(lambda: chat.app.clipboard)
+        assert "hello" in chat.app.clipboard
+
+    in_app(test)
+
+
+@pytest.mark.parametrize(
+    ("key", "screen", "closes"),
+    [("f1", Help, ("escape", "f1", "q")), ("f2", Details, ("escape", "f2", "q")), ("ctrl+g", Picker, ("escape",)),
+     ("ctrl+r", History, ("escape",))],
+)  # fmt: skip
+def test_screens_open_and_close(key: str, screen: type, closes: tuple[str, ...]) -> None:
+    async def test(chat: Driver) -> None:
+        for close in closes:
+            await chat.press(key)
+            await chat.until(lambda: isinstance(chat.app.screen, screen))
+            await chat.press(close)
+            await chat.until(lambda: len(chat.app.screen_stack) == 1)
+        assert chat.prompt.has_focus
+
+    in_app(test)
+
+
+def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait() -> None:
+    async def test(chat: Driver) -> None:
+        answer = await chat.begin("hello")
+        await chat.press("ctrl+r")
+        await chat.until(lambda: chat.told("error"))
+        assert "has to wait" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
+        for key in ("f1", "f2"):
+            await chat.press(key)
+            await chat.until(lambda: len(chat.app.screen_stack) == 2)
+            length = len(answer.text)
+            await chat.until(lambda length=length: len(answer.text) > length)
+            await chat.press("escape")
+            await chat.until(lambda: len(chat.app.screen_stack) == 1)
+        assert chat.app.job is not None  # that Esc was the screen's
+
+    in_app(test)
+
+
+def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers() -> None:
+    async def test(chat: Driver) -> None:
+        def look(answer: Answer) -> tuple[bool, bool, bool]:
+            return (answer.query_one(Collapsible).collapsed, answer.query_one(Markdown).display,
+                    answer.query_one(".origins").display)  # fmt: skip
+
+        await chat.ask("hello")
+        (first,) = chat.app.query(Answer)
+        await first.grow([Piece("why", "reasoning", "")])
+        assert look(first) == (True, True, False)
+        await chat.press("ctrl+t", "ctrl+o")
+        assert look(first) == (False, False, True)
+        assert "why" in str(first.query_one(Collapsible).query("Static").last().render())
+        coloured = str(first.query_one(".origins").render())
+        assert first.text in coloured and "plain: the target" in coloured
+        await chat.ask("again")
+        assert look(chat.app.query(Answer).last()) == (False, False, True)
+        assert chat.texts[-1] in str(chat.app.query(Answer).last().query_one(".origins").render())
+        await chat.press("ctrl+t", "ctrl+o")
+        assert {look(answer) for answer in chat.app.query(Answer)} == {(True, True, False)}
+
+    in_app(test)
+
+
+def test_new_history_branch_and_clear() -> None:
+    async def test(chat: Driver) -> None:
+        first = await chat.ask("one")
+        await chat.press("ctrl+n")
+        await chat.until(lambda: not chat.turns)
+        assert chat.shown == [] and chat.app.chat.messages == []
+        await chat.ask("two")
+        await chat.press("ctrl+l")
+        await chat.until(lambda: not chat.shown)
+        assert len(chat.turns) == 2 and len(chat.app.chat.messages) == 2
+        await chat.press("ctrl+r")
+        await chat.until(lambda: isinstance(chat.app.screen, History))
+        await chat.press(*"one", "enter")
+        await chat.until(lambda: chat.texts == ["one", first])
+        assert chat.shown == chat.texts
+        await chat.send("/set temperature 1")
+        await chat.send("/set seed 7")
+        await chat.send("/retry")
+        await chat.until(lambda: chat.turns and chat.turns[-1].id > 4 and chat.app.job is None)
+        second = chat.texts[-1]
+        assert second != first
+        for text in (first, second):
+            await chat.press("ctrl+b")
+            await chat.until(lambda text=text: chat.texts == ["one", text])
+            assert chat.shown == chat.texts
+
+    in_app(test)
+
+
+def test_clearing_the_screen_during_an_answer_keeps_the_answer() -> None:
+    async def test(chat: Driver) -> None:
+        answer = await chat.begin("hello")
+        await chat.press("ctrl+l")
+        await chat.until(lambda: len(chat.shown) == 1)
+        assert answer.is_attached and not chat.told()
+        await chat.growing(len(answer.text) + 1)
+        await chat.press("escape")
+        await chat.idle()
+        assert chat.texts == ["hello", answer.text] and chat.shown == [answer.text]
+        await chat.press("ctrl+l")
+        await chat.until(lambda: not chat.shown)
+        await chat.hears("/copy", "copied")
+        await chat.send("/retry")
+        await chat.until(lambda: len(chat.shown) == 1 and chat.app.answer is not None)
+        await chat.press("ctrl+l", "escape")
+        await chat.idle()
+        await chat.send("/undo")
+        await chat.until(lambda: not chat.shown)
+
+    in_app(test)
+
+
+def test_quitting_keeps_all_of_an_answer_under_way() -> None:
+    async def quit_during_an_answer() -> str:
+        async with driving() as chat:
+            answer = await chat.begin("hello")
+            await chat.press("ctrl+q")
+            await chat.until(lambda: not chat.app.is_running)
+        return answer.text
+
+    text = asyncio.run(quit_during_an_answer())
+    store = Store.open()
+    _, answered = store.path(store.recent(1)[0].leaf)
+    assert answered.text == text and answered.finished and answered.metrics["reason"] == "cancelled"
+
+
+def test_quitting_during_a_race_and_behind_a_screen() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("hello")
+        chat.app.chat.max_tokens = 50_000
+        await chat.send("/race")
+        await chat.until(lambda: isinstance(chat.app.screen, Race))
+        await chat.until(lambda: chat.app.screen.query(".head").first().render().plain.count("tok/s"))
+        await chat.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+
+    in_app(test)
+
+
+def test_the_palette_runs_a_command() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.press("ctrl+p")
+        await chat.until(lambda: len(chat.app.screen_stack) == 2 and chat.app.screen.query(Input))
+        await chat.press(*"/spec")
+        await chat.until(
+            lambda: "/spec" in "".join(str(o.prompt) for o in chat.app.screen.query_one("CommandList").options)
+        )
+        await chat.press("enter")
+        await chat.until(lambda: chat.told()[1:] == ["Speculation: 3 tokens at a time, by model"])
+        assert len(chat.app.screen_stack) == 1
+
+    in_app(test)
+
+
+def test_text_is_not_sent_before_the_last_is_shown() -> None:
+    async def test(chat: Driver) -> None:
+        waiting: list[Batch] = []
+        post = chat.app.post_message
+
+        def posted(message: Message) -> bool:
+            if isinstance(message, Batch):
+                waiting[:] = [batch for batch in waiting if not batch.is_shown.is_set()]
+                waiting.append(message)
+                assert len(waiting) == 1  # else the answer would end here
+            return post(message)
+
+        chat.app.post_message = posted  # type: ignore[method-assign]
+        await chat.begin("hello", 200)
+        assert chat.app.job is not None and not chat.told("error")
+
+    in_app(test)

@@ -1,0 +1,214 @@
+"""What the screens look like, as SVG files in snapshots/; EDGESPEC_UPDATE_SNAPSHOTS=1 writes them anew."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, TabbedContent
+
+from edgespec.conversations import Conversation, Turn
+from edgespec.core.protocols import Step
+from edgespec.registry.catalogue import Entry, Files, Part
+from edgespec.registry.fit import GIB
+from edgespec.registry.reference import parse_reference
+from edgespec.tui.app import ChatApp
+from edgespec.tui.picker import Picker
+from edgespec.tui.race import Race
+from tests.tui.screens import (
+    Script,
+    exported,
+    finished,
+    in_loop,
+    lines_of,
+    opened,
+    pieces_of,
+    rounds,
+    until,
+)
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SIZES = ((80, 24), (120, 40), (200, 60))
+
+THOUGHT = "The user wants the numbers below n. A generator keeps two of them at a time, which is enough.\n"
+ANSWER = """\
+A **generator** keeps only two numbers at a time, so it also works for a large `n`:
+
+```python
+def fibonacci(n: int) -> Iterator[int]:
+    a, b = 0, 1
+    while a < n:
+        yield a
+        a, b = b, a + b
+```
+
+1. Each step costs one addition.
+2. The numbers grow by about 1.618 a step, so that `n` is reached soon.
+
+> Call `list(fibonacci(100))` to see them all at once
+"""
+QUESTION = "How do I list the Fibonacci numbers below n?\nWith a generator, please."
+
+Show = Callable[[ChatApp, Pilot[None], Script], Awaitable[None]]
+
+
+async def start(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    app.show_instruments()
+
+
+async def streaming(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    events = rounds([*pieces_of(THOUGHT, "reasoning"), *pieces_of(ANSWER)])
+    script.generations, script.holds = [events], True
+    await app.ask(QUESTION)
+    await until(lambda: app.gauges.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
+    await until(lambda: app.answer is not None and app.answer.text == ANSWER)
+
+
+async def origins(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    await streaming(app, pilot, script)
+    await pilot.press("ctrl+t", "ctrl+o")
+
+
+async def answered(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    events = rounds(pieces_of(ANSWER))
+    script.generations = [[*events, finished(events)]]
+    await app.ask(QUESTION)
+    await until(lambda: app.job is None)
+
+
+def tab(name: str) -> Show:
+    async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+        await answered(app, pilot, script)
+        assert app.backstage.opened is not None
+        lookups = app.backstage.opened.engine.experience.lookup("greedy")
+        for length in range(1, 17):
+            for i in range(10):
+                lookups.observe(length, i < length // 2 + 2)
+        await pilot.press("f2")
+        tabs = app.screen.query_one(TabbedContent)
+        await until(lambda: tabs.tab_count == 3)
+        tabs.active = {"rounds": "tab-1", "costs": "tab-2", "acceptance": "tab-3"}[name]
+
+    return show
+
+
+async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    plain = rounds([replace(piece, origin="") for piece in pieces_of(ANSWER)], drafted=0)
+    fast = rounds(pieces_of(ANSWER))
+    script.generations = [[*plain, finished(plain)], [*fast, finished(fast)]]
+    await app.run_command("race Fibonacci, please")
+    await pilot.pause()
+    assert isinstance(app.screen, Race)
+    await until(lambda: "the same text" in str(app.screen.query_one("#race-result").visual))
+
+
+def entry(name: str, *, draft: str = "", here: float = 0.0, told: str = "", fit: str | None = None, **more) -> Entry:
+    files = Files(Path("/m"), "gguf", int(here * GIB), 0) if here else None
+    target = Part(parse_reference("someone/Model-GGUF:Q4_K_M"), files)
+    beside = Part(parse_reference(draft), files) if draft else None
+    return Entry(name, more.get("origin", "alias"), name, "llamacpp", told, target, beside, True, fit)
+
+
+ENTRIES = [
+    entry("python-6m", draft="me/python:Q8_0", here=0.006, fit="fits", told="Embedded pair of small models of code"),
+    entry("qwen-14b-q4", draft="Qwen/Qwen3-0.6B-GGUF:Q8_0", here=8.4, fit="tight", told="Qwen3 14B, 4-bit"),
+    entry("llama-70b-q4", draft="bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", told="Llama 3.3 70B Instruct, 4-bit"),
+    entry("hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", here=41.0, fit="does not fit",
+          origin="cache"),
+    entry("ollama: gemma3:4b", here=3.1, fit="fits", origin="elsewhere"),
+]  # fmt: skip
+
+
+async def picker(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    await pilot.press("ctrl+g")
+    assert isinstance(app.screen, Picker)
+    await until(lambda: app.screen.query_one(DataTable).row_count == len(ENTRIES))
+
+
+async def history(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    asked = ["How do I list the Fibonacci numbers?", "写一个快速排序 in Python 🙂", "Explain this traceback, " * 9]
+    for day, text in enumerate(asked, 1):
+        when = datetime(2026, 3, day, 14, 5).timestamp()
+        model = ("python-6m", "hf:someone/A-Long-Name-GGUF/a-file.gguf", "qwen-14b-q4")[day - 1]
+        conversation = Conversation(0, "", False, model, None, 1, when, when)
+        app.keeper.store.insert(conversation, [Turn(1, 0, None, "user", text, "", [], {}, {}, True, when)])
+    await pilot.press("ctrl+r")
+
+
+async def help(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    await pilot.press("f1")
+
+
+def themed(name: str) -> Show:
+    async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+        app.theme = name
+        await origins(app, pilot, script)
+        await pilot.press("ctrl+o")
+        await app.say("this has to wait. Esc stops it.", "error")
+
+    return show
+
+
+async def error(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    await answered(app, pilot, script)
+    await app.run_command("draft")
+    await app.run_command("export nothing.txt")
+
+
+SCREENS: dict[str, Show] = {
+    "start": start,
+    "streaming": streaming,
+    "origins": origins,
+    "answered": answered,
+    "rounds": tab("rounds"),
+    "costs": tab("costs"),
+    "acceptance": tab("acceptance"),
+    "race": race,
+    "picker": picker,
+    "history": history,
+    "help": help,
+    "error": error,
+    "light": themed("textual-light"),
+    "contrast": themed("high-contrast"),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+@in_loop
+async def test_screen(
+    name: str,
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edgespec.tui.picker.catalogue", lambda *_: ENTRIES)
+    changes: list[str] = []
+    async with opened(SIZES[0]) as (app, pilot):
+        await SCREENS[name](app, pilot, script)
+        for width, height in SIZES:
+            await pilot.resize_terminal(width, height)
+            changes += changed(await exported(app, pilot), f"{name}-{width}x{height}.svg", tmp_path)
+    if changes:
+        pytest.fail("\n".join(changes), pytrace=False)
+
+
+def changed(svg: str, name: str, tmp_path: Path) -> list[str]:
+    """In which lines `svg` differs from the file of that name; or write that."""
+    kept = SNAPSHOTS / name
+    if os.environ.get("EDGESPEC_UPDATE_SNAPSHOTS"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(svg, encoding="utf-8")
+        return []
+    before = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    if svg == before:
+        return []
+    written = tmp_path / name
+    written.write_text(svg, encoding="utf-8")
+    lines = list(difflib.unified_diff(lines_of(before), lines_of(svg), str(kept), str(written), lineterm="", n=1))
+    return [f"{name} has changed; the new one is {written}", *(lines or ["the text is the same, its colours are not"])]
