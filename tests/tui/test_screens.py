@@ -138,7 +138,7 @@ async def test_a_conversation_of_ten_thousand_lines(tmp_path: Path) -> None:
     app = chat_app(store=store, resume=conversation.id)
     began_s = perf_counter()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: app.job is None and app.backstage.opened is not None, seconds=120)
+        await until(lambda: app.job is None and app.backstage.opened is not None, seconds=60)
         took_s = perf_counter() - began_s
         print(f"shown after {took_s:.1f} s")
         log = app.query_one(Log)
@@ -242,13 +242,14 @@ def failing(backstage: Backstage, *_: object) -> object:
 async def test_an_exception_ends_the_app_and_what_is_under_way(script: Script) -> None:
     """It is raised to whoever runs the app, with a return code, while an answer without an end is generated."""
     script.generations, script.holds = [words("one ", "two ", "three")[:-1]], True
-    app = chat_app()
+    app, began_s = chat_app(), perf_counter()
     with pytest.raises(ZeroDivisionError):
         async with opened(app=app) as (_, pilot):
             await app.ask("go")
             await until(lambda: app.answer is not None and app.answer.text)
             app.call_later(lambda: 1 // 0)
             await pilot.pause(0.2)
+    assert perf_counter() - began_s < 25, "the answer was waited for"
     assert app.return_code == 1 and not app.is_running
     assert not app.backstage._worker._thread.is_alive(), "the worker has ended"
     with pytest.raises(Exception, match="closed"):
