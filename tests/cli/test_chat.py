@@ -106,11 +106,12 @@ class Terminal:
                 self.seen += self._read()
 
     def interrupt_at_prompt(self, told: str) -> None:
-        """Ctrl-C until `told` appears: one in the instant before readline waits is noticed with the next only."""
+        """Ctrl-C until `told` appears: one in the instant before readline waits is noticed with the next key only."""
         for _ in range(20):
             self.child.send_signal(signal.SIGINT)
             with suppress(AssertionError):
-                return self.until(told, timeout_s=0.5)
+                return self.until(told, timeout_s=2)
+            self.type(" ")
         raise AssertionError(self.seen)
 
     def _read(self) -> str:

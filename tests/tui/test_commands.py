@@ -212,7 +212,7 @@ def test_system() -> None:
 
 async def raced(chat: Driver) -> str:
     """The result of the race that is on, which is then left."""
-    await chat.until(lambda: isinstance(chat.app.screen, Race))
+    await chat.until(lambda: isinstance(chat.app.screen, Race) and chat.app.screen.query("#race-result"))
     result = chat.app.screen.query_one("#race-result", Static)
     await chat.until(lambda: "racing" not in str(result.render()))
     told = str(result.render())
