@@ -38,7 +38,7 @@ from edgespec.tui.app import ChatApp
 from edgespec.tui.messages import Batch
 
 PROMPT = "def read_lines(path):"
-_EDGESPEC = [sys.executable, "-m", "edgespec"]
+_EDGESPEC = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
 
 
 @click.command()
