@@ -51,6 +51,10 @@ class Chat:
                 return message.content
         return None
 
+    def setting(self, name: str) -> Any:
+        """The present value of one of SETTINGS."""
+        return getattr(self if hasattr(self, name) else self.sampling, name)
+
     def set(self, name: str, text: str) -> None:
         """Change one of SETTINGS. Raises InvalidRequest."""
         if name == "system":
@@ -83,15 +87,7 @@ class Chat:
             "sampling": asdict(self.sampling),
             "messages": [{"role": m.role, "content": m.content} for m in self.messages],
         }
-        data = (json.dumps(state, indent=1) + "\n").encode()  # ASCII: whatever was typed can be written
-        partial = path.parent / f".{path.name}.{os.getpid()}"
-        try:
-            partial.write_bytes(data)
-            partial.replace(path)
-        except (OSError, ValueError) as error:
-            with suppress(OSError, ValueError):
-                partial.unlink()
-            raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
+        write(path, json.dumps(state, indent=1) + "\n")  # ASCII: whatever was typed can be written
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; on failure nothing changes. Raises InvalidRequest."""
@@ -140,6 +136,18 @@ def speculation_told(engine: Engine, draft: str) -> str:
         return "speculation: off"
     amount = "as much as pays" if spec.gamma is None else f"{spec.gamma} tokens at a time"
     return f"speculation: {amount}, by {draft}"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that the user has named, whole or not at all. Raises CacheError."""
+    partial = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        partial.write_bytes(text.encode())
+        partial.replace(path)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            partial.unlink()
+        raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
 
 
 def path_of(argument: str) -> Path:

@@ -129,8 +129,8 @@ class Engine:
             session, draft_session = self._open_sessions()
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
-            controller = self._controller(session, draft_session, sampler, rule, seed)
-            controller = Pausable(controller, lambda: self.is_paused)
+            decides = self._controller(session, draft_session, sampler, rule, seed)
+            controller = Pausable(decides, lambda: self.is_paused)
             passage: Channel = "answer"
             for event in speculate(
                 session,

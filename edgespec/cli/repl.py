@@ -161,7 +161,7 @@ class Repl:
             self._chat.set(name.replace("-", "_"), value.strip())
         chat = self._chat
         for setting in SETTINGS:
-            current = getattr(chat, setting) if hasattr(chat, setting) else getattr(chat.sampling, setting)
+            current = chat.setting(setting)
             if not name or setting == name.replace("-", "_"):
                 click.echo(f"{setting:18} {'-' if current is None else current}")
 

@@ -235,7 +235,7 @@ class ChatApp(Window):
 
     @on(Told)
     async def _told(self, message: Told) -> None:
-        await self.say(f"{message.text} {message.hint}".strip(), message.kind)
+        await self.say(str(message), message.kind)
 
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:

@@ -51,9 +51,6 @@ class Details(ModalScreen[None]):
             with TabPane("Acceptance"), VerticalScroll():
                 yield Static(acceptances(self._gauges, self._experience), markup=False)
 
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)
-
 
 def costs(experience: Experience | None) -> str:
     """Forwards by rows in plain steps, and a drafted token, as bars."""

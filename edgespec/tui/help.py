@@ -35,6 +35,3 @@ class Help(ModalScreen[None]):
             yield Static(KEYS, markup=False)
             yield Static(Text("Commands\n", "bold"))
             yield Static(commands)
-
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)

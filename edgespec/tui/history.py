@@ -6,25 +6,22 @@ from datetime import datetime
 from typing import ClassVar
 
 from rich.text import Text
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
 from edgespec.conversations import Conversation, Store
 from edgespec.errors import EdgespecError
+from edgespec.tui.chooser import Chooser
 
 _KEYS = "Enter resumes · type to search · Ctrl+X removes · Esc goes back"
 
 
-class History(ModalScreen[int | None]):
+class History(Chooser[int]):
     """Ends with the id of the conversation to resume, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back"),
-        Binding("down", "into_table", "List", show=False),
         Binding("ctrl+x", "remove", "Remove", priority=True),
     ]
 
@@ -47,57 +44,33 @@ class History(ModalScreen[int | None]):
             yield Static(_KEYS, id="told", markup=False)
 
     def on_mount(self) -> None:
-        self._fill()
-
-    @on(Input.Changed)
-    def _search(self) -> None:
-        self._fill()
-
-    @on(Input.Submitted)
-    def _take(self) -> None:
-        self._resume()
-
-    @on(DataTable.RowSelected)
-    def _chosen(self) -> None:
-        self._resume()
-
-    def action_into_table(self) -> None:
-        self.query_one(DataTable).focus()
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
+        self.fill()
 
     def action_remove(self) -> None:
-        id = self._selected()
-        if id is None:
+        key = self.selected()
+        if key is None:
             return
+        id = int(key)
         if id == self._present:
-            self._say("This conversation is on the screen; /new begins another, then it can be removed.")
+            self.say("This conversation is on the screen; /new begins another, then it can be removed.")
         elif id != self._doubted:
             self._doubted = id
-            self._say("Ctrl+X once more removes it for good.")
+            self.say("Ctrl+X once more removes it for good.")
         else:
             try:
                 self._store.remove(self._store.resume(id))
             except EdgespecError as error:
-                self._say(f"{error.message} {error.hint}")
+                self.say(f"{error.message} {error.hint}")
                 return
-            self._fill()
-            self._say("Removed.")
+            self.fill()
+            self.say("Removed.")
 
-    def _resume(self) -> None:
-        id = self._selected()
-        if id is not None:
-            self.dismiss(id)
+    def choose(self) -> None:
+        key = self.selected()
+        if key is not None:
+            self.dismiss(int(key))
 
-    def _selected(self) -> int | None:
-        table = self.query_one(DataTable)
-        if not table.row_count:
-            return None
-        key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
-        return None if key is None else int(key)
-
-    def _fill(self) -> None:
+    def fill(self) -> None:
         self._doubted = None
         wanted = self.query_one(Input).value
         rows: list[tuple[Conversation, str]]
@@ -107,7 +80,7 @@ class History(ModalScreen[int | None]):
             else:
                 rows = [(conversation, "") for conversation in self._store.recent()]
         except EdgespecError as error:
-            self._say(f"{error.message} {error.hint}")
+            self.say(f"{error.message} {error.hint}")
             return
         table = self.query_one(DataTable)
         table.clear()
@@ -119,7 +92,4 @@ class History(ModalScreen[int | None]):
             table.add_row(
                 when, Text(conversation.model, overflow="ellipsis", no_wrap=True), told, key=str(conversation.id)
             )
-        self._say(_KEYS if rows else "Nothing found." if wanted.strip() else "No conversation has been kept yet.")
-
-    def _say(self, text: str) -> None:
-        self.query_one("#told", Static).update(Text(text))
+        self.say(_KEYS if rows else "Nothing found." if wanted.strip() else "No conversation has been kept yet.")

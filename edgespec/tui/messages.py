@@ -50,11 +50,14 @@ class Told(Message):
         self.hint = hint
         self.kind = kind
 
+    def __str__(self) -> str:
+        return f"{self.text} {self.hint}".strip()
+
 
 class Progressed(Message):
-    """A download or a load; None when it is over."""
+    """How far a download or a load is."""
 
-    def __init__(self, text: str | None, fraction: float = 0.0) -> None:
+    def __init__(self, text: str, fraction: float) -> None:
         super().__init__()
         self.text = text
         self.fraction = fraction
@@ -74,10 +77,10 @@ def told_of(error: BaseException) -> Told:
         return Told("stopped.")
     if isinstance(error, EdgespecError):
         return Told(error.message, error.hint, "error")
-    return bug(error)
+    return _bug(error)
 
 
-def bug(error: BaseException) -> Told:
+def _bug(error: BaseException) -> Told:
     """A fault of ours, which must not take the conversation with it."""
     with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exception(error, file=file)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
-from textual import on, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
 from edgespec.backends import device_memory, prefers_mlx
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import Cancelled
 from edgespec.planning import OpenRequest, Reporter
 from edgespec.registry.catalogue import Entry, catalogue, matching
 from edgespec.registry.fit import gib, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import BackendName, load_registry
 from edgespec.tui.backstage import Backstage
-from edgespec.tui.messages import bug
+from edgespec.tui.chooser import Chooser
+from edgespec.tui.messages import told_of
 from edgespec.worker import Job
+
+T = TypeVar("T")
 
 _KEYS = "Enter opens · type to filter · Ctrl+F foretells · Esc goes back"
 
 
-class Picker(ModalScreen[str | None]):
+class Picker(Chooser[str]):
     """Ends with what `--model` takes, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back"),
-        Binding("down", "into_table", "List", show=False),
         Binding("ctrl+f", "foretell", "Foretell", priority=True),
     ]
 
@@ -71,43 +72,28 @@ class Picker(ModalScreen[str | None]):
         try:
             backend: BackendName = "mlx" if prefers_mlx() else "llamacpp"
             entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(device_memory(backend)))
-        except EdgespecError as error:
-            self.app.call_from_thread(self._say, f"{error.message} {error.hint}")
+        except Exception as error:  # noqa: BLE001 - told_of tells apart what the user can do and what is a bug
+            self._tell(self.say, str(told_of(error)))
             return
-        self.app.call_from_thread(self._found, entries)
+        self._tell(self._found, entries)
 
     def _found(self, entries: list[Entry]) -> None:
         self._entries = entries
-        self._fill()
-
-    @on(Input.Changed)
-    def _filter(self) -> None:
-        self._fill()
-
-    @on(Input.Submitted)
-    def _take(self) -> None:
-        self._open()
-
-    @on(DataTable.RowSelected)
-    def _chosen(self) -> None:
-        self._open()
-
-    def action_into_table(self) -> None:
-        self.query_one(DataTable).focus()
+        self.fill()
 
     def action_leave(self) -> None:
         if self._job is not None:
             self._job.cancel()
-        self.dismiss(None)
+        super().action_leave()
 
     def action_foretell(self) -> None:
-        name = self._selected()
+        name = self.selected()
         if name is None or self._job is not None:
             return
         if not self._is_idle:
-            self._say("An answer is under way; Esc stops it, then speeds can be measured.")
+            self.say("An answer is under way; Esc stops it, then speeds can be measured.")
             return
-        self._say(f"Measuring a few blocks of {name} on this machine …")
+        self.say(f"Measuring a few blocks of {name} on this machine …")
         self._foretell(name)
 
     @work(thread=True)
@@ -117,39 +103,30 @@ class Picker(ModalScreen[str | None]):
         try:
             for text in self._job:
                 self._tell(self._show_outlook, text)
-        except EdgespecError as error:
-            told = f"{error.message} {error.hint}"
         except Cancelled:
             return
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
-            report = bug(error)
-            told = f"{report.text} {report.hint}"
+        except Exception as error:  # noqa: BLE001 - as above
+            told = str(told_of(error))
         finally:
             self._job = None
-        self._tell(self._say, told)
+        self._tell(self.say, told)
 
-    def _tell(self, show: object, text: str) -> None:
-        """`show(text)` on the app's thread, unless the screen has been left."""
+    def _tell(self, show: Callable[[T], None], what: T) -> None:
+        """`show(what)` on the app's thread, unless the screen has been left."""
         with suppress(RuntimeError):
             if self.is_attached:
-                self.app.call_from_thread(show, text)  # type: ignore[arg-type]
+                self.app.call_from_thread(show, what)
 
     def _show_outlook(self, text: str) -> None:
         self.query_one("#outlook").display = True
         self.query_one("#outlook-text", Static).update(Text(text))
 
-    def _open(self) -> None:
-        name = self._selected() or self.query_one(Input).value.strip()
+    def choose(self) -> None:
+        name = self.selected() or self.query_one(Input).value.strip()
         if name:
             self.dismiss(name)
 
-    def _selected(self) -> str | None:
-        table = self.query_one(DataTable)
-        if not table.row_count:
-            return None
-        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
-
-    def _fill(self) -> None:
+    def fill(self) -> None:
         table = self.query_one(DataTable)
         table.clear()
         shown = matching(self._entries, self.query_one(Input).value)
@@ -164,7 +141,4 @@ class Picker(ModalScreen[str | None]):
                 str(entry.draft.reference) if entry.draft else "",
                 key=entry.opens,
             )
-        self._say(_KEYS if shown else "None of these; Enter tries it as a reference, such as user/repo:Q4_K_M.")
-
-    def _say(self, text: str) -> None:
-        self.query_one("#told", Static).update(Text(text))
+        self.say(_KEYS if shown else "None of these; Enter tries it as a reference, such as user/repo:Q4_K_M.")

@@ -16,12 +16,13 @@ from textual.widgets import Static
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine import Event, Finished, Request
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import Cancelled
 from edgespec.speculation import Speculation
 from edgespec.text.stream import Piece
 from edgespec.tui.backstage import Backstage
 from edgespec.tui.gauges import Gauges
 from edgespec.tui.harmless import harmless
+from edgespec.tui.messages import told_of
 from edgespec.worker import Job
 
 FRAME_S = 1 / 30
@@ -62,9 +63,9 @@ class Race(ModalScreen[None]):
             self.app.call_from_thread(self._finish)
         except Cancelled:  # before it had begun
             return
-        except EdgespecError as error:
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
             if not self._left:
-                self.app.call_from_thread(self._say, f"{error.message} {error.hint}")
+                self.app.call_from_thread(self._say, str(told_of(error)))
 
     def _finish(self) -> None:
         plain, spec = (lane.finished for lane in self._lanes)

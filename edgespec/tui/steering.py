@@ -53,7 +53,7 @@ async def settings(app: ChatApp, argument: str) -> None:
         chat.set(name.replace("-", "_"), value.strip())
         app.keeper.use_system()
     shown = [name.replace("-", "_")] if name else SETTINGS
-    values = ((s, getattr(chat, s) if hasattr(chat, s) else getattr(chat.sampling, s)) for s in shown)
+    values = ((s, chat.setting(s)) for s in shown)
     await app.say(", ".join(f"{name} {'-' if value is None else value}" for name, value in values))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.chat import path_of
+from edgespec.chat import path_of, write
 from edgespec.conversations import from_json, to_json, to_markdown
-from edgespec.errors import CacheError, InvalidRequest
+from edgespec.errors import InvalidRequest
 from edgespec.tui.history import History
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
@@ -50,9 +48,8 @@ async def branch(app: ChatApp, argument: str) -> None:
     branches, at = app.keeper.branches()
     if not branches:
         raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit begin one.")
-    if argument and _number(argument) not in range(1, len(branches) + 1):
-        raise InvalidRequest(f"there are branches 1 to {len(branches)}.", hint="For example: /branch 1")
-    to = _number(argument) - 1 if argument else (at + 1) % len(branches)
+    told = f"there are branches 1 to {len(branches)}."
+    to = _number(argument, len(branches), told, "For example: /branch 1") - 1 if argument else (at + 1) % len(branches)
     app.keeper.switch(branches[to])
     await app.show_turns()
     await app.say(f"branch {to + 1} of {len(branches)}")
@@ -80,9 +77,8 @@ async def copy(app: ChatApp, argument: str) -> None:
     text = texts[-1]
     if argument:
         blocks = _code_blocks(text)
-        if _number(argument) not in range(1, len(blocks) + 1):
-            raise InvalidRequest(f"the answer has {len(blocks)} code blocks.", hint="/copy copies all of it.")
-        text = blocks[_number(argument) - 1]
+        told = f"the answer has {len(blocks)} code blocks."
+        text = blocks[_number(argument, len(blocks), told, "/copy copies all of it.") - 1]
     app.copy_to_clipboard(text)
     await app.say(f"copied {len(text):,} characters")
 
@@ -119,7 +115,7 @@ async def export(app: ChatApp, argument: str) -> None:
     form = forms.get(path.suffix.lower())
     if form is None:
         raise InvalidRequest(f"'{path.name}' says no form.", hint="End it in .md or .json.")
-    _write(path, form(keeper.store, keeper.store.resume(keeper.conversation.id)))
+    write(path, form(keeper.store, keeper.store.resume(keeper.conversation.id)))
     await app.say(f"wrote {path}")
 
 
@@ -148,14 +144,17 @@ def _question(app: ChatApp, argument: str) -> int:
     count = len(app.keeper.questions)
     if not count:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
-    if argument and _number(argument) not in range(1, count + 1):
-        raise InvalidRequest(f"there are questions 1 to {count}.", hint="Their numbers are above them.")
-    return _number(argument) if argument else count
+    if not argument:
+        return count
+    return _number(argument, count, f"there are questions 1 to {count}.", "Their numbers are above them.")
 
 
-def _number(argument: str) -> int:
-    """0 for what is none, or as long as only a mistake is."""
-    return int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+def _number(argument: str, most: int, told: str, hint: str) -> int:
+    """A number from 1 to `most` that the user has typed. Raises InvalidRequest with `told` and `hint`."""
+    number = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+    if not 1 <= number <= most:
+        raise InvalidRequest(told, hint=hint)
+    return number
 
 
 def _read(path: Path, most: int, too_large: str) -> str:
@@ -169,18 +168,6 @@ def _read(path: Path, most: int, too_large: str) -> str:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path
         raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            partial.unlink()
-        why = getattr(error, "strerror", None) or str(error)
-        raise CacheError(f"cannot write {path}: {why}.", hint="Choose another place.") from error
 
 
 def _longest_fence(text: str) -> int:

@@ -94,7 +94,7 @@ async def test_the_arrow_goes_into_the_list() -> None:
         await pilot.press("down", "down", "up")
         assert picker.query_one(DataTable).has_focus and picker.query_one(DataTable).cursor_row == 0
         await pilot.press("down")
-        assert picker._selected() == names(picker)[1]
+        assert picker.selected() == names(picker)[1]
 
 
 @in_loop
