@@ -9,7 +9,7 @@ from edgespec.cli.main import cli
 
 def reference() -> str:
     """The help of every command as one Markdown page."""
-    parent = click.Context(cli, info_name="edgespec", max_content_width=100, terminal_width=100)
+    parent = click.Context(cli, info_name="edgespec", terminal_width=100, **cli.context_settings)
     parts = [
         "# Command reference",
         "",
@@ -20,7 +20,7 @@ def reference() -> str:
     for name in cli.list_commands(parent):
         command = cli.get_command(parent, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
         parts += ["", f"## edgespec {name}", "", *_block(command.get_help(context))]
     return "\n".join(parts) + "\n"
 
