@@ -29,6 +29,7 @@ from time import monotonic, perf_counter, sleep, thread_time
 import click
 
 from benchmarks.machine import describe
+from edgespec.apart import Apart
 from edgespec.chat import Chat
 from edgespec.conversations import Store
 from edgespec.core.protocols import Step
@@ -145,11 +146,11 @@ def latencies(tokens: int) -> dict[str, object]:
 
     async def body() -> dict[str, object]:
         chat = Chat(None, SamplingParams(temperature=0, logit_bias=((256, -1000.0),)), tokens, None, ())
-        app = Watched(OpenRequest(model="tree", backend="toy", draft="none"), chat, Store.in_memory(),
+        app = Watched(OpenRequest(model="tree", backend="toy", draft="none"), chat, Store.in_memory(), Apart(),
                       sampling=lambda _: chat.sampling)  # fmt: skip
         app.waits = []
         async with app.run_test(size=(120, 40)) as pilot:
-            while app.job is not None or app.backstage.opened is None:
+            while app.job is not None or app.stage.standing is None:
                 await pilot.pause(0.05)
             app.waits.clear()
             cpu_s, begun_s = thread_time(), perf_counter()

@@ -129,12 +129,11 @@ def change_speculation(engine: Engine, argument: str) -> None:
     engine.is_paused = argument == "off"
 
 
-def speculation_told(engine: Engine, draft: str) -> str:
-    """How `engine` drafts, in words; `draft` is what the user calls the drafter."""
-    spec = engine.speculation
-    if engine.is_paused or spec.is_plain:
+def speculation_told(speculation: Speculation, draft: str, *, is_paused: bool) -> str:
+    """How an engine drafts, in words; `draft` is what the user calls the drafter."""
+    if is_paused or speculation.is_plain:
         return "speculation: off"
-    amount = "as much as pays" if spec.gamma is None else f"{spec.gamma} tokens at a time"
+    amount = "as much as pays" if speculation.gamma is None else f"{speculation.gamma} tokens at a time"
     return f"speculation: {amount}, by {draft}"
 
 

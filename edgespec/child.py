@@ -29,10 +29,7 @@ def in_child(
 
     Raises what it raises, ChildDied, Cancelled.
     """
-    if hasattr(signal, "pthread_sigmask"):
-        with redirect_stderr(sys.__stderr__):  # what a full screen puts in its place has no descriptor to inherit
-            resource_tracker.ensure_running()  # a process needs it, and its start unblocks signals
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, _interrupts_kept_out():
+    with starting(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         running = pool.submit(work, *given)
         while not running.done():
             wait([running], timeout=_POLL_S)
@@ -50,11 +47,13 @@ def in_child(
 
 
 @contextmanager
-def _interrupts_kept_out() -> Iterator[None]:
-    """Ctrl-C is this process's alone: one that is started meanwhile inherits what is blocked."""
+def starting() -> Iterator[None]:
+    """For processes to be started in: Ctrl-C stays this one's alone, as they inherit what is blocked."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    with redirect_stderr(sys.__stderr__):  # what a full screen puts in its place has no descriptor to inherit
+        resource_tracker.ensure_running()  # a process needs it, and its start unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

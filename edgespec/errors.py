@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 
 class EdgespecError(Exception):
@@ -17,6 +18,10 @@ class EdgespecError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it can cross from one process to another."""
+        return partial(type(self), hint=self.hint), (self.message,)
 
 
 def reason_of(error: BaseException) -> str:

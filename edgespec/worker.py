@@ -31,10 +31,8 @@ class _End:
 class Job(Generic[T]):
     """The events of one piece of work, in order. Iterate it from any one thread; `cancel` from any."""
 
-    def __init__(self, work: Callable[[CheckCancelled], Iterator[T]]) -> None:
-        self._work = work
+    def __init__(self) -> None:
         self._events: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
-        self._room = threading.Semaphore(_EVENTS_AHEAD)
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -45,10 +43,9 @@ class Job(Generic[T]):
         """Events until the work ends. Raises what the work raised; Cancelled if it was cancelled before it began."""
         while True:
             try:
-                event = self._events.get(timeout=_POLL_S)
+                event = self._take(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            self._room.release()
             if isinstance(event, _End):
                 if event.error is not None:
                     raise event.error
@@ -61,39 +58,63 @@ class Job(Generic[T]):
             batch = [event]
             sleep(seconds)
             with suppress(queue.Empty):
-                while not isinstance(last := self._events.get_nowait(), _End):
-                    self._room.release()
+                while not isinstance(last := self._take(timeout=0), _End):
                     batch.append(last)
                 self._events.put(last)  # nothing comes after it
             yield batch
 
-    def check(self) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled
+    def put(self, event: T) -> None:
+        """What the work has to say next."""
+        self._events.put(event)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The work is over; once."""
+        self._events.put(_End(error))
+
+    def _take(self, *, timeout: float) -> T | _End:
+        return self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
+
+
+class _Task(Job[T]):
+    """A job of this process, which runs ahead of its reader only so far."""
+
+    def __init__(self, work: Callable[[CheckCancelled], Iterator[T]]) -> None:
+        super().__init__()
+        self._work = work
+        self._room = threading.Semaphore(_EVENTS_AHEAD)
 
     def run(self) -> None:
         """Do the work; called on the owner thread."""
         try:
-            for event in self._work(self.check):
-                self._put(event)
+            for event in self._work(self._check):
+                self.put(event)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the reader has to hear of it
-            self._put(_End(error))
+            self.end(error)
         else:
-            self._put(_End(None))
+            self.end()
 
-    def _put(self, event: T | _End) -> None:
+    def put(self, event: T) -> None:
         """Wait for room; once cancelled the few last events go beyond the bound, so that nobody waits for a reader."""
         while not self._room.acquire(timeout=_POLL_S):
             if self._cancelled.is_set():
                 break
-        self._events.put(event)
+        super().put(event)
+
+    def _take(self, *, timeout: float) -> T | _End:
+        event = super()._take(timeout=timeout)
+        self._room.release()
+        return event
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled
 
 
 class Worker:
     """The thread that models are loaded, used and freed on."""
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[Job[object] | None] = queue.Queue()
+        self._tasks: queue.Queue[_Task[object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -103,9 +124,9 @@ class Worker:
 
     def submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
         """Queue `work`; it is given the cancellation check to poll."""
-        job: Job[T] = Job(work)
-        self._jobs.put(job)  # type: ignore[arg-type]  # the queue does not look at the events
-        return job
+        task = _Task(work)
+        self._tasks.put(task)  # type: ignore[arg-type]  # the queue does not look at the events
+        return task
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the owner thread and wait for its result. Raises what it raises."""
@@ -118,14 +139,14 @@ class Worker:
 
     def close(self) -> None:
         """Finish the queued jobs and end the thread."""
-        self._jobs.put(None)
+        self._tasks.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
         if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is the main thread's, even while that waits in a system call
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            while (job := self._jobs.get()) is not None:
-                job.run()
+            while (task := self._tasks.get()) is not None:
+                task.run()
         finally:
             leave_thread()

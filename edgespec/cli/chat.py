@@ -38,6 +38,7 @@ def chat_command(
     sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     chat = Chat(given["system"], SamplingParams(), given["max_tokens"], given["seed"], given["stop"])
     if not plain and not given["verbose"] and _is_terminal():
+        from edgespec.apart import Apart
         from edgespec.tui.app import ChatApp
         from edgespec.tui.keeping import opened_store
 
@@ -46,7 +47,11 @@ def chat_command(
             resume = next((conversation.id for conversation in store.recent(1)), None)
         sampling = partial(sampling_params, given)
         then = f"race {race}" if race else ""
-        return ChatApp(wanted, chat, store, sampling=sampling, resume=resume, then=then).run() or 0
+        stage = Apart()
+        try:
+            return ChatApp(wanted, chat, store, stage, sampling=sampling, resume=resume, then=then).run() or 0
+        finally:
+            stage.close()
     if goes_on or resume or race:
         raise InvalidRequest(
             "--continue, --resume and --race need the whole screen.", hint="Leave out --plain, and use a terminal."

@@ -146,7 +146,7 @@ class Repl:
         engine = self._host.opened.engine
         if argument:
             change_speculation(engine, argument)
-        click.echo(speculation_told(engine, self._host.opened.draft))
+        click.echo(speculation_told(engine.speculation, self._host.opened.draft, is_paused=engine.is_paused))
 
     def _draft(self, argument: str) -> None:
         if argument:

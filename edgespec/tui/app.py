@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, ClassVar
 
 from textual import on, work
@@ -21,9 +22,9 @@ from edgespec.engine import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planning import OpenRequest
 from edgespec.registry.schema import SamplingDefaults
+from edgespec.stage import Stage, standing_of
 from edgespec.text.stream import Piece
 from edgespec.tui import commands
-from edgespec.tui.backstage import Backstage
 from edgespec.tui.colours import HIGH_CONTRAST
 from edgespec.tui.details import Details
 from edgespec.tui.foot import foot, measured
@@ -43,6 +44,9 @@ from edgespec.tui.window import Window
 from edgespec.worker import Job
 
 _READ_EVERY_S = 0.1
+# What the engine decodes on may be all that this machine has, so the screen takes an eighth of a processor at most.
+_REST = 7  # times what a frame took
+_LONGEST_REST_S = 0.25
 
 
 class ChatApp(Window):
@@ -55,19 +59,20 @@ class ChatApp(Window):
         request: OpenRequest,
         chat: Chat,
         store: Store,
+        stage: Stage,
         *,
         sampling: Callable[[SamplingDefaults], SamplingParams] = lambda _: SamplingParams(),
         resume: int | None = None,
         then: str = "",
     ) -> None:
-        """`sampling`, given the model's recommended defaults, says how to sample; `resume` is a stored conversation;
-        `then` is a command to run once the model is open.
+        """`stage` is closed with the app. `sampling`, given the model's recommended defaults, says how to sample;
+        `resume` is a stored conversation; `then` is a command to run once the model is open.
         """
         super().__init__()
         self.request = request
         self.chat = chat
         self.keeper = Keeper(chat, store, lambda text: self.post_message(Told(text, kind="error")))
-        self.backstage = Backstage()
+        self.stage = stage
         self.reporter = Screenside(self)
         self.gauges = Gauges()
         self.job: Job[Any] | None = None
@@ -77,6 +82,7 @@ class ChatApp(Window):
         self._resume = resume
         self._then = then
         self._read_s = 0.0  # when the instruments were last read
+        self._worked_s = 0.0  # processor time of the screen when it last had to show something
         self._is_leaving = False
 
     async def on_mount(self) -> None:
@@ -92,12 +98,12 @@ class ChatApp(Window):
 
     def open(self, request: OpenRequest) -> None:
         """Open a model; the conversation stays."""
-        self.job = self.backstage.open(request, self.reporter)
-        self._follow(self.job, self.job, lambda opened: Ready(opened, request, is_new=True))
+        self.job = self.stage.open(request, self.reporter)
+        self._follow(self.job, self.job, lambda standing: Ready(standing, request, is_new=True))
 
     def change_draft(self, request: OpenRequest) -> None:
-        self.job = self.backstage.change_draft(request, self.reporter)
-        self._follow(self.job, self.job, lambda opened: Ready(opened, request, is_new=False))
+        self.job = self.stage.change_draft(request, self.reporter)
+        self._follow(self.job, self.job, lambda standing: Ready(standing, request, is_new=False))
 
     @work(thread=True)
     def _follow(self, job: Job[Any], events: Iterable[Any], message: Callable[[Any], Message]) -> None:
@@ -129,7 +135,7 @@ class ChatApp(Window):
 
     async def ask(self, text: str) -> None:
         """Send `text` and have it answered."""
-        if self.job is not None or self.backstage.opened is None:
+        if self.job is not None or self.stage.standing is None:
             self.query_one(Prompt).put(text)
             why = "wait for what is under way; Esc stops it." if self.job else "no model is open; /model chooses one."
             await self.say(why, "error")
@@ -142,15 +148,16 @@ class ChatApp(Window):
 
     async def generate(self) -> None:
         """Answer the conversation as it stands."""
-        opened = self.backstage.require()
-        self.gauges = Gauges(plain=opened.plain_speed, asked_s=perf_counter())
+        standing = standing_of(self.stage)
+        self.gauges = Gauges(plain=standing.plain_speed, asked_s=perf_counter())
         self.finished = None
         request = self.chat.request()
-        self.keeper.begin_answer({"model": opened.name, "draft": opened.draft})
-        self.answer = Answer(opened.draft)
+        self.keeper.begin_answer({"model": standing.name, "draft": standing.draft})
+        self.answer = Answer(standing.draft)
         await self.query_one(Log).add(self.answer)
         self.dress()
-        self.job = self.backstage.stream(request)
+        self._worked_s = thread_time()
+        self.job = self.stage.stream(request)
         self._follow(self.job, self.job.batches(FRAME_S), Batch)
 
     async def resume(self, id: int) -> None:
@@ -186,9 +193,9 @@ class ChatApp(Window):
     def action_help(self) -> None:
         self.push_screen(Help(commands.HELP))
 
-    def action_details(self) -> None:
-        engine = self.backstage.opened.engine if self.backstage.opened else None
-        self.push_screen(Details(self.gauges, engine.experience if engine and engine.has_experience else None))
+    async def action_details(self) -> None:
+        known = await asyncio.to_thread(self.stage.experience) if self.stage.standing is not None else None
+        self.push_screen(Details(self.gauges, known))
 
     async def action_clear_screen(self) -> None:
         """The conversation stays; an answer under way stays on the screen too."""
@@ -221,16 +228,17 @@ class ChatApp(Window):
             self.keeper.grow(answer.text, answer.reasoning, lambda: answer.spans)
         if perf_counter() - self._read_s >= _READ_EVERY_S:
             self.show_instruments()
-        message.is_shown.set()
+        before_s, self._worked_s = self._worked_s, thread_time()
+        message.shown(min(_LONGEST_REST_S, (self._worked_s - before_s) * _REST))
 
     @on(Ready)
     async def _is_open(self, message: Ready) -> None:
-        opened = message.opened
+        standing = message.standing
         self.request = message.request
         if message.is_new:
-            self.chat.sampling = self._sampling(opened.sampling)
-        self.keeper.use_model(opened.name)
-        await self.say(f"{opened.name} on {opened.backend}, draft {opened.draft}.")
+            self.chat.sampling = self._sampling(standing.sampling)
+        self.keeper.use_model(standing.name)
+        await self.say(f"{standing.name} on {standing.backend}, draft {standing.draft}.")
         self.show_instruments()
 
     @on(Told)
@@ -259,7 +267,7 @@ class ChatApp(Window):
             self.exit()
         self.show_instruments()
         then, self._then = self._then, ""
-        if then and self.backstage.opened is not None:
+        if then and self.stage.standing is not None:
             await self.run_command(then)
 
     # What is shown.
@@ -271,11 +279,11 @@ class ChatApp(Window):
 
     def show_instruments(self) -> None:
         self._read_s = perf_counter()
-        if (opened := self.backstage.opened) is not None:
-            now = readings(opened, self.backstage.devices)
+        if (standing := self.stage.standing) is not None:
+            now = readings(standing, self.stage.resident)
             self.query_one(Panel).show(self.gauges, now)
             self.query_one(Strip).show(self.gauges, now)
 
     async def on_unmount(self) -> None:
-        self.backstage.close()
+        self.stage.close()
         self.keeper.close()

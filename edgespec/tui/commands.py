@@ -31,7 +31,7 @@ async def _help(app: ChatApp, _argument: str) -> None:
 
 
 async def _details(app: ChatApp, _argument: str) -> None:
-    app.action_details()
+    await app.action_details()
 
 
 async def _exit(app: ChatApp, _argument: str) -> None:

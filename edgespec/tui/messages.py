@@ -6,37 +6,48 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 from textual.message import Message
 
 from edgespec.engine import Event
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.opening import Opened
 from edgespec.planning import OpenRequest
+from edgespec.stage import Standing
 from edgespec.worker import Job
 
 
 class Batch(Message):
-    """Events of the generation that is going on."""
+    """Events of the generation that is going on. Whoever shows it says how long the screen may rest then."""
 
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
         self.events = events
-        self.is_shown = threading.Event()
+        self._shown = threading.Event()
+        self._rest_s = 0.0
+
+    def shown(self, rest_s: float) -> None:
+        self._rest_s = rest_s
+        self._shown.set()
+
+    @property
+    def is_shown(self) -> bool:
+        return self._shown.is_set()
 
     def wait(self, is_running: Callable[[], bool]) -> None:
-        """Until it is shown, or nothing will be any more."""
-        while is_running() and not self.is_shown.wait(0.1):
+        """Until it is shown and the screen has rested, or nothing will be shown any more."""
+        while is_running() and not self._shown.wait(0.1):
             pass
+        sleep(self._rest_s)
 
 
 class Ready(Message):
     """A model, or another draft for it, is open."""
 
-    def __init__(self, opened: Opened, request: OpenRequest, *, is_new: bool) -> None:
+    def __init__(self, standing: Standing, request: OpenRequest, *, is_new: bool) -> None:
         super().__init__()
-        self.opened = opened
+        self.standing = standing
         self.request = request
         self.is_new = is_new
 

@@ -9,12 +9,11 @@ import psutil
 from rich.text import Text
 from textual.widgets import Static
 
-from edgespec.opening import Opened
 from edgespec.registry.fit import DeviceMemory
+from edgespec.stage import Standing
 from edgespec.tui.gauges import Gauges, bar, column
 
 _WIDTH = 32
-_PROCESS = psutil.Process()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +34,22 @@ class Readings:
     devices: tuple[DeviceMemory, ...] = ()
 
 
-def readings(opened: Opened, devices: tuple[DeviceMemory, ...]) -> Readings:
-    """Read now."""
+def readings(standing: Standing, resident: int) -> Readings:
+    """Read now; `resident` bytes are ours."""
     parts: list[tuple[str, int]] = []
-    if (fit := opened.fit) is not None:
+    if (fit := standing.fit) is not None:
         parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
         if fit.draft is not None:
             parts.append(("draft", fit.draft.total))
     return Readings(
-        opened.name,
-        opened.draft,
-        opened.engine.is_paused,
-        opened.engine.target.context_size,
-        _PROCESS.memory_info().rss,
+        standing.name,
+        standing.draft,
+        standing.is_paused,
+        standing.context_size,
+        resident,
         psutil.virtual_memory().available,
         tuple(parts),
-        devices,
+        standing.devices,
     )
 
 

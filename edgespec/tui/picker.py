@@ -14,14 +14,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.backends import device_memory, prefers_mlx
+from edgespec.backends import prefers_mlx
 from edgespec.errors import Cancelled
 from edgespec.planning import OpenRequest, Reporter
 from edgespec.registry.catalogue import Entry, catalogue, matching
 from edgespec.registry.fit import gib, host_memory
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import BackendName, load_registry
-from edgespec.tui.backstage import Backstage
+from edgespec.stage import Stage
 from edgespec.tui.chooser import Chooser
 from edgespec.tui.messages import told_of
 from edgespec.worker import Job
@@ -38,10 +38,10 @@ class Picker(Chooser[str]):
         Binding("ctrl+f", "foretell", "Foretell", priority=True),
     ]
 
-    def __init__(self, backstage: Backstage, request: OpenRequest, reporter: Reporter, *, is_idle: bool) -> None:
+    def __init__(self, stage: Stage, request: OpenRequest, reporter: Reporter, *, is_idle: bool) -> None:
         """`request`: how the chosen model would be opened. Speeds are measured only while nothing is generated."""
         super().__init__()
-        self._backstage = backstage
+        self._stage = stage
         self._request = request
         self._reporter = reporter
         self._is_idle = is_idle
@@ -71,7 +71,7 @@ class Picker(Chooser[str]):
     def _look(self) -> None:
         try:
             backend: BackendName = "mlx" if prefers_mlx() else "llamacpp"
-            entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(device_memory(backend)))
+            entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(self._stage.devices()))
         except Exception as error:  # noqa: BLE001 - told_of tells apart what the user can do and what is a bug
             self._tell(self.say, str(told_of(error)))
             return
@@ -98,7 +98,7 @@ class Picker(Chooser[str]):
 
     @work(thread=True)
     def _foretell(self, name: str) -> None:
-        self._job = self._backstage.outlook(replace(self._request, model=name, force=True), self._reporter)
+        self._job = self._stage.outlook(replace(self._request, model=name, force=True), self._reporter)
         told = _KEYS
         try:
             for text in self._job:

@@ -18,8 +18,8 @@ from edgespec.core.protocols import Step
 from edgespec.engine import Event, Finished, Request
 from edgespec.errors import Cancelled
 from edgespec.speculation import Speculation
+from edgespec.stage import Stage
 from edgespec.text.stream import Piece
-from edgespec.tui.backstage import Backstage
 from edgespec.tui.gauges import Gauges
 from edgespec.tui.harmless import harmless
 from edgespec.tui.messages import told_of
@@ -33,9 +33,9 @@ class Race(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", "Back")]
 
-    def __init__(self, backstage: Backstage, request: Request, speculation: Speculation) -> None:
+    def __init__(self, stage: Stage, request: Request, speculation: Speculation) -> None:
         super().__init__()
-        self._backstage = backstage
+        self._stage = stage
         self._request = request if request.seed is not None else replace(request, seed=1)
         self._lanes = (Lane("plain", Speculation("none", 0)), Lane("speculative", speculation))
         self._job: Job[Event] | None = None
@@ -57,7 +57,7 @@ class Race(ModalScreen[None]):
             for lane in self._lanes:
                 if self._left:
                     return
-                self._job = self._backstage.stream(self._request, lane.speculation)
+                self._job = self._stage.stream(self._request, lane.speculation)
                 for batch in self._job.batches(FRAME_S):
                     self.app.call_from_thread(lane.add, batch)
             self.app.call_from_thread(self._finish)

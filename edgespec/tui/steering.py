@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgespec.chat import SETTINGS, change_speculation, speculation_told
+from edgespec.chat import SETTINGS, speculation_told
 from edgespec.errors import InvalidRequest
+from edgespec.stage import standing_of
 from edgespec.text.chat import Message
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
@@ -17,19 +19,19 @@ if TYPE_CHECKING:
 
 async def spec(app: ChatApp, argument: str) -> None:
     """On and off while an answer is generated too."""
-    opened = app.backstage.require()
+    standing = standing_of(app.stage)
     if argument:
-        change_speculation(opened.engine, argument)
-    await app.say(speculation_told(opened.engine, opened.draft))
+        standing = await asyncio.to_thread(app.stage.speculate, argument)
+    await app.say(speculation_told(standing.speculation, standing.draft, is_paused=standing.is_paused))
     app.show_instruments()
 
 
 async def draft(app: ChatApp, argument: str) -> None:
     if not argument:
-        await app.say(f"draft: {app.backstage.require().draft}")
+        await app.say(f"draft: {standing_of(app.stage).draft}")
         return
     app.require_idle()
-    app.backstage.require()
+    standing_of(app.stage)
     app.change_draft(replace(app.request, draft=argument))
 
 
@@ -43,7 +45,7 @@ async def model(app: ChatApp, argument: str) -> None:
         if name is not None:
             await app.run_command(f"model {name}")
 
-    app.push_screen(Picker(app.backstage, app.request, app.reporter, is_idle=app.job is None), chosen)
+    app.push_screen(Picker(app.stage, app.request, app.reporter, is_idle=app.job is None), chosen)
 
 
 async def settings(app: ChatApp, argument: str) -> None:
@@ -65,16 +67,15 @@ async def system(app: ChatApp, argument: str) -> None:
 
 async def race(app: ChatApp, argument: str) -> None:
     app.require_idle()
-    opened, messages = app.backstage.require(), app.chat.messages
-    if opened.engine.speculation.is_plain:
+    standing, messages = standing_of(app.stage), app.chat.messages
+    if standing.speculation.is_plain:
         raise InvalidRequest("there is no draft to race with.", hint="/draft ngram or /draft auto chooses one.")
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if not argument and last is None:
         raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
     asked = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
     request = replace(app.chat.request(), prompt=(*app.chat.system_messages, *asked))
-    opened.engine.is_paused = False
-    app.push_screen(Race(app.backstage, request, opened.engine.speculation))
+    app.push_screen(Race(app.stage, request, standing.speculation))
 
 
 async def theme(app: ChatApp, argument: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edgespec.chat import path_of, write
 from edgespec.conversations import from_json, to_json, to_markdown
 from edgespec.errors import InvalidRequest
+from edgespec.stage import standing_of
 from edgespec.tui.history import History
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
@@ -21,7 +22,7 @@ _MOST_IMPORTED = 2**28
 
 async def retry(app: ChatApp, argument: str) -> None:
     app.require_idle()
-    app.backstage.require()
+    standing_of(app.stage)
     number = _question(app, argument)
     app.keeper.rewind_answers(number)
     await app.query_one(Log).cut(number, keep_question=True)

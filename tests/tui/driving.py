@@ -16,6 +16,7 @@ from edgespec.chat import Chat
 from edgespec.conversations import Store, Turn
 from edgespec.core.sampling import SamplingParams
 from edgespec.planning import OpenRequest
+from edgespec.stage import Here, Stage
 from edgespec.tui.app import ChatApp
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
@@ -136,6 +137,7 @@ async def driving(
     *,
     chat: Chat | None = None,
     store: Store | None = None,
+    stage: Stage | None = None,
     resume: int | None = None,
     then: str = "",
     sampling: SamplingParams = GREEDY,
@@ -146,6 +148,7 @@ async def driving(
         request,
         chat or chat_of(),
         store or Store.open(wait_s=0.1),
+        stage or Here(),
         sampling=lambda _: sampling,
         resume=resume,
         then=then,

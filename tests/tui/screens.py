@@ -23,12 +23,13 @@ from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine import Event, Finished, Request
+from edgespec.opening import Opened
 from edgespec.planning import OpenRequest
 from edgespec.registry.fit import GIB, DeviceMemory
 from edgespec.speculation import Speculation
+from edgespec.stage import Here
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
-from edgespec.tui.backstage import Backstage
 from edgespec.tui.panel import Readings
 from edgespec.worker import Job
 
@@ -57,7 +58,7 @@ class Script:
         self.generations: list[list[Event]] = []
         self.holds = False
 
-    def stream(self, backstage: Backstage, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
+    def stream(self, stage: Here, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
         def work(check: CheckCancelled) -> Iterator[Event]:
             yield from self.generations.pop(0)
             end = monotonic() + 30  # so that a test in which nothing stops it fails
@@ -65,24 +66,24 @@ class Script:
                 check()
                 sleep(0.01)
 
-        return backstage._submit(work)
+        return stage.submit(work)
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Answers come from here, at times from `NOW_S` on, and the instruments show `READINGS`."""
     script = Script()
-    monkeypatch.setattr(Backstage, "stream", lambda *arguments: script.stream(*arguments))
+    monkeypatch.setattr(Here, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
     monkeypatch.setattr("edgespec.tui.app._READ_EVERY_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.app.readings", lambda opened, devices: READINGS)
+    monkeypatch.setattr("edgespec.tui.app.readings", lambda standing, resident: READINGS)
     return script
 
 
 def chat_app(request: OpenRequest = TOY, store: Store | None = None, **more: Any) -> ChatApp:
     """An app whose conversations nobody keeps, unless `store` does."""
     chat = Chat(None, SamplingParams(temperature=0.0), 64, 1, ())
-    return ChatApp(request, chat, store or Store.in_memory(), sampling=lambda _: chat.sampling, **more)
+    return ChatApp(request, chat, store or Store.in_memory(), Here(), sampling=lambda _: chat.sampling, **more)
 
 
 @asynccontextmanager
@@ -93,10 +94,16 @@ async def opened(
     app = app or chat_app()
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.job is None)
-        if app.backstage.opened is not None:
-            app.backstage.opened.engine.experience = Experience(Profile(ROWS, 0.006, 0.0004))
+        if app.stage.standing is not None:
+            within(app).engine.experience = Experience(Profile(ROWS, 0.006, 0.0004))
         await pilot.pause()
         yield app, pilot
+
+
+def within(app: ChatApp) -> Opened:
+    """What is open behind the screen."""
+    assert isinstance(app.stage, Here) and app.stage.opened is not None
+    return app.stage.opened
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

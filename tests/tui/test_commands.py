@@ -232,7 +232,7 @@ def test_race() -> None:
         await chat.send("/race")
         assert "the same text" in await raced(chat)
         assert chat.texts == ["hello", text]
-        await chat.hears("/spec", "3 tokens at a time")
+        await chat.hears("/spec", "off")  # as it was before the race
         chat.app.chat.max_tokens = ENDLESS
         await chat.send("/race")
         await chat.until(lambda: isinstance(chat.app.screen, Race))

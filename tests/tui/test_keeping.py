@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import multiprocessing
 import os
 import pty
 import sqlite3
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.apart import Apart
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.planning import OpenRequest
@@ -239,3 +241,24 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far(data: Path) -> None:
             await chat.ask("and on")
 
     asyncio.run(resume())
+
+
+def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:
+    async def main() -> None:
+        async with driving(stage=Apart()) as chat:
+            await chat.begin("hello")
+            (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
+            engine.kill()
+            await chat.idle()
+            assert any("SIGKILL" in told and "/model" in told for told in chat.told("error"))
+            question, answer = chat.turns
+            assert question.text == "hello" and answer.text and chat.shown == chat.texts
+            await chat.send("and on")
+            assert any("No model is open" in told for told in chat.told("error")) and chat.prompt.text == "and on"
+            chat.prompt.clear()
+            await chat.send("/model tree")
+            await chat.idle()
+            chat.app.chat.max_tokens = 5
+            assert await chat.ask("and on")
+
+    asyncio.run(main())

@@ -280,7 +280,7 @@ def test_text_is_not_sent_before_the_last_is_shown() -> None:
 
         def posted(message: Message) -> bool:
             if isinstance(message, Batch):
-                waiting[:] = [batch for batch in waiting if not batch.is_shown.is_set()]
+                waiting[:] = [batch for batch in waiting if not batch.is_shown]
                 waiting.append(message)
                 assert len(waiting) == 1  # else the answer would end here
             return post(message)

@@ -21,7 +21,7 @@ from edgespec.tui.prompt import Prompt
 from edgespec.tui.turns import Notice
 from tests.models import DRAFT, TARGET
 from tests.registry.stores import put
-from tests.tui.screens import Script, in_loop, opened, seen, until
+from tests.tui.screens import Script, in_loop, opened, seen, until, within
 
 OTHER = "llama.cpp: draft"
 
@@ -83,8 +83,8 @@ async def test_typing_filters_and_enter_opens(other: Path) -> None:
         await until(lambda: len(names(picker)) > 5)
         await pilot.press(*"cpp dra", "enter")
         await until(lambda: app.request.model == str(other) and app.job is None, seconds=60)
-        assert app.backstage.opened is not None and app.backstage.opened.target_path == other
-        assert app.request.model == str(other) and app.backstage.opened.backend == "llamacpp"
+        assert app.stage.standing is not None and within(app).target_path == other
+        assert app.request.model == str(other) and within(app).backend == "llamacpp"
 
 
 @in_loop
@@ -100,12 +100,12 @@ async def test_the_arrow_goes_into_the_list() -> None:
 @in_loop
 async def test_esc_goes_back_and_nothing_changes() -> None:
     async with opened() as (app, pilot):
-        before, request = app.backstage.opened, app.request
+        before, request = app.stage.standing, app.request
         await pick(app, pilot)
         await pilot.press("escape")
         await pilot.pause()
         assert len(app.screen_stack) == 1 and app.query_one(Prompt).has_focus
-        assert app.backstage.opened is before and app.request is request and app.job is None
+        assert app.stage.standing == before and app.request is request and app.job is None
 
 
 @in_loop
@@ -121,7 +121,7 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         await until(lambda: app.job is None)
         await app.run_command("model tree")
         await until(lambda: app.job is None)
-        assert app.backstage.opened is not None and app.is_running
+        assert app.stage.standing is not None and app.is_running
 
 
 @in_loop
@@ -142,7 +142,7 @@ async def test_what_plan_says_of_a_model(other: Path) -> None:
         assert "plain decoding:" in text and "a forward of n rows" in text
         shown = await seen(app, pilot)
         assert "fits: needs" in shown and "plain decoding:" in shown, "it is on the screen"
-        assert app.backstage.opened is not None and picker._job is None
+        assert app.stage.standing is not None and picker._job is None
 
 
 @in_loop
@@ -177,7 +177,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
 
         return work()
 
-    monkeypatch.setattr("edgespec.tui.backstage.outlook", endless)
+    monkeypatch.setattr("edgespec.stage.outlook", endless)
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")

@@ -15,8 +15,8 @@ from edgespec.conversations import Store
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine import Event
 from edgespec.planning import OpenRequest
+from edgespec.stage import Here
 from edgespec.text.stream import Piece
-from edgespec.tui.backstage import Backstage
 from edgespec.tui.log import Log
 from edgespec.tui.panel import Panel, Strip
 from edgespec.tui.turns import Answer, Notice
@@ -138,7 +138,7 @@ async def test_a_conversation_of_ten_thousand_lines(tmp_path: Path) -> None:
     app = chat_app(store=store, resume=conversation.id)
     began_s = perf_counter()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: app.job is None and app.backstage.opened is not None, seconds=60)
+        await until(lambda: app.job is None and app.stage.standing is not None, seconds=60)
         took_s = perf_counter() - began_s
         print(f"shown after {took_s:.1f} s")
         log = app.query_one(Log)
@@ -207,7 +207,7 @@ async def test_a_model_that_cannot_be_opened(request_: OpenRequest, said: str, h
         await pilot.pause()
         assert "No model is open;" in await seen(app, pilot) and not app.keeper.turns
         app.open(TOY)
-        await until(lambda: app.job is None and app.backstage.opened is not None)
+        await until(lambda: app.job is None and app.stage.standing is not None)
         assert "Tree on toy" in await seen(app, pilot)
 
 
@@ -220,7 +220,7 @@ async def test_an_unforeseen_error_of_a_job_is_reported(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with opened() as (app, pilot):
         monkeypatch.setattr(script, "generations", [[ZeroDivisionError("an accident")]])
-        monkeypatch.setattr(Backstage, "stream", failing)
+        monkeypatch.setattr(Here, "stream", failing)
         await app.ask("go")
         await until(lambda: app.job is None)
         await pilot.pause()
@@ -230,12 +230,12 @@ async def test_an_unforeseen_error_of_a_job_is_reported(
         assert app.keeper.questions and app.is_running
 
 
-def failing(backstage: Backstage, *_: object) -> object:
+def failing(stage: Here, *_: object) -> object:
     def work(check: object) -> object:
         raise ZeroDivisionError("an accident")
         yield
 
-    return backstage._submit(work)  # type: ignore[arg-type]
+    return stage.submit(work)  # type: ignore[arg-type]
 
 
 @in_loop
@@ -251,6 +251,7 @@ async def test_an_exception_ends_the_app_and_what_is_under_way(script: Script) -
             await pilot.pause(0.2)
     assert perf_counter() - began_s < 25, "the answer was waited for"
     assert app.return_code == 1 and not app.is_running
-    assert not app.backstage._worker._thread.is_alive(), "the worker has ended"
+    assert isinstance(app.stage, Here)
+    assert not app.stage._worker._thread.is_alive(), "the worker has ended"
     with pytest.raises(Exception, match="closed"):
         app.keeper.store.recent()

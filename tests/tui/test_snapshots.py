@@ -31,6 +31,7 @@ from tests.tui.screens import (
     pieces_of,
     rounds,
     until,
+    within,
 )
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -85,8 +86,8 @@ async def answered(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 def tab(name: str) -> Show:
     async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
         await answered(app, pilot, script)
-        assert app.backstage.opened is not None
-        lookups = app.backstage.opened.engine.experience.lookup("greedy")
+        assert app.stage.standing is not None
+        lookups = within(app).engine.experience.lookup("greedy")
         for length in range(1, 17):
             for i in range(10):
                 lookups.observe(length, i < length // 2 + 2)
