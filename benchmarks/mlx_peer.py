@@ -30,7 +30,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 from tests.engine.prompts import CODE

@@ -21,7 +21,8 @@ from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 from tests.engine.prompts import CODE

@@ -22,7 +22,8 @@ from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 
 MLX_DRAFT_TOKENS = 3  # what mlx_lm's own commands draft unless told otherwise

@@ -28,7 +28,8 @@ from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel, parse
 from edgespec.bench.prompt_sets import shipped
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 

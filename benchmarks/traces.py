@@ -20,7 +20,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.walk import BestFirst, Walk
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -25,12 +25,13 @@ import psutil
 
 from edgespec.child import starting
 from edgespec.control.experience import Experience
-from edgespec.engine import Event, Request
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
+from edgespec.events import Event, Request
 from edgespec.planning import OpenRequest, Reporter
 from edgespec.registry.fit import DeviceMemory
 from edgespec.speculation import Speculation
 from edgespec.stage import Here, Stage, Standing
+from edgespec.text.chat import Message
 from edgespec.worker import Job
 
 T = TypeVar("T")
@@ -75,7 +76,9 @@ class _Ended:
 class Apart:
     """Starts its process at once, and a new one, with no model open, when that has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: str = "/model opens a model again.") -> None:
+        """`then` is what to tell a user to do when the process has died."""
+        self._then = then
         self._numbers = count()
         self._lock = threading.Lock()
         self._jobs: dict[int, _Job[Any]] = {}
@@ -116,6 +119,11 @@ class Apart:
         (known,) = self._ask("experience")
         assert known is None or isinstance(known, Experience)
         return known
+
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
+        (counted,) = self._ask("count", prompt, dict(variables))
+        assert isinstance(counted, int)
+        return counted
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         (found,) = self._ask("devices")
@@ -183,7 +191,7 @@ class Apart:
             abandoned, self._jobs = self._jobs, {}
         link.close()
         for job in abandoned.values():
-            job.end(BackendError(f"the engine's process ended{self._why()}.", hint="/model opens a model again."))
+            job.end(BackendError(f"the engine's process ended{self._why()}.", hint=self._then))
 
     def _why(self) -> str:
         code = self._process.exitcode or 0

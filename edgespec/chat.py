@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
 from edgespec.errors import CacheError, InvalidRequest
+from edgespec.events import Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 

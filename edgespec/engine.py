@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.selfdraft import SelfDraftModel
+from edgespec.caches import Cache, Caches
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.control.profile import measure
 from edgespec.core.control import Pausable
 from edgespec.core.loop import speculate
-from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.metrics import Meter
 from edgespec.core.protocols import (
     CheckCancelled,
     Controller,
     FinishReason,
     PrefillProgress,
     Session,
-    Step,
 )
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import Sampler
+from edgespec.core.scoring import Scoring, TokenScore
+from edgespec.core.verify import LawSource
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.events import Event, Finished, Notice, Request, Scored, TokenScores
 from edgespec.speculation import Rule, Speculation, autopilot_for, fixed_for, verifier_for
+from edgespec.structure import Forcing, Structures
 from edgespec.text.chat import ChatTemplate, Message, encode_prompt
 from edgespec.text.reasoning import Channel, detect_format
 from edgespec.text.stream import Piece, TextStream
@@ -37,41 +42,6 @@ _MEASURED_S = 0.5
 _SHORTEN = "Shorten it, or set a larger --ctx; in a chat, /clear starts anew."
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to generate. `prompt` is text to continue as it stands, or the messages of a chat.
-
-    max_tokens  None: to the end of the context
-    seed        None: a fresh one, reported in Finished
-    """
-
-    prompt: str | tuple[Message, ...]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The last event. `tokens` are the emitted ids, end-of-generation tokens included."""
-
-    reason: FinishReason
-    tokens: tuple[int, ...]
-    seed: int
-    metrics: Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """One sentence that the user should read, such as that a draft model is hardly ever right; said once."""
-
-    text: str
-
-
-Event = PrefillProgress | Step | Piece | Notice | Finished
-
-
 class Engine:
     """A target, perhaps a draft model, and their sessions, which live from request to request and reuse their caches.
 
@@ -79,8 +49,10 @@ class Engine:
     vocabulary is not the target's.
     """
 
-    def __init__(self, target: Model, draft: Model | SelfDraftModel | None, speculation: Speculation) -> None:
-        """`draft` may be made of the target itself."""
+    def __init__(
+        self, target: Model, draft: Model | SelfDraftModel | None, speculation: Speculation, caches: int = 1
+    ) -> None:
+        """`draft` may be made of the target itself; `caches`: how many texts are kept read."""
         if (
             draft is not None
             and not isinstance(draft, SelfDraftModel)
@@ -98,7 +70,8 @@ class Engine:
         source = target.chat_template
         self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
-        self._sessions: tuple[Session, Session | None] | None = None
+        self._structures = Structures(tokenizer)
+        self._caches = Caches(self._open_cache, caches)
         self._experience: Experience | None = None
         self._has_complained = False
         self._check: CheckCancelled = lambda: None
@@ -113,29 +86,38 @@ class Engine:
         """
         started_s = perf_counter()
         self._check = check
-        prompt, tail = self._encode(request.prompt)
+        prompt, tail = self._encode(request.prompt, request.variables)
         if request.max_tokens is not None and request.max_tokens < 1:
             raise InvalidRequest(
                 f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger number."
             )
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tokenizer = self.target.tokenizer
-        text = TextStream(tokenizer, request.stop, self._reasoning, tail)
+        splits = self._reasoning is not None and not self._reasoning.markers & set(request.visible)
+        text = TextStream(tokenizer, request.stop, self._reasoning if splits else None, tail, request.visible)
         meter = Meter(len(prompt), started_s)
         emitted: list[int] = []
         reason: FinishReason = "length"
         controller: Controller | None = None
+        cache: Cache | None = None
         try:
-            session, draft_session = self._open_sessions()
+            cache = self._caches.best_for(prompt)
+            session, draft_session = cache.target, cache.draft
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             decides = self._controller(session, draft_session, sampler, rule, seed)
+            law: LawSource = sampler
+            if request.structure is not None:
+                law = within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
+                decides = Forcing(decides, within.forced)
+            verifier = verifier_for(rule, law, seed)
+            scoring = Scoring(verifier, request.top_logprobs) if request.top_logprobs is not None else None
             controller = Pausable(decides, lambda: self.is_paused)
             passage: Channel = "answer"
             for event in speculate(
                 session,
                 controller,
-                verifier_for(rule, sampler, seed),
+                scoring or verifier,
                 prompt,
                 max_tokens=request.max_tokens or self.target.context_size,
                 stop=tokenizer.end_of_generation,
@@ -160,6 +142,8 @@ class Engine:
                 meter.add(event)
                 emitted += event.tokens
                 yield event
+                if scoring is not None:
+                    yield TokenScores(tuple(self._told(score) for score in scoring.take(len(event.tokens))))
                 yield from pieces
                 if pieces and pieces[-1].channel != passage:
                     passage = pieces[-1].channel
@@ -170,17 +154,21 @@ class Engine:
         except Cancelled:
             reason = "cancelled"
         except Exception:
-            self._drop_sessions()  # between forward and commit a cache is in no defined state
+            if cache is not None:  # between forward and commit it is in no defined state
+                self._caches.drop(cache)
             raise
+        finally:
+            if cache is not None:
+                cache.tokens = [*prompt, *emitted]
         yield from text.finish()
         if controller is not None and not self._has_complained and (complaint := controller.complaint()):
             self._has_complained = True
             yield Notice(complaint)
-        yield Finished(reason, tuple(emitted), seed, meter.metrics())
+        yield Finished(reason, tuple(emitted), seed, meter.metrics(), text.stop)
 
-    def encode(self, prompt: str | tuple[Message, ...]) -> list[int]:
+    def encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens that `prompt` takes in the context, template included."""
-        return self._encode(prompt)[0]
+        return self._encode(prompt, variables or {})[0]
 
     @property
     def has_experience(self) -> bool:
@@ -199,8 +187,9 @@ class Engine:
 
     def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
         """What forwards and drafted tokens cost. Raises Cancelled, BackendError."""
-        target, draft = self._open_sessions()
-        return measure(target, draft, seconds, check)
+        cache = self._caches.any()
+        cache.tokens = []
+        return measure(cache.target, cache.draft, seconds, check)
 
     def close(self) -> None:
         """Free everything; requests are refused from now on."""
@@ -210,19 +199,19 @@ class Engine:
 
     def release_draft(self) -> None:
         """Free the sessions and the draft model, so that another engine can take the target over."""
-        self._drop_sessions()
+        self._caches.close()
         if self.draft is not None:
             self.draft.close()
             self.draft = None
 
-    def _encode(self, prompt: str | tuple[Message, ...]) -> tuple[list[int], str]:
+    def _encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids, and the end of the text they came from, by which reasoning is recognised."""
         if self._closed:
             raise BackendError("the model has been closed.", hint="Open it again.")
         if isinstance(prompt, str):
             text = prompt
         elif self._template is not None:
-            text = self._template.render(prompt)
+            text = self._template.render(prompt, variables=variables)
         else:
             text = "".join(message.content for message in prompt)
         size = self.target.context_size
@@ -238,25 +227,33 @@ class Engine:
             raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=_SHORTEN)
         return tokens, text[-256:]
 
-    def _open_sessions(self) -> tuple[Session, Session | None]:
-        if self._sessions is None:
-            target = self.target.open_session(lambda: self._check())
-            with ExitStack() as undo:
-                undo.callback(target.close)
-                self._sessions = target, self._open_draft(target)
-                undo.pop_all()
-        return self._sessions
+    def _told(self, score: TokenScore) -> Scored:
+        def spelled(token: int) -> bytes:
+            tokenizer = self.target.tokenizer
+            return tokenizer.piece(token) or tokenizer.special_text(token).encode()
+
+        return Scored(spelled(score.token), score.logprob, tuple((spelled(t), logprob) for t, logprob in score.top))
+
+    def _ending(self, tail: str) -> bytes:
+        """What ends the reasoning of a model that begins with it after `tail`; nothing for others."""
+        form = self._reasoning
+        if form is None or not form.starts_inside(tail):
+            return b""
+        closing = form.states["reasoning"].markers
+        return next(marker for marker, state in closing.items() if state == "answer").encode()
+
+    def _open_cache(self) -> Cache:
+        target = self.target.open_session(lambda: self._check())
+        with ExitStack() as undo:
+            undo.callback(target.close)
+            cache = Cache(target, self._open_draft(target))
+            undo.pop_all()
+        return cache
 
     def _open_draft(self, target: Session) -> Session | None:
         if isinstance(self.draft, SelfDraftModel):
             return self.draft.open_session(target, lambda: self._check())
         return self.draft.open_session(lambda: self._check()) if self.draft is not None else None
-
-    def _drop_sessions(self) -> None:
-        sessions, self._sessions = self._sessions, None
-        for session in reversed(sessions or ()):  # a draft's may follow the target's
-            if session is not None:
-                session.close()
 
     def _controller(
         self, session: Session, draft_session: Session | None, sampler: Sampler, rule: Rule, seed: int

@@ -145,7 +145,7 @@ def _opened(
     with ExitStack() as undo:
         if draft is not None:
             undo.callback(draft.close)
-        engine = Engine(target, draft, _speculation(request, kind))
+        engine = Engine(target, draft, _speculation(request, kind), planned.options.caches)
         undo.pop_all()
     store = Store(target_path, draft_path, name if method is not None else "")
     return Opened(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
@@ -240,7 +240,7 @@ def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
     name = request.model or "tree"
     kind: DraftKind = "none" if request.draft == "none" else "ngram" if request.draft == "ngram" else "model"
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
-    engine = Engine(load(name), draft, _speculation(request, kind))
+    engine = Engine(load(name), draft, _speculation(request, kind), request.load.caches)
     setting = _setting("toy", request.load)
     return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None, None)
 

@@ -190,7 +190,10 @@ def _fitting(
     assert context is not None  # made definite by _sized
 
     def price(with_draft: Facts | None) -> Fit:
-        return check_fit(target, with_draft, context=context, memory=memory, kv_type=kv_type, force=request.force)
+        return check_fit(
+            target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
+            force=request.force,
+        )  # fmt: skip
 
     try:
         return draft, price(draft.facts if draft else None)

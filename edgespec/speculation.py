@@ -13,7 +13,7 @@ from edgespec.core.chance import Seeded
 from edgespec.core.control import FixedBudget
 from edgespec.core.protocols import Budget, Rng, Session, Verifier
 from edgespec.core.sampling import Sampler
-from edgespec.core.verify import BlockVerification, ByDraft, TargetSample, TokenRejection
+from edgespec.core.verify import BlockVerification, ByDraft, LawSource, TargetSample, TokenRejection
 from edgespec.drafters.model import GreedyChoice, ModelDrafter, SampledChoice
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.plain import PlainDrafter
@@ -71,12 +71,12 @@ class Speculation:
         return "block" if temperature >= _DRAWS_FROM and not seeded and not self.is_tree else "sample"
 
 
-def verifier_for(rule: Rule, sampler: Sampler, seed: int) -> Verifier:
+def verifier_for(rule: Rule, law: LawSource, seed: int) -> Verifier:
     chance = Seeded(seed)
-    by_sample = TargetSample(sampler, chance)
+    by_sample = TargetSample(law, chance)
     if rule == "sample":
         return by_sample
-    return ByDraft(by_sample, (TokenRejection if rule == "rejection" else BlockVerification)(sampler, chance))
+    return ByDraft(by_sample, (TokenRejection if rule == "rejection" else BlockVerification)(law, chance))
 
 
 def fixed_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -14,8 +14,8 @@ from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.chat import change_speculation
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine import Event, Request
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.events import Event, Request
 from edgespec.opening import Opened, change_draft, open_engine
 from edgespec.outlook import outlook
 from edgespec.planning import OpenRequest, Reporter
@@ -23,6 +23,7 @@ from edgespec.registry.fit import DeviceMemory, Fit
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import SamplingDefaults, load_registry
 from edgespec.speculation import Speculation
+from edgespec.text.chat import Message
 from edgespec.worker import Job, Worker
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Standing:
     """What is open, in words and numbers that can be handed on.
 
     draft        'none', 'ngram', the draft model's name, or how the target drafts for itself
+    template     the model's chat template, as it came with the model
     fit          what was foretold of memory; None for the toy runtime
     plain_speed  tokens a second of plain decoding, once that has been measured
     devices      accelerators with their free memory
@@ -42,6 +44,7 @@ class Standing:
     backend: BackendName
     draft: str
     sampling: SamplingDefaults
+    template: str | None
     fit: Fit | None
     plain_speed: float | None
     context_size: int
@@ -81,6 +84,9 @@ class Stage(Protocol):
     def experience(self) -> Experience | None:
         """What the autopilot knows; nothing before it has measured."""
 
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
+        """Tokens that a prompt takes. Raises InvalidRequest, TemplateError."""
+
     def devices(self) -> tuple[DeviceMemory, ...]:
         """Accelerators that a model would run on."""
 
@@ -114,6 +120,7 @@ class Here:
             opened.backend,
             opened.draft,
             opened.sampling,
+            engine.target.chat_template,
             opened.fit,
             opened.plain_speed,
             engine.target.context_size,
@@ -170,6 +177,9 @@ class Here:
     def experience(self) -> Experience | None:
         engine = self._required().engine
         return engine.experience if engine.has_experience else None
+
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
+        return len(self._required().engine.encode(prompt, variables))
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         return device_memory("mlx" if prefers_mlx() else "llamacpp")

@@ -14,7 +14,8 @@ from edgespec.calibration import Store
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
+from edgespec.events import Request
 from edgespec.opening import Opened, change_draft, open_engine
 from edgespec.planning import OpenRequest
 from edgespec.registry.hub import Hub

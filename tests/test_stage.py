@@ -19,8 +19,8 @@ from edgespec.apart import Apart
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Event, Finished, Request
 from edgespec.errors import BackendError, Cancelled, InvalidRequest, UnknownModel
+from edgespec.events import Event, Finished, Request
 from edgespec.planning import OpenRequest
 from edgespec.speculation import Speculation
 from edgespec.stage import Here, Stage, standing_of

@@ -28,6 +28,7 @@ class LoadOptions:
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
     mmap             map the weights instead of reading them
+    caches           conversations whose keys and values are kept, each in a cache of the whole context
     exact            one numeric result whatever the number of rows in a forward, at some cost in speed (flash
                      attention, no weight repacking, no tiled f16 kernels, q8_0 cache)
     """
@@ -38,6 +39,7 @@ class LoadOptions:
     kv_type: KvType = "f16"
     flash_attention: bool | None = None
     mmap: bool = True
+    caches: int = 1
     exact: bool = False
 
     def context_for(self, trained: int | None) -> int:
@@ -49,6 +51,7 @@ class LoadOptions:
             ("context size", self.context_size, 8, 2**24),
             ("threads", self.threads, 1, 512),
             ("GPU layers", self.gpu_layers, 0, 100_000),
+            ("caches", self.caches, 1, 256),
         ):
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(

@@ -9,7 +9,8 @@ import numpy as np
 
 from edgespec.core.protocols import NO_DRAFT
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.text.chat import encode_prompt
 
 

@@ -14,8 +14,9 @@ from edgespec.control.costs import Costs, Profile
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
 from edgespec.errors import ContextOverflow
+from edgespec.events import Finished, Request
 from edgespec.speculation import DraftKind, Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece

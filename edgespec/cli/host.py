@@ -8,7 +8,7 @@ from typing import TypeVar
 from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, echo_native_log
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine import Event, Request
+from edgespec.events import Event, Request
 from edgespec.opening import Opened, change_draft, open_engine
 from edgespec.planning import OpenRequest
 from edgespec.registry.hub import Hub

@@ -20,6 +20,10 @@ OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 _COMMANDS = {
     "chat": "edgespec.cli.chat",
     "run": "edgespec.cli.run",
+    "serve": "edgespec.cli.serve",
+    "ps": "edgespec.cli.running",
+    "stop": "edgespec.cli.running",
+    "launch": "edgespec.cli.launch",
     "pull": "edgespec.cli.models",
     "list": "edgespec.cli.models",
     "show": "edgespec.cli.show",

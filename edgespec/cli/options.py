@@ -30,10 +30,13 @@ def backend_named(name: str) -> BackendName | None:
     return None if name == "auto" else cast("BackendName", name)
 
 
-_GENERATION = (
+_DRAFT = (
     click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF|SELF",
                  help="The registry's draft model, lookups in the text, nothing, a model of your choice, or the model "
                  "itself: layerskip[:K], qspec[:BITS], planes, sparse[:SINK,WINDOW], joined by '+'."),
+)  # fmt: skip
+
+_SAMPLING = (
     click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer."),
     click.option("--temperature", type=click.FloatRange(0),
                  help=f"0 is greedy. [default: the model's or {DEFAULT_TEMPERATURE}]"),
@@ -48,6 +51,9 @@ _GENERATION = (
     click.option("--seed", type=int, help="Makes sampling repeatable; drawn drafts (--verify) need --gamma for that."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable."),
     click.option("--system", metavar="TEXT", help="System message."),
+)  # fmt: skip
+
+_AMOUNT = (
     click.option("--gamma", type=click.IntRange(0, 63),
                  help="Drafted tokens at most; 0 decodes plainly. [default: decided each round]"),
     click.option("--nodes", type=click.IntRange(0, 63), help="Drafted tokens in all; more than gamma make a tree."),
@@ -72,7 +78,14 @@ _LOADING = (
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them all as keyword arguments."""
-    for option in reversed((*_GENERATION, *_LOADING, backend_option("Runtime.", "toy"))):
+    for option in reversed((*_DRAFT, *_SAMPLING, *_AMOUNT, *_LOADING, backend_option("Runtime.", "toy"))):
+        command = option(command)
+    return command
+
+
+def serving_options(command: F) -> F:
+    """Add the options of drafting and loading, for models whose generations are settled elsewhere."""
+    for option in reversed((*_DRAFT, *_AMOUNT, *_LOADING, backend_option("Runtime.", "toy"))):
         command = option(command)
     return command
 
@@ -103,6 +116,7 @@ def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
             kv_type=given["kv_type"],
             flash_attention=given["flash_attention"],
             mmap=given["mmap"],
+            caches=given.get("caches", 1),
             exact=given["exact"],
         ),
         force=given["force"],

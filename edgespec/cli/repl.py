@@ -11,8 +11,8 @@ from edgespec.chat import SETTINGS, Chat, change_speculation, path_of, speculati
 from edgespec.cli.host import Host
 from edgespec.cli.terminal import report_bug, summary
 from edgespec.core.metrics import Metrics
-from edgespec.engine import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.events import Finished, Notice
 from edgespec.planning import OpenRequest
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece

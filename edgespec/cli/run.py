@@ -12,7 +12,7 @@ import click
 from edgespec.cli.options import generation_options, open_request, sampling_params
 
 if TYPE_CHECKING:
-    from edgespec.engine import Finished, Request
+    from edgespec.events import Finished, Request
     from edgespec.opening import Opened
 
 
@@ -35,7 +35,7 @@ def run_command(
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import explanation, summary
     from edgespec.core.protocols import Step
-    from edgespec.engine import Finished, Notice
+    from edgespec.events import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.text.stream import Piece
 
@@ -70,7 +70,7 @@ def run_command(
 
 
 def _request(text: str, raw: bool, given: dict[str, Any], opened: Opened) -> Request:
-    from edgespec.engine import Request
+    from edgespec.events import Request
     from edgespec.text.chat import Message
 
     system = [Message("system", given["system"])] if given["system"] else []

@@ -33,8 +33,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.cli.terminal import Progress
     from edgespec.control.experience import Experience
     from edgespec.core.sampling import SamplingParams
-    from edgespec.engine import Finished, Request
     from edgespec.errors import ContextOverflow, InvalidRequest
+    from edgespec.events import Finished, Request
     from edgespec.text.chat import Message
 
     if given["draft"] == "none":

@@ -104,8 +104,8 @@ def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
     return Memory(int(psutil.virtual_memory().available), devices)
 
 
-def price(model: Facts, context: int, kv_type: str = "f16") -> Price:
-    """What a model takes at `context` tokens; raises InvalidRequest for an unknown KV type.
+def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1) -> Price:
+    """What a model takes with `caches` of `context` tokens; raises InvalidRequest for an unknown KV type.
 
     Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
     MLX on a CPU widens half precision, and takes up to twice as much.
@@ -123,7 +123,7 @@ def price(model: Facts, context: int, kv_type: str = "f16") -> Price:
     else:
         rows = model.own("vocab_size") or _vocabulary(model)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
-    return Price(model.weight_bytes, kv, 4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context)
+    return Price(model.weight_bytes, caches * kv, caches * (4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context))
 
 
 def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
@@ -149,13 +149,20 @@ def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
 
 
 def check_fit(
-    target: Facts, draft: Facts | None, *, context: int, memory: Memory, kv_type: str = "f16", force: bool = False
+    target: Facts,
+    draft: Facts | None,
+    *,
+    context: int,
+    memory: Memory,
+    kv_type: str = "f16",
+    caches: int = 1,
+    force: bool = False,
 ) -> Fit:
-    """Price target and draft at `context` tokens against `memory`; raises DoesNotFit unless `force`."""
+    """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`."""
     fit = Fit(
         context=context,
-        target=price(target, context, kv_type),
-        draft=price(draft, context, kv_type) if draft else None,
+        target=price(target, context, kv_type, caches),
+        draft=price(draft, context, kv_type, caches) if draft else None,
         memory=memory,
     )
     if fit.headroom >= 0 or force:

@@ -66,10 +66,12 @@ class TextStream:
         stops: Sequence[str] = (),
         reasoning: ReasoningFormat | None = None,
         prompt_tail: str = "",
+        visible: Iterable[str] = (),
     ) -> None:
-        visible = _control_tokens(tokenizer, reasoning.markers) if reasoning else frozenset[int]()
+        """`visible` are control tokens, by their spelling, that count as text."""
+        shown = _control_tokens(tokenizer, (*visible, *(reasoning.markers if reasoning else ())))
         self._silent = tokenizer.end_of_generation
-        self._decoder = StreamDecoder(tokenizer, visible)
+        self._decoder = StreamDecoder(tokenizer, shown)
         self._splitter = ReasoningSplitter(reasoning, reasoning is not None and reasoning.starts_inside(prompt_tail))
         self._stop_strings = tuple(stops)
         self._stops = StopStrings(self._stop_strings)

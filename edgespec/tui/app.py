@@ -17,9 +17,9 @@ from edgespec.chat import Chat
 from edgespec.conversations import Store
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Finished
-from edgespec.engine import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.events import Finished
+from edgespec.events import Notice as EngineNotice
 from edgespec.planning import OpenRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.stage import Stage, standing_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.engine import Finished
+from edgespec.events import Finished
 
 
 def measured(finished: Finished | None, plain: float | None) -> dict[str, Any]:

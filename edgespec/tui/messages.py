@@ -11,8 +11,8 @@ from typing import Any
 
 from textual.message import Message
 
-from edgespec.engine import Event
 from edgespec.errors import Cancelled, EdgespecError
+from edgespec.events import Event
 from edgespec.planning import OpenRequest
 from edgespec.stage import Standing
 from edgespec.worker import Job

@@ -15,8 +15,8 @@ from textual.widgets import Static
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
-from edgespec.engine import Event, Finished, Request
 from edgespec.errors import Cancelled
+from edgespec.events import Event, Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.stage import Stage
 from edgespec.text.stream import Piece

@@ -21,7 +21,10 @@ LAYERS = (
     ("registry",),
     ("child",),
     ("backends",),
+    ("structure",),
     ("speculation",),
+    ("caches",),
+    ("events",),
     ("engine",),
     ("calibration",),
     ("forecast",),
@@ -34,7 +37,7 @@ LAYERS = (
     ("stage",),
     ("apart",),
     ("conversations",),
-    ("bench", "tui"),
+    ("bench", "server", "tui"),
     ("cli",),
 )
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
@@ -46,7 +49,10 @@ ALLOWED = {
     "text": {"numpy", "jinja2"},
     "registry": {"numpy", "huggingface_hub", "psutil", "platformdirs", "httpx", "safetensors"},
     "backends": {"numpy", "psutil", "gguf", "llama_cpp", "mlx", "mlx_lm", "transformers"},
+    "structure": {"numpy", "llguidance"},
     "speculation": {"numpy"},
+    "caches": set(),
+    "events": set(),
     "engine": set(),
     "calibration": {"platformdirs"},
     "forecast": set(),
@@ -60,9 +66,10 @@ ALLOWED = {
     "stage": {"psutil"},
     "apart": {"psutil"},
     "conversations": {"platformdirs"},
+    "server": {"starlette", "pydantic", "prometheus_client"},
     "tui": {"textual", "rich", "psutil", "markdown_it"},
     "bench": {"numpy", "jinja2", "matplotlib"},
-    "cli": {"click", "psutil", "readline"},
+    "cli": {"click", "psutil", "readline", "httpx", "uvicorn"},
     "errors": set(),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

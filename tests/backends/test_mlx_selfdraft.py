@@ -21,8 +21,9 @@ from edgespec.backends.selfdraft import Refused, parse
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 from tests.backends.zoo import VOCABULARY, tiny

@@ -16,8 +16,9 @@ from edgespec.bench.runner import Bench, Skipped, arms
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Event, Finished, Request
+from edgespec.engine import Engine
 from edgespec.errors import Cancelled
+from edgespec.events import Event, Finished, Request
 from edgespec.speculation import DraftKind, Speculation
 from edgespec.text.stream import Piece
 

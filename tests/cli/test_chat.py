@@ -81,6 +81,11 @@ def test_several_lines_make_one_message(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(chat.read_text())["messages"][0]["content"] == "def f():\n    return 1"
 
 
+def _heed_interrupts() -> None:
+    """As a terminal leaves it to programs; what a shell starts in the background inherits that they are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A child on a pseudo-terminal."""
 
@@ -89,7 +94,7 @@ class Terminal:
         self._fd = ours
         self.child = subprocess.Popen(
             [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "dumb"},
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_heed_interrupts,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""

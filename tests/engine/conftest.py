@@ -9,7 +9,8 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.stream import Piece
 from tests.models import trained

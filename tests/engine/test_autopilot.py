@@ -14,8 +14,9 @@ from edgespec.control.costs import Costs, Profile
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
 from edgespec.errors import Cancelled
+from edgespec.events import Finished, Request
 from edgespec.speculation import Rule, Speculation
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, generate, open_engine

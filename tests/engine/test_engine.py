@@ -10,8 +10,9 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Finished, Request
+from edgespec.engine import Engine
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
+from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
@@ -118,7 +119,7 @@ def test_turns_reuse_the_cache(engine: Engine) -> None:
     text = generate(engine, Request(longer, GREEDY, max_tokens=20))[0]
     assert text == generate(fresh, Request(longer, GREEDY, max_tokens=20))[0]
     assert progress[-1].done == progress[-1].total
-    fresh._drop_sessions()
+    fresh._caches.close()
 
 
 def test_the_context_end_is_a_length_stop(engine: Engine) -> None:

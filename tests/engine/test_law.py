@@ -6,7 +6,8 @@ import pytest
 
 from edgespec.bench.law import compare, enumerated
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
+from edgespec.events import Request
 from edgespec.speculation import Speculation
 
 PROMPT = "self."

@@ -12,7 +12,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import PrefillProgress
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
+from edgespec.events import Request
 from edgespec.text.chat import encode_prompt
 from tests.engine.conftest import PLAIN, generate
 from tests.engine.prompts import CODE

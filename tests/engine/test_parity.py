@@ -9,7 +9,8 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
+from edgespec.events import Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 from tests.engine.conftest import PLAIN, generate, open_engine

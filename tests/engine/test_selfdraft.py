@@ -11,8 +11,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.selfdraft import parse
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine, Request
+from edgespec.engine import Engine
 from edgespec.errors import Cancelled
+from edgespec.events import Request
 from edgespec.speculation import Speculation
 from tests.engine.conftest import PLAIN, generate
 from tests.engine.prompts import CODE

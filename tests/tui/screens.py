@@ -22,7 +22,7 @@ from edgespec.conversations import Store
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Event, Finished, Request
+from edgespec.events import Event, Finished, Request
 from edgespec.opening import Opened
 from edgespec.planning import OpenRequest
 from edgespec.registry.fit import GIB, DeviceMemory

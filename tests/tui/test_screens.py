@@ -13,7 +13,7 @@ from textual.widgets import Markdown
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Event
+from edgespec.events import Event
 from edgespec.planning import OpenRequest
 from edgespec.stage import Here
 from edgespec.text.stream import Piece

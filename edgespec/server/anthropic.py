@@ -1,0 +1,235 @@
+"""/v1/messages: Anthropic's interface, and its token count."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgespec.errors import InvalidRequest
+from edgespec.server.asking import Ask, Choice, Settings, Tool, message
+from edgespec.server.fields import Body, ModelName, Name, Stops, Tokens
+from edgespec.server.http import event_of
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.text.chat import Message
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+
+
+class UseBlock(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+class OtherBlock(Body):
+    type: str
+
+
+class ResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock | OtherBlock] | None = None
+
+
+Block = TextBlock | ThinkingBlock | UseBlock | ResultBlock | OtherBlock
+
+
+class AnthropicMessage(Body):
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+    def messages(self) -> Iterator[Message]:
+        """One, and one more for each result of a tool. Raises InvalidRequest."""
+        if isinstance(self.content, str):
+            yield message(self.role, self.content)
+            return
+        text, thoughts, calls = "", "", list[dict[str, Any]]()
+        for block in self.content:
+            if isinstance(block, ResultBlock):
+                yield message("tool", _text(block.content), tool_call_id=block.tool_use_id)
+            elif isinstance(block, UseBlock):
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            elif isinstance(block, ThinkingBlock):
+                thoughts += block.thinking
+            else:
+                text += _text([block])
+        if text or calls or not any(isinstance(block, ResultBlock) for block in self.content):
+            yield message(self.role, text, tool_calls=calls or None, reasoning_content=thoughts or None)
+
+
+class AnthropicTool(Body):
+    name: Name
+    description: str = ""
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+
+
+class CountRequest(Body):
+    """The body of /v1/messages/count_tokens."""
+
+    model: ModelName
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=4096)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
+    tool_choice: ToolChoice | None = None
+
+    def prompt(self) -> tuple[Message, ...]:
+        """Raises InvalidRequest."""
+        system = _text(self.system)
+        said = [each for turn in self.messages for each in turn.messages()]
+        return (*((message("system", system),) if system else ()), *said)
+
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        wanted = self.tool_choice or ToolChoice(type="auto")
+        choice: Choice = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}[wanted.type]  # type: ignore[assignment]
+        tools = tuple(
+            Tool(each.name, each.description, each.input_schema or {"type": "object"}) for each in self.tools or ()
+        )
+        if wanted.type in ("any", "tool") and not tools:
+            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
+        if wanted.type == "tool" and wanted.name is None:
+            raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
+        forced = wanted.name if wanted.type == "tool" else None
+        return Ask(self.prompt(), tools=tools, choice=choice, forced=forced)
+
+
+class MessagesRequest(CountRequest):
+    """The body of /v1/messages."""
+
+    max_tokens: Tokens
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    stop_sequences: Stops | None = None
+    stream: bool | None = False
+    n: Literal[1] = 1
+
+    def writer(self) -> MessagesWriter:
+        return MessagesWriter(self.model)
+
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        asked = super().ask()
+        settings = Settings(self.temperature, self.top_p, self.top_k)
+        return Ask(asked.prompt, settings, self.max_tokens, stop=tuple(self.stop_sequences or ()), tools=asked.tools,
+                   choice=asked.choice, forced=asked.forced)  # fmt: skip
+
+
+class MessagesWriter:
+    """One message, whole or as events."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._blocks: list[dict[str, Any]] = []
+        self._open = False  # whether the last block may grow
+        self._end: Ended | None = None
+
+    def add(self, index: int, part: Part) -> None:
+        if isinstance(part, Said) and not self._continues("text"):
+            self._blocks.append({"type": "text", "text": ""})
+        elif isinstance(part, Reasoning) and not self._continues("thinking"):
+            self._blocks.append({"type": "thinking", "thinking": "", "signature": ""})
+        if isinstance(part, Said):
+            self._blocks[-1]["text"] += part.text
+        elif isinstance(part, Reasoning):
+            self._blocks[-1]["thinking"] += part.text
+        elif isinstance(part, Called):
+            self._blocks.append(_use(part))
+        elif isinstance(part, Ended):
+            self._end = part
+
+    def whole(self) -> dict[str, Any]:
+        assert self._end is not None
+        usage = self._end.usage()
+        return {**self._head, "content": self._blocks, **_ending(self._end),
+                "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
+                "timings": self._end.timings()}  # fmt: skip
+
+    def events(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, Begun):
+            opening: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
+                       "usage": {"input_tokens": part.prompt_tokens, "output_tokens": 0}}  # fmt: skip
+            yield _event("message_start", message=opening)
+        elif isinstance(part, Said):
+            if not self._continues("text"):
+                yield from self._begin({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": part.text})
+        elif isinstance(part, Reasoning):
+            if not self._continues("thinking"):
+                yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": part.text})
+        elif isinstance(part, Called):
+            use = _use(part)
+            yield from self._begin({**use, "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(use["input"])})
+        elif isinstance(part, Ended):
+            yield from self._close()
+            usage = part.usage()
+            yield _event("message_delta", delta=_ending(part), timings=part.timings(),
+                         usage={"input_tokens": usage["prompt_tokens"],
+                                "output_tokens": usage["completion_tokens"]})  # fmt: skip
+
+    def last(self) -> Iterator[bytes]:
+        yield _event("message_stop")
+
+    def _continues(self, kind: str) -> bool:
+        return bool(self._blocks) and self._blocks[-1]["type"] == kind
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._open = True
+        yield _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open:
+            self._open = False
+            yield _event("content_block_stop", index=len(self._blocks) - 1)
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event_of({"type": kind, **data}, kind)
+
+
+def _use(part: Called) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": part.call.name,
+            "input": json.loads(part.call.arguments)}  # fmt: skip
+
+
+def _ending(end: Ended) -> dict[str, str | None]:
+    if end.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
+    reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+    return {"stop_reason": reasons[end.reason], "stop_sequence": None}
+
+
+def _text(content: str | list[Any] | None) -> str:
+    """Raises InvalidRequest for what is not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for block in content:
+        if not isinstance(block, TextBlock):
+            raise InvalidRequest(f"this server reads text only, no '{block.type}'.", hint="Leave that block out.")
+    return "".join(block.text for block in content)

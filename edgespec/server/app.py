@@ -1,0 +1,203 @@
+"""The routes of the server, and the call that all interfaces come down to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import wraps
+from time import time
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edgespec.server.anthropic import CountRequest, MessagesRequest
+from edgespec.server.asking import Ask
+from edgespec.server.chat import ChatRequest
+from edgespec.server.completions import CompletionRequest
+from edgespec.server.dialect import reader_of, tool_format
+from edgespec.server.fields import Body, ModelName
+from edgespec.server.guard import Guard, Rules
+from edgespec.server.http import EventStream, HttpError, body_of, error_response, expected, unless_gone
+from edgespec.server.models import Models
+from edgespec.server.openapi import document
+from edgespec.server.replying import Part, Reply, merged
+from edgespec.server.responses import ResponsesRequest
+from edgespec.server.status import status_routes
+from edgespec.server.tally import Tally
+
+_GONE = 499  # as nginx has it; nobody reads it
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class UnloadRequest(Body):
+    """The body of /unload."""
+
+    model: ModelName
+
+
+class Writer(Protocol):
+    """How an interface writes answers. `index` counts those of one call; the parts of one come in order."""
+
+    def add(self, index: int, part: Part) -> None:
+        """Gather for `whole`."""
+
+    def whole(self) -> dict[str, Any]:
+        """The body, once all has been added."""
+
+    def events(self, index: int, part: Part) -> Iterator[bytes]:
+        """What is sent of `part` while streaming."""
+
+    def last(self) -> Iterator[bytes]:
+        """What is sent after all answers."""
+
+
+class Answerable(Protocol):
+    """A checked body that asks for answers."""
+
+    model: str
+    n: Any
+    stream: Any
+
+    def ask(self) -> Ask: ...
+
+    def writer(self) -> Writer: ...
+
+
+def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
+    """The ASGI application; models are opened by calls and closed with it."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(models.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            await models.close()
+
+    def answering(kind: type[Body]) -> Handler:
+        async def answer(request: Request) -> Response:
+            body: Any = await body_of(request, kind)
+            return await _answered(request, models, body)
+
+        return _told(answer)
+
+    async def count(request: Request) -> Response:
+        body = await body_of(request, CountRequest)
+        room = models.find(body.model)
+        standing = await models.enter(room)
+        try:
+            counted = await room.count(body.ask().request(standing, most_tokens=1))
+        finally:
+            room.leave()
+        return JSONResponse({"input_tokens": counted})
+
+    async def listed(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in models.rooms]})
+
+    async def one(request: Request) -> Response:
+        return JSONResponse(_model(models.find(request.path_params["name"]).name))
+
+    async def unload(request: Request) -> Response:
+        await models.find((await body_of(request, UnloadRequest)).model).rest()
+        return JSONResponse({})
+
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def astray(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        told = "there is nothing at this address." if status == 404 else f"{request.method} is not for this address."
+        return error_response(request.url.path, HttpError(status, told, hint="The interfaces are below /v1."))
+
+    async def embeddings(_request: Request) -> Response:
+        raise HttpError(501, "this server makes no embeddings.", hint="Use another server for them.")
+
+    routes = [
+        Route("/v1/chat/completions", answering(ChatRequest), methods=["POST"]),
+        Route("/v1/completions", answering(CompletionRequest), methods=["POST"]),
+        Route("/v1/responses", answering(ResponsesRequest), methods=["POST"]),
+        Route("/v1/messages", answering(MessagesRequest), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _told(count), methods=["POST"]),
+        Route("/v1/embeddings", _told(embeddings), methods=["POST"]),
+        Route("/v1/models", listed),
+        Route("/unload", _told(unload), methods=["POST"]),
+        Route("/openapi.json", openapi),
+        Route("/v1/models/{name:path}", _told(one)),
+        *status_routes(models, tally),
+    ]
+    # The outermost first. Browsers ask before they call, without a key; CORS answers that for the allowed origins.
+    middleware = [Middleware(Guard, rules=rules)]
+    if rules.origins:
+        middleware.append(Middleware(CORSMiddleware, allow_origins=sorted(rules.origins), allow_methods=["GET", "POST"],
+                                     allow_headers=["*"]))  # fmt: skip
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan,
+                     exception_handlers={404: astray, 405: astray})  # fmt: skip
+
+
+async def _answered(request: Request, models: Models, body: Answerable) -> Response:
+    ask, writer, copies = body.ask(), body.writer(), body.n or 1
+    if body.stream:
+        return EventStream(request.url.path, _events(_parts(models, body.model, ask, copies), writer))
+
+    async def whole() -> dict[str, Any]:
+        async with aclosing(_parts(models, body.model, ask, copies)) as parts:
+            async for index, part in parts:
+                writer.add(index, part)
+        return writer.whole()
+
+    answer = await unless_gone(request, whole())
+    return JSONResponse(answer) if answer is not None else Response(status_code=_GONE)
+
+
+async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(parts):
+        async for index, part in parts:
+            for event in writer.events(index, part):
+                yield event
+    for event in writer.last():
+        yield event
+
+
+async def _parts(models: Models, name: str, ask: Ask, copies: int) -> AsyncGenerator[tuple[int, Part], None]:
+    """The parts of all answers, one answer after the other. Raises any EdgespecError."""
+    room = models.find(name)
+    for copy in range(copies):
+        standing = await models.enter(room)
+        try:
+            request = ask.request(standing, most_tokens=standing.context_size, copy=copy)
+        except BaseException:
+            room.leave()
+            raise
+        form = tool_format(standing.template)
+        reply = Reply(reader_of(form) if ask.needs_reader(form) else None, standing.plain_speed)
+        async with room.stream(request) as reading:
+            async for batch in reading:
+                for part in merged([part for event in batch for part in reply.parts(event)]):
+                    yield copy, part
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(time()), "owned_by": "edgespec"}
+
+
+def _told(handler: Handler) -> Handler:
+    """Errors of `handler` as the interface writes them."""
+
+    @wraps(handler)
+    async def told(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001 - a bug of ours is logged, and the server goes on
+            return error_response(request.url.path, expected(error))
+
+    return told

@@ -1,0 +1,157 @@
+"""What a client asks for, whatever interface it came by, and how it becomes a request to the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from edgespec.core.sampling import SamplingParams
+from edgespec.errors import InvalidRequest
+from edgespec.events import Request
+from edgespec.registry.schema import SamplingDefaults
+from edgespec.server.dialect import answer_structure, tool_format
+from edgespec.stage import Standing
+from edgespec.structure import Json, Structure, Text, json_part
+from edgespec.text.chat import Message
+from edgespec.text.harmony import HARMONY
+from edgespec.text.toolcalls import ToolFormat, instructions
+
+Choice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to sample; None leaves a setting to the model's own defaults."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+
+    def over(self, recommended: SamplingDefaults) -> SamplingParams:
+        """What is given, else what the model's authors recommend, else the model's own distribution.
+
+        Raises InvalidRequest.
+        """
+        values = {**asdict(recommended), **{name: value for name, value in asdict(self).items() if value is not None}}
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of the server.
+
+    prompt     messages, or text to continue as it stands
+    choice     'auto', 'none', 'required', or the one tool to call: Choice or a name in `forced`
+    structure  JSON that the answer has to be, unless a tool has to be called
+    """
+
+    prompt: str | tuple[Message, ...]
+    settings: Settings = field(default_factory=Settings)
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    structure: Structure | None = None
+    tools: tuple[Tool, ...] = ()
+    choice: Choice = "auto"
+    forced: str | None = None
+    top_logprobs: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def needs_reader(self, form: ToolFormat) -> bool:
+        """Whether the text has to be split: it may hold calls, or headers around what is structured."""
+        return bool(self.tools_in_use) or (self.structure is not None and form is HARMONY)
+
+    @property
+    def tools_in_use(self) -> tuple[Tool, ...]:
+        return () if self.choice == "none" else self.tools
+
+    def request(self, standing: Standing, *, most_tokens: int, copy: int = 0) -> Request:
+        """For the engine; `copy` counts the answers to one call. Raises InvalidRequest."""
+        form = tool_format(standing.template)
+        prompt, variables = self.prompt, dict(self.variables)
+        structure = answer_structure(self.structure, form) if self.structure is not None else None
+        if tools := self.tools_in_use:
+            described = [tool.described() for tool in tools]
+            variables["tools"] = described
+            if isinstance(prompt, tuple) and "tools" not in (standing.template or ""):
+                prompt = _instructed(prompt, instructions(described))
+            if self.choice == "required" or self.forced is not None:
+                structure = call_structure(form, self._callable())
+        if structure is not None and self.stop:
+            raise InvalidRequest("a stop text could break the answer's structure.", hint="Leave stop out.")
+        sampling = self.settings.over(standing.sampling)
+        seed = None if self.seed is None else (self.seed + copy) % 2**32
+        most = min(self.max_tokens or most_tokens, most_tokens)
+        visible = form.visible if self.needs_reader(form) else ()
+        return Request(prompt, sampling, most, seed, self.stop, variables, structure, visible, self.top_logprobs)
+
+    def _callable(self) -> Sequence[Tool]:
+        if self.forced is None:
+            return self.tools
+        named = [tool for tool in self.tools if tool.name == self.forced]
+        if not named:
+            raise InvalidRequest(f"tool_choice names '{self.forced}', which is not among the tools.", hint="Add it.")
+        return named
+
+
+def call_structure(form: ToolFormat, tools: Sequence[Tool]) -> Structure:
+    """An answer that is one call of one of `tools`. Raises InvalidRequest."""
+    before, after = form.frame
+    ways: list[tuple[Text | Json, ...]] = []
+    for tool in tools:
+        arguments: dict[str, Any] = {"type": "object", **tool.parameters}
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, form.argument: arguments},
+            "required": ["name", form.argument],
+            "additionalProperties": False,
+        }
+        for key in ("$defs", "definitions"):  # what references inside point to stays at the top
+            if key in arguments:
+                call[key] = arguments.pop(key)
+        body = json_part(arguments if "{name}" in before else call)
+        ways.append(
+            (*(Text(part.replace("{name}", tool.name)) for part in before), body, *(Text(part) for part in after))
+        )
+    return Structure(tuple(ways))
+
+
+def message(role: str, content: str, **extra: Any) -> Message:
+    """A message, with what templates may read beside its text."""
+    return Message(role, content, {key: value for key, value in extra.items() if value is not None})
+
+
+def loaded_arguments(text: str) -> Any:
+    """A call's arguments as templates expect them; what is no JSON stays text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _instructed(prompt: tuple[Message, ...], told: str) -> tuple[Message, ...]:
+    if prompt and prompt[0].role == "system":
+        first = replace(prompt[0], content=f"{prompt[0].content}\n\n{told}")
+        return (first, *prompt[1:])
+    return (Message("system", told), *prompt)

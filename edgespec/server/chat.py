@@ -1,0 +1,197 @@
+"""/v1/chat/completions: OpenAI's chat interface."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgespec import __version__
+from edgespec.errors import InvalidRequest
+from edgespec.events import Scored
+from edgespec.server.asking import Ask, Choice, loaded_arguments, message
+from edgespec.server.fields import Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
+from edgespec.server.http import DONE, event_of
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.text.chat import Message
+
+FINGERPRINT = f"edgespec-{__version__}"
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str = "{}"
+
+
+class PastCall(Body):
+    id: str = ""
+    function: CalledFunction
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Parts | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: str | None = None
+
+    def message(self) -> Message:
+        """Raises InvalidRequest."""
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        calls = [
+            {"id": call.id, "type": "function",
+             "function": {"name": call.function.name, "arguments": loaded_arguments(call.function.arguments)}}
+            for call in self.tool_calls or ()
+        ]  # fmt: skip
+        return message(
+            role,
+            joined(self.content),
+            name=self.name,
+            tool_calls=calls or None,
+            tool_call_id=self.tool_call_id,
+            reasoning_content=self.reasoning_content,
+        )
+
+
+class NamedFunction(Body):
+    name: Name
+
+
+class NamedChoice(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampled):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=256)] | None = None
+    tool_choice: Choice | NamedChoice | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def writer(self) -> ChatWriter:
+        return ChatWriter(self)
+
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
+        tools = tuple(each.tool() for each in self.tools or ())
+        if not tools and (named is not None or choice == "required"):
+            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
+        return Ask(
+            prompt=tuple(each.message() for each in self.messages),
+            settings=self.settings(),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            seed=self.seed,
+            stop=self.stops(),
+            structure=self.response_format.structure() if self.response_format else None,
+            tools=tools,
+            choice=choice or "auto",
+            forced=named,
+            top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            variables=self.chat_template_kwargs or {},
+        )
+
+
+class ChatWriter:
+    """The answers to one call, whole or as events."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._wants_usage = request.wants_usage
+        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": request.model,
+                      "system_fingerprint": FINGERPRINT}  # fmt: skip
+        self._messages: dict[int, dict[str, Any]] = {}
+        self._scores: dict[int, list[dict[str, Any]]] = {}
+        self._ends: dict[int, Ended] = {}
+
+    def add(self, index: int, part: Part) -> None:
+        made = self._messages.setdefault(index, {"role": "assistant", "content": None, "refusal": None})
+        if isinstance(part, Said):
+            made["content"] = (made["content"] or "") + part.text
+        elif isinstance(part, Reasoning):
+            made["reasoning_content"] = made.get("reasoning_content", "") + part.text
+        elif isinstance(part, Called):
+            made.setdefault("tool_calls", []).append(_call(part))
+        elif isinstance(part, Scored):
+            self._scores.setdefault(index, []).append(scored(part))
+        elif isinstance(part, Ended):
+            self._ends[index] = part
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {"index": i, "message": {**made, "content": made["content"] or (None if "tool_calls" in made else "")},
+             "finish_reason": self._ends[i].reason,
+             "logprobs": {"content": self._scores[i], "refusal": None} if i in self._scores else None}
+            for i, made in sorted(self._messages.items())
+        ]  # fmt: skip
+        ends = list(self._ends.values())
+        return {"object": "chat.completion", **self._head, "choices": choices, "usage": total(ends),
+                "timings": ends[0].timings()}  # fmt: skip
+
+    def events(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, Begun):
+            yield self._event(index, {"role": "assistant", "content": ""})
+        elif isinstance(part, Said):
+            yield self._event(index, {"content": part.text})
+        elif isinstance(part, Reasoning):
+            yield self._event(index, {"reasoning_content": part.text})
+        elif isinstance(part, Called):
+            yield self._event(index, {"tool_calls": [{"index": part.index, **_call(part)}]})
+        elif isinstance(part, Scored):
+            yield self._event(index, {}, logprobs={"content": [scored(part)], "refusal": None})
+        else:
+            self._ends[index] = part
+            yield self._event(index, {}, part.reason, timings=part.timings())
+
+    def last(self) -> Iterator[bytes]:
+        if self._wants_usage:
+            ends = list(self._ends.values())
+            yield event_of({"object": "chat.completion.chunk", **self._head, "choices": [], "usage": total(ends)})
+        yield DONE
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        reason: str | None = None,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        usage = {"usage": None} if self._wants_usage else {}
+        return event_of({"object": "chat.completion.chunk", **self._head, "choices": [choice], **usage, **more})
+
+
+def total(ends: list[Ended]) -> dict[str, int]:
+    """The usage of all answers to one call, whose prompt counts once."""
+    prompt = ends[0].metrics.prompt_tokens
+    completion = sum(end.metrics.emitted_tokens for end in ends)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def scored(score: Scored) -> dict[str, Any]:
+    """A token's scores, as OpenAI writes them."""
+    return {**_token(score.text, score.logprob), "top_logprobs": [_token(text, logprob) for text, logprob in score.top]}
+
+
+def _token(text: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(text)}
+
+
+def _call(part: Called) -> dict[str, Any]:
+    function = {"name": part.call.name, "arguments": part.call.arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -1,0 +1,124 @@
+"""What OpenAI's bodies share, checked by pydantic. Unknown fields are ignored, as clients send many."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from edgespec.errors import InvalidRequest
+from edgespec.server.asking import Settings, Tool
+from edgespec.structure import Structure, json_structure
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Stops = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Tokens = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Body(BaseModel):
+    """A JSON object of a request."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class Sampled(Body):
+    """The settings that chat and text completions share. `top_k`, `min_p` and `repetition_penalty` are ours, as in
+    llama.cpp's server.
+    """
+
+    model: ModelName
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=4096)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
+    stop: str | Stops | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    def settings(self) -> Settings:
+        bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
+        return Settings(
+            self.temperature, self.top_p, self.top_k, self.min_p, self.presence_penalty, self.frequency_penalty,
+            self.repetition_penalty, bias,
+        )  # fmt: skip
+
+    def stops(self) -> tuple[str, ...]:
+        """Raises InvalidRequest."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if any(not text or len(text) > 256 for text in given):
+            raise InvalidRequest("a stop text has 1 to 256 characters.", hint="Shorten it.")
+        return tuple(given)
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class JsonSchema(Body):
+    name: str = "answer"
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def structure(self) -> Structure | None:
+        """Raises InvalidRequest."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return json_structure()
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise InvalidRequest("response_format has no schema.", hint="Put it into json_schema.schema.")
+        return json_structure(self.json_schema.schema_)
+
+
+class Function(Body):
+    name: Name
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    function: Function
+
+    def tool(self) -> Tool:
+        return Tool(self.function.name, self.function.description, self.function.parameters or {"type": "object"})
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str = ""
+
+
+class OtherPart(Body):
+    type: str
+
+
+Parts = list[TextPart | OtherPart]
+
+
+def joined(content: str | Parts | None) -> str:
+    """The text of a message. Raises InvalidRequest for what is not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if not isinstance(part, TextPart):
+            raise InvalidRequest(f"this server reads text only, no '{part.type}'.", hint="Leave that part out.")
+    return "".join(part.text for part in content if isinstance(part, TextPart))

@@ -1,0 +1,238 @@
+"""The models of a server: opened on demand in a process each, answering one call after the other, closed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Generic, TypeVar
+
+from edgespec.apart import Apart
+from edgespec.errors import EdgespecError, UnknownModel
+from edgespec.events import Event, Finished, Notice, Request
+from edgespec.planning import OpenRequest
+from edgespec.server.tally import Tally
+from edgespec.stage import Standing
+from edgespec.worker import Job
+
+T = TypeVar("T")
+
+_FRAME_S = 0.005  # what comes within it is sent together
+_IDLE_CHECK_S = 1.0
+
+
+class Busy(EdgespecError):
+    """Too many calls are waiting; `retry_after_s` is about when there will be room."""
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Models open at once and calls waiting for one, at most; seconds that an idle model stays and a call may take."""
+
+    open_at_most: int = 1
+    waiting_at_most: int = 64
+    keep_alive_s: float = 300.0
+    call_at_most_s: float = 600.0
+
+
+class Room:
+    """One model and the queue before it."""
+
+    def __init__(self, name: str, request: OpenRequest, policy: Policy, tally: Tally) -> None:
+        self.name = name
+        self.waiting = 0
+        self.used_s = monotonic()
+        self._request = request
+        self._policy = policy
+        self._tally = tally
+        self._turn = asyncio.Lock()  # first come, first served
+        self._stage: Apart | None = None
+
+    @property
+    def standing(self) -> Standing | None:
+        return self._stage.standing if self._stage is not None else None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._turn.locked() or self.waiting > 0
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory, this process included."""
+        return self._stage.resident if self._stage is not None else 0
+
+    async def enter(self) -> None:
+        """Wait for one's turn; `leave` ends it. Raises Busy."""
+        if self.waiting >= self._policy.waiting_at_most:
+            self._tally.refused.labels(self.name).inc()
+            after_s = max(1, round(self._tally.seconds_a_call(self.name) * self.waiting))
+            told = f"{self.waiting} calls are waiting for this model already."
+            raise Busy(told, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        self.used_s = monotonic()
+
+    def leave(self) -> None:
+        self.used_s = monotonic()
+        self._turn.release()
+
+    async def open(self) -> Standing:
+        """The model, within one's turn. Raises any EdgespecError."""
+        if self._stage is None:
+            self._stage = await asyncio.to_thread(Apart, "The next call opens it again.")
+        if self._stage.standing is None:
+            async with Reading(self._stage.open(self._request, self._tally)) as opening:
+                async for _ in opening:
+                    pass
+        standing = self._stage.standing
+        assert standing is not None
+        return standing
+
+    def stream(self, request: Request) -> Reading[Event]:
+        """Events within one's turn, which ends with them, however slowly they are read."""
+        assert self._stage is not None
+        job = self._stage.stream(request)
+        began_s = monotonic()
+        late = asyncio.get_running_loop().call_later(self._policy.call_at_most_s, job.cancel)
+
+        def note(event: Event) -> None:
+            if isinstance(event, Finished):
+                self._tally.add(self.name, event, monotonic() - began_s)
+            elif isinstance(event, Notice):
+                self._tally.notice(event.text)
+
+        def ended() -> None:
+            late.cancel()
+            self.leave()
+
+        return Reading(job, note, ended)
+
+    async def count(self, request: Request) -> int:
+        """Tokens of the prompt, within one's turn."""
+        assert self._stage is not None
+        return await asyncio.to_thread(self._stage.count, request.prompt, request.variables)
+
+    async def rest(self) -> None:
+        """Free the model once the present call is over."""
+        async with self._turn:
+            await self.close()
+
+    async def close(self) -> None:
+        """Free the model, whatever it is doing."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            await asyncio.to_thread(stage.close)
+
+
+class Models:
+    """Rooms by the names that clients use."""
+
+    def __init__(self, requests: Mapping[str, OpenRequest], policy: Policy, tally: Tally) -> None:
+        self.rooms = {name: Room(name, request, policy, tally) for name, request in requests.items()}
+        self._policy = policy
+        self._opening = asyncio.Lock()
+
+    def find(self, name: str) -> Room:
+        """Raises UnknownModel."""
+        if (room := self.rooms.get(name)) is None:
+            names = ", ".join(sorted(self.rooms))
+            raise UnknownModel(f"there is no model '{name}' here.", hint=f"There are: {names}.")
+        return room
+
+    async def enter(self, room: Room) -> Standing:
+        """Wait for one's turn in `room` and have its model open. Raises Busy, any EdgespecError."""
+        await room.enter()
+        try:
+            if room.standing is None:
+                async with self._opening:
+                    await self._make_way(room)
+                    return await room.open()
+            return await room.open()
+        except BaseException:
+            room.leave()
+            raise
+
+    async def watch(self) -> None:
+        """Close models that have been idle for long, for ever."""
+        while True:
+            await asyncio.sleep(_IDLE_CHECK_S)
+            for room in self.rooms.values():
+                idle_s = monotonic() - room.used_s
+                if room.standing is not None and not room.is_busy and idle_s > self._policy.keep_alive_s:
+                    await room.rest()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(room.close() for room in self.rooms.values()))
+
+    async def _make_way(self, room: Room) -> None:
+        others = [each for each in self.rooms.values() if each is not room and each.standing is not None]
+        others.sort(key=lambda each: (each.is_busy, each.used_s))
+        for each in others[: max(0, len(others) + 1 - self._policy.open_at_most)]:
+            await each.rest()
+
+
+class Reading(Generic[T]):
+    """The events of a job in lists, from now on; use it as a context, on leaving which the job is stopped.
+
+    `note` hears of each event on another thread; `ended` is called on the loop when the job is over, read or not.
+    """
+
+    def __init__(
+        self, job: Job[T], note: Callable[[T], None] = lambda event: None, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._job = job
+        self._note = note
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._batches: asyncio.Queue[list[T] | _End] = asyncio.Queue()
+        threading.Thread(target=self._forward, name="edgespec-reader", daemon=True).start()
+
+    async def __aenter__(self) -> Reading[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._job.cancel()
+
+    def __aiter__(self) -> Reading[T]:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        """Raises what the job raises."""
+        batch = await self._batches.get()
+        if not isinstance(batch, _End):
+            return batch
+        self._batches.put_nowait(batch)  # for whoever asks again
+        if batch.error is not None:
+            raise batch.error
+        raise StopAsyncIteration
+
+    def _forward(self) -> None:
+        failure: BaseException | None = None
+        try:
+            for batch in self._job.batches(_FRAME_S):
+                for event in batch:
+                    self._note(event)
+                self._loop.call_soon_threadsafe(self._batches.put_nowait, batch)
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
+            failure = error
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._over, failure)
+
+    def _over(self, error: BaseException | None) -> None:
+        self._ended()
+        self._batches.put_nowait(_End(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None

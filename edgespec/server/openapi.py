@@ -1,0 +1,65 @@
+"""The OpenAPI document, made from what checks the bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from edgespec import __version__
+from edgespec.server.anthropic import CountRequest, MessagesRequest
+from edgespec.server.chat import ChatRequest
+from edgespec.server.completions import CompletionRequest
+from edgespec.server.fields import Body
+from edgespec.server.responses import ResponsesRequest
+
+_BODIES: dict[str, type[Body]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+}
+_PLAIN = {
+    "/v1/models": "The models.",
+    "/health": "Whether the server is there.",
+    "/props": "The state of the models, and the last answers.",
+}
+_TROUBLE = {
+    "400": "The request cannot be served as it is.",
+    "401": "The API key is missing or wrong.",
+    "403": "The host or the origin is not allowed.",
+    "404": "There is no such model.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "429": "Too many calls are waiting; see Retry-After.",
+    "500": "The engine failed.",
+    "503": "The model cannot be opened now.",
+}
+
+
+def document() -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    _, definitions = models_json_schema(
+        [(body, "validation") for body in _BODIES.values()], ref_template="#/components/schemas/{model}"
+    )
+    object_ = {"application/json": {"schema": {"type": "object"}}}
+    trouble = {status: {"description": told, "content": object_} for status, told in _TROUBLE.items()}
+    paths: dict[str, Any] = {}
+    for path, body in _BODIES.items():
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        content = object_ if path.endswith("count_tokens") else {**object_, "text/event-stream": {}}
+        paths[path] = {"post": {
+            "summary": (body.__doc__ or "").split("\n")[0],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "responses": {"200": {"description": "The answer.", "content": content}, **trouble},
+        }}  # fmt: skip
+    for path, told in _PLAIN.items():
+        answer = {"description": told, "content": object_}
+        paths[path] = {"get": {"summary": told, "responses": {"200": answer, **trouble}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edgespec", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": definitions.get("$defs", {})},
+    }

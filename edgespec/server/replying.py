@@ -1,0 +1,132 @@
+"""Events of the engine as parts of a reply: reasoning, text, tool calls, scores; and what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.core.metrics import Metrics
+from edgespec.core.protocols import PrefillProgress
+from edgespec.events import Event, Finished, Scored, TokenScores
+from edgespec.server.dialect import Reader
+from edgespec.text.harmony import Thought
+from edgespec.text.stream import Piece
+from edgespec.text.toolcalls import Found, ToolCall
+
+Ending = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first part: the prompt is being read."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The call number `index` of the reply."""
+
+    index: int
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last part. `plain_speed` is in tokens a second, where it has been measured."""
+
+    reason: Ending
+    stop: str | None
+    metrics: Metrics
+    plain_speed: float | None
+
+    def usage(self) -> dict[str, int]:
+        """Tokens, as OpenAI counts them."""
+        prompt, completion = self.metrics.prompt_tokens, self.metrics.emitted_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def timings(self) -> dict[str, float | int | None]:
+        """Times in milliseconds under llama.cpp's names, and tau and the ratio to plain decoding under ours."""
+        m = self.metrics
+        speed = m.tokens_per_second
+        return {
+            "prompt_n": m.prompt_tokens,
+            "prompt_ms": round(m.prefill_s * 1000, 3),
+            "predicted_n": m.emitted_tokens,
+            "predicted_ms": round((m.tpot_s or 0.0) * max(0, m.emitted_tokens - 1) * 1000, 3),
+            "predicted_per_second": speed,
+            "draft_n": m.drafted_tokens,
+            "draft_n_accepted": m.accepted_tokens,
+            "tau": m.tau,
+            "plain_per_second": self.plain_speed,
+            "times_plain": speed / self.plain_speed if speed and self.plain_speed else None,
+        }
+
+
+Part = Begun | Reasoning | Said | Called | Scored | Ended
+
+
+def merged(parts: list[Part]) -> list[Part]:
+    """The same with texts that follow each other joined."""
+    out: list[Part] = []
+    for part in parts:
+        last = out[-1] if out else None
+        if isinstance(part, Said) and isinstance(last, Said):
+            out[-1] = Said(last.text + part.text)
+        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            out[-1] = Reasoning(last.text + part.text)
+        else:
+            out.append(part)
+    return out
+
+
+class Reply:
+    """One answer as it comes."""
+
+    def __init__(self, reader: Reader | None, plain_speed: float | None) -> None:
+        """`reader` splits the text; None where all of it is the answer."""
+        self._reader = reader
+        self._plain_speed = plain_speed
+        self._calls = 0
+        self._has_begun = False
+
+    def parts(self, event: Event) -> Iterator[Part]:
+        """What `event` adds."""
+        if isinstance(event, PrefillProgress) and not self._has_begun:
+            self._has_begun = True
+            yield Begun(event.total)
+        elif isinstance(event, TokenScores):
+            yield from event.tokens
+        elif isinstance(event, Piece):
+            if event.channel == "reasoning":
+                yield Reasoning(event.text)
+            elif self._reader is None:
+                yield Said(event.text)
+            else:
+                yield from self._found(self._reader.push(event.text))
+        elif isinstance(event, Finished):
+            if self._reader is not None:
+                yield from self._found(self._reader.finish())
+            reason: Ending = "length" if event.reason != "stop" else "tool_calls" if self._calls else "stop"
+            yield Ended(reason, event.stop, event.metrics, self._plain_speed)
+
+    def _found(self, found: Iterable[Found | Thought]) -> Iterator[Part]:
+        for each in found:
+            if isinstance(each, str):
+                yield Said(each)
+            elif isinstance(each, Thought):
+                yield Reasoning(each.text)
+            else:
+                yield Called(self._calls, each)
+                self._calls += 1

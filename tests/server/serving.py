@@ -1,0 +1,103 @@
+"""The real server as a child process, called over real sockets."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import psutil
+
+COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
+EMBEDDED = ("--gamma", "3", "--draft", "model", "--threads", "1", "--ctx", "512")
+SMALL = ("tree", "--backend", "toy", "--gamma", "3", "--ctx", "256")
+TOY = (*SMALL[:-1], "200000")
+ENDLESS = {"max_tokens": 150_000, "temperature": 0, "logit_bias": {"256": -100}}  # 256 ends the toy's texts
+KEY = "key of the tests"
+PROMPT = "def read_lines(path):"
+
+
+@dataclass
+class Server:
+    """One that is running. `log` grows as it speaks."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: list[str] = field(default_factory=list)
+    _http: httpx.Client = field(
+        default_factory=lambda: httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None))
+    )
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, timeout=60, **{"api_key": KEY, **options})
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, max_retries=0, timeout=60, **{"api_key": KEY, **options})
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self._http.get(f"{self.url}{path}", **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self._http.post(f"{self.url}{path}", **options)
+
+    def ask(self, model: str, text: str = PROMPT, **more: Any) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+        return self.post("/v1/chat/completions", json=body)
+
+    def model(self, name: str) -> dict[str, Any]:
+        """What /props tells of a model."""
+        (told,) = [each for each in self.get("/props").json()["models"] if each["name"] == name]
+        return dict(told)
+
+    def until(self, name: str, seconds: float = 20, **wanted: object) -> None:
+        """Wait for /props to tell `wanted` of a model."""
+        end = monotonic() + seconds
+        while not wanted.items() <= (told := self.model(name)).items():
+            assert monotonic() < end, told
+            sleep(0.02)
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes that models are open in."""
+        children = psutil.Process(self.process.pid).children()
+        return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Server]:
+    """`edgespec serve ARGUMENTS` at a free port. It has to end in order, and never tells of an internal error."""
+    others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    for name in ("CONFIG", "CACHE", "DATA"):
+        environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
+    environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+    child = subprocess.Popen([*COMMAND, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True,
+                             stderr=subprocess.STDOUT, env=environment, cwd=folder)  # fmt: skip
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    found = re.search(r"(http://\S+)/v1", first)
+    assert found, first + child.stdout.read()
+    server = Server(found[1], child)
+    reader = threading.Thread(target=lambda: server.log.extend(child.stdout or ()))
+    reader.start()
+    try:
+        yield server
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(30)
+        finally:
+            child.kill()
+            reader.join()
+    assert not any("Traceback" in line or "nternal error" in line for line in server.log), "".join(server.log[-80:])

@@ -1,0 +1,81 @@
+"""Anthropic's interface, by its own client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.server.serving import PROMPT, Server
+
+MODEL = "embedded"
+USER: list[Any] = [{"role": "user", "content": PROMPT}]
+TOOL: Any = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"],
+                     "additionalProperties": False},
+}  # fmt: skip
+
+
+def test_a_message_whole_and_streamed(pair: Server) -> None:
+    client = pair.anthropic()
+    made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0)
+    (block,) = made.content
+    assert block.type == "text" and block.text and made.stop_reason == "max_tokens"
+    openai = pair.ask(MODEL, max_tokens=24).json()
+    assert block.text == openai["choices"][0]["message"]["content"]
+    assert made.usage.output_tokens == 24 and made.usage.input_tokens == openai["usage"]["prompt_tokens"]
+    with client.messages.stream(model=MODEL, max_tokens=24, messages=USER, temperature=0) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == block.text and final.stop_reason == "max_tokens" and final.usage == made.usage
+    counted = client.messages.count_tokens(model=MODEL, messages=USER)
+    assert counted.input_tokens == made.usage.input_tokens
+
+
+def test_stop_sequences_and_system(pair: Server) -> None:
+    client = pair.anthropic()
+    text = pair.ask(MODEL, max_tokens=24).json()["choices"][0]["message"]["content"]
+    word = text.split()[2]
+    made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0, stop_sequences=[word])
+    assert made.stop_reason == "stop_sequence" and made.stop_sequence == word
+    assert made.content[0].type == "text" and made.content[0].text == text[: text.index(word)]
+    told = client.messages.count_tokens(model=MODEL, messages=USER, system="import os\n")
+    blocks = client.messages.count_tokens(model=MODEL, messages=USER, system=[{"type": "text", "text": "import os\n"}])
+    assert told == blocks and told.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"])
+def test_a_tool_round_trip(choice: Any, pair: Server) -> None:
+    client = pair.anthropic()
+    made = client.messages.create(
+        model=MODEL, max_tokens=200, messages=USER, tools=[TOOL], tool_choice=choice, temperature=0
+    )
+    (use,) = made.content
+    assert made.stop_reason == "tool_use" and use.type == "tool_use" and use.name == "get_weather"
+    assert isinstance(use.input, dict) and set(use.input) == {"city"}
+    with client.messages.stream(
+        model=MODEL, max_tokens=200, messages=USER, tools=[TOOL], tool_choice=choice, temperature=0
+    ) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use" and streamed.input == use.input
+    result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "Rain."}]}
+    turns: list[Any] = [*USER, {"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+    after = client.messages.create(model=MODEL, max_tokens=8, messages=turns, tools=[TOOL])
+    assert after.usage.input_tokens > made.usage.input_tokens
+
+
+def test_refusals(pair: Server) -> None:
+    client = pair.anthropic()
+    with pytest.raises(anthropic.NotFoundError, match="there is no model"):
+        client.messages.create(model="claude", max_tokens=5, messages=USER)
+    image: Any = {"type": "image", "source": {"type": "url", "url": "http://localhost/x.png"}}
+    with pytest.raises(anthropic.BadRequestError, match="text only, no 'image'"):
+        client.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [image]}])
+    with pytest.raises(anthropic.BadRequestError, match="no tools"):
+        client.messages.create(model=MODEL, max_tokens=5, messages=USER, tool_choice={"type": "any"})
+    response = pair.post("/v1/messages", json={"model": MODEL, "messages": USER})
+    assert response.status_code == 400 and response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "invalid_request_error"

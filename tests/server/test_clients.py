@@ -1,0 +1,39 @@
+"""Other programs that people have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.server.serving import PROMPT, Server
+
+
+def test_litellm(pair: Server) -> None:
+    import litellm
+
+    expected = pair.ask("embedded", max_tokens=12).json()["choices"][0]["message"]["content"]
+    messages: list[Any] = [{"role": "user", "content": PROMPT}]
+    common: dict[str, Any] = {"messages": messages, "max_tokens": 12, "temperature": 0, "api_key": "x"}
+    made: Any = litellm.completion(model="openai/embedded", api_base=f"{pair.url}/v1", **common)
+    assert made.choices[0].message.content == expected
+    stream: Any = litellm.completion(model="openai/embedded", api_base=f"{pair.url}/v1", stream=True, **common)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+    other: Any = litellm.completion(model="anthropic/embedded", api_base=pair.url, **common)
+    assert other.choices[0].message.content == expected
+
+
+def test_llm(pair: Server, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: edge\n  model_name: embedded\n  api_base: {pair.url}/v1\n  can_stream: true\n"
+    )
+    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "x"}
+    llm = [sys.executable, "-m", "llm"]
+    options = ["-m", "edge", "-o", "temperature", "0", "-o", "max_tokens", "12"]
+    done = subprocess.run(
+        [*llm, *options, PROMPT], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    expected = pair.ask("embedded", max_tokens=12).json()["choices"][0]["message"]["content"]
+    assert done.returncode == 0 and done.stdout.rstrip("\n") == expected.rstrip("\n"), done.stderr

@@ -1,0 +1,86 @@
+"""Bodies that no client would send: the server says what is wrong, in JSON, and goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.server.serving import Server
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+CHAT: dict[str, Any] = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+FIELDS = {
+    "/v1/chat/completions": [
+        "model", "messages", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "tools",
+        "logprobs", "top_logprobs", "tool_choice", "response_format", "logit_bias", "max_completion_tokens",
+        "chat_template_kwargs",
+    ],
+    "/v1/completions": ["model", "prompt", "echo", "suffix", "best_of", "logprobs", "n", "stop", "stream"],
+    "/v1/responses": ["model", "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "stream"],
+    "/v1/messages": ["model", "messages", "system", "tools", "tool_choice", "stop_sequences", "max_tokens", "stream"],
+    "/v1/messages/count_tokens": ["model", "messages", "system", "tools", "tool_choice"],
+}  # fmt: skip
+WHOLE = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": "tree", "prompt": "x", "max_tokens": 3},
+    "/v1/responses": {"model": "tree", "input": "x", "max_output_tokens": 3},
+    "/v1/messages": CHAT,
+    "/v1/messages/count_tokens": CHAT,
+}
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "developer"])
+MESSAGE = st.fixed_dictionaries({"role": ROLES, "content": st.text(max_size=20) | JSON}, optional={
+    "tool_calls": JSON, "name": JSON, "reasoning_content": JSON, "tool_call_id": JSON})  # fmt: skip
+
+
+def sound(response: httpx.Response) -> None:
+    """An answer, or an error in the form of the interface."""
+    assert response.status_code in (200, 400, 404), (response.status_code, response.text[:500])
+    if response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("\n\n")
+        return
+    body = response.json()
+    if response.status_code != 200:
+        assert body["error"]["message"].rstrip().endswith("."), body
+
+
+@pytest.mark.parametrize("path", sorted(FIELDS))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_value_in_any_field(path: str, data: st.DataObject, small: Server) -> None:
+    field = data.draw(st.sampled_from(FIELDS[path]))
+    value = data.draw(
+        st.lists(MESSAGE, max_size=3) if field in ("messages", "input") and data.draw(st.booleans()) else JSON
+    )
+    sound(small.post(path, json={**WHOLE[path], field: value}))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=JSON | st.binary(max_size=40))
+def test_any_body(body: Any, small: Server) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    for path in FIELDS:
+        response = small.post(path, content=content, headers={"content-type": "application/json"})
+        assert response.status_code == 400, response.text
+        sound(response)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schema=JSON, tool=st.dictionaries(st.sampled_from(["properties", "required", "type", "$ref", "$defs"]), JSON))
+def test_any_schema(schema: Any, tool: dict[str, Any], small: Server) -> None:
+    sound(small.post("/v1/chat/completions", json={
+        **CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}))  # fmt: skip
+    function = {"type": "function", "function": {"name": "f", "parameters": tool}}
+    sound(small.post("/v1/chat/completions", json={**CHAT, "tools": [function], "tool_choice": "required"}))

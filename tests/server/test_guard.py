@@ -1,0 +1,110 @@
+"""Who may call, from where, with how much."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.serving import COMMAND, KEY, TOY, Server, serving
+
+CALL: dict[str, Any] = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with a key, for pages of one other origin."""
+    folder = tmp_path_factory.mktemp("locked")
+    with serving(
+        folder, *TOY, "--api-key", KEY, "--allow-origin", "http://localhost:3000", "--allow-host", "box.lan"
+    ) as it:
+        yield it
+
+
+def test_a_key(locked: Server) -> None:
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": KEY[:-1]}):
+        response = locked.post("/v1/chat/completions", json=CALL, headers=headers)
+        assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+        assert locked.get("/props", headers=headers).status_code == 401
+        assert locked.get("/metrics", headers=headers).status_code == 401
+    assert locked.post("/v1/messages", json=CALL).json()["error"]["type"] == "authentication_error"
+    for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
+        assert locked.post("/v1/chat/completions", json=CALL, headers=headers).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        locked.openai(api_key="wrong").models.list()
+    assert locked.get("/health").json()["status"] == "ok"
+    assert locked.get("/").status_code == 200, "the page asks for the key itself"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("127.0.0.1:99", 200), ("box.lan:1", 200), ("BOX.LAN", 200), ("evil.example", 403),
+     ("127.0.0.1.evil.example", 403), ("", 403)],
+)  # fmt: skip
+def test_host_names(host: str, status: int, locked: Server) -> None:
+    """A page whose name has been made to point here may not read answers."""
+    assert locked.get("/health", headers={"host": host}).status_code == status
+
+
+def test_origins(locked: Server) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    other = locked.post("/v1/chat/completions", json=CALL, headers={**headers, "origin": "http://evil.example"})
+    assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
+    own = locked.post("/v1/chat/completions", json=CALL, headers={**headers, "origin": locked.url})
+    assert own.status_code == 200
+    allowed = {"origin": "http://localhost:3000"}
+    response = locked.post("/v1/chat/completions", json=CALL, headers={**headers, **allowed})
+    assert response.status_code == 200 and response.headers["access-control-allow-origin"] == allowed["origin"]
+    asks = {**allowed, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert httpx.options(f"{locked.url}/v1/chat/completions", headers=asks).status_code == 200
+
+
+def test_bodies_that_are_too_large(toy: Server) -> None:
+    large = b" " * (17 * 2**20)
+    response = toy.post("/v1/chat/completions", content=large, headers={"content-type": "application/json"})
+    assert response.status_code == 413 and "larger than" in response.json()["error"]["message"]
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    response = toy.post("/v1/messages", content=chunks(), headers={"content-type": "application/json"})
+    assert response.status_code == 413 and response.json()["error"]["type"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--host", "0.0.0.0"], "whoever reaches 0.0.0.0 could use this server"),
+        (["--host", "no.such.host.invalid", "--no-key"], "cannot listen at"),
+        (["a=tree", "a=linear"], "two models would be called 'a'"),
+        (["=tree"], "gives no name"),
+    ],
+    ids=["no key", "no host", "twice", "no name"],
+)
+def test_what_is_refused_at_once(arguments: list[str], told: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "serve", "--port", "0", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2 and told.casefold() in done.stderr.casefold() and "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*COMMAND, "serve", "--port", port], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 2 and f"port {port}: Address already in use" in done.stderr
+
+
+def test_nothing_of_a_prompt_is_logged(toy: Server) -> None:
+    toy.ask("tree", "a secret of mine", max_tokens=3)
+    toy.ask("tree", "a secret of mine", max_tokens=0)
+    assert not any("secret" in line for line in toy.log) and any("tree: 3 tokens" in line for line in toy.log)

@@ -1,0 +1,207 @@
+"""Many calls at once, callers who leave or do not read, engines that die, models that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.serving import ENDLESS, TOY, Server, serving
+
+TREE = "tree"
+
+
+def raw(server: Server, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a chat has been asked for."""
+    address = urlsplit(server.url)
+    data = json.dumps({"model": TREE, "messages": [{"role": "user", "content": "x"}], **body}).encode()
+    caller = socket.create_connection((address.hostname, address.port), timeout=30)
+    head = ("POST /v1/chat/completions HTTP/1.1", "host: localhost", "content-type: application/json",
+            f"content-length: {len(data)}", "", "")  # fmt: skip
+    caller.sendall("\r\n".join(head).encode() + data)
+    return caller
+
+
+def answers(server: Server) -> float:
+    """How many answers are over, as /metrics counts them."""
+    lines = server.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("edgespec_answers_total{"))
+
+
+def test_calls_at_once_get_the_answers_they_get_alone(toy: Server) -> None:
+    prompts = [f"question number {n}" for n in range(16)]
+    alone = [toy.ask(TREE, prompt, max_tokens=60).json()["choices"][0]["message"] for prompt in prompts]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda prompt: toy.ask(TREE, prompt, max_tokens=60).json(), prompts))
+    assert [each["choices"][0]["message"] for each in together] == alone
+    toy.until(TREE, is_busy=False, waiting=0)
+
+
+def test_a_caller_who_leaves_ends_its_answer(toy: Server) -> None:
+    for stream in (True, False):
+        before = answers(toy)
+        caller = raw(toy, {**ENDLESS, "stream": stream})
+        toy.until(TREE, is_busy=True)
+        if stream:
+            assert b"200 OK" in caller.recv(4096)
+        caller.close()
+        toy.until(TREE, is_busy=False, seconds=5)
+        assert answers(toy) == before + 1
+
+
+def test_two_hundred_abrupt_ends(toy: Server) -> None:
+    toy.ask(TREE, max_tokens=3)
+    engine = toy.engines()[0].pid
+    for n in range(200):
+        caller = raw(toy, {**ENDLESS, "stream": bool(n % 2)})
+        if n % 3 == 0:
+            sleep(0.01)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset in place of a farewell
+        caller.close()
+    toy.until(TREE, is_busy=False, waiting=0, seconds=60)
+    assert toy.ask(TREE, max_tokens=5).json()["usage"]["completion_tokens"] == 5
+    assert toy.engines()[0].pid == engine
+
+
+def test_a_caller_who_does_not_read_holds_nobody_up(toy: Server) -> None:
+    caller = raw(toy, {**ENDLESS, "max_tokens": 6_000, "stream": True})
+    toy.until(TREE, is_busy=True)
+    began_s = monotonic()
+    assert toy.ask(TREE, max_tokens=5).status_code == 200
+    assert monotonic() - began_s < 60
+    with caller:
+        rest = b""
+        while chunk := caller.recv(2**20):
+            rest += chunk
+            if rest.endswith(b"0\r\n\r\n"):
+                break
+    assert b"[DONE]" in rest and rest.count(b"data: ") > 10
+
+
+def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
+    with serving(tmp_path, *TOY, "--queue", "2") as server:
+        assert server.ask(TREE, max_tokens=3).status_code == 200
+        callers = [raw(server, {**ENDLESS, "stream": True})]
+        server.until(TREE, is_busy=True, waiting=0)
+        callers += [raw(server, {**ENDLESS, "stream": True}) for _ in range(2)]
+        server.until(TREE, waiting=2)
+        refused = server.ask(TREE, max_tokens=3)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        for caller in callers:
+            caller.close()
+        server.until(TREE, is_busy=False, waiting=0)
+        assert server.ask(TREE, max_tokens=3).status_code == 200
+        assert 'edgespec_refused_total{model="tree"} 1.0' in server.get("/metrics").text
+
+
+def test_turns_are_taken_in_order(toy: Server) -> None:
+    ended: list[int] = []
+
+    async def call(client: httpx.AsyncClient, number: int) -> None:
+        await asyncio.sleep(number * 0.1)
+        body = {"model": TREE, "messages": [{"role": "user", "content": "x"}], **ENDLESS, "max_tokens": 1500}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        ended.append(number)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=toy.url, timeout=60) as client:
+            await asyncio.gather(*(call(client, number) for number in range(6)))
+
+    asyncio.run(main())
+    assert ended == sorted(ended)
+
+
+def test_an_answer_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path, *TOY, "--call-seconds", "0.5") as server:
+        server.ask(TREE, max_tokens=1)
+        began_s = monotonic()
+        body = server.ask(TREE, **ENDLESS).json()
+        assert body["choices"][0]["finish_reason"] == "length" and monotonic() - began_s < 10
+        assert 0 < body["usage"]["completion_tokens"] < 150_000
+
+
+def test_an_engine_that_dies_is_told_of_and_opened_again(toy: Server) -> None:
+    caller = raw(toy, {**ENDLESS, "stream": True})
+    toy.until(TREE, is_busy=True)
+    assert b"200 OK" in caller.recv(4096)
+    toy.engines()[0].send_signal(signal.SIGKILL)
+    rest = b""
+    with caller:
+        while b"SIGKILL" not in rest:
+            rest += (chunk := caller.recv(65536))
+            assert chunk, rest[-1000:]
+    toy.until(TREE, is_open=False, is_busy=False)
+    assert toy.ask(TREE, max_tokens=5).status_code == 200
+
+
+def test_models_come_and_go(tmp_path: Path) -> None:
+    arguments = ("a=tree", "b=linear", "--backend", "toy", "--draft", "none", "--keep-alive", "1")
+    with serving(tmp_path, *arguments) as server:
+        assert [model.id for model in server.openai().models.list()] == ["a", "b"]
+        texts = [server.ask(name, max_tokens=20).json()["choices"][0]["message"]["content"] for name in "aba"]
+        assert texts[0] == texts[2]
+        assert server.model("a")["is_open"] and not server.model("b")["is_open"], "one is open at most"
+        server.until("a", is_open=False, seconds=10)
+        end = monotonic() + 10
+        while server.engines():
+            assert monotonic() < end, "the process of a closed model goes on"
+            sleep(0.05)
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(lambda n: server.ask("ab"[n % 2], max_tokens=10).status_code, range(16)))
+        assert done == [200] * 16
+
+
+def test_memory_stays_as_it_is(toy: Server) -> None:
+    def resident() -> int:
+        parent = psutil.Process(toy.process.pid)
+        return sum(each.memory_info().rss for each in (parent, toy.engines()[0]))
+
+    def call(n: int) -> int:
+        return toy.ask(TREE, f"question {n % 7}", max_tokens=10, stream=bool(n % 2)).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(call, range(200))) == {200}
+        before = resident()
+        assert set(pool.map(call, range(1000))) == {200}
+    grown = resident() - before
+    print(f"grown by {grown / 2**20:.1f} MiB in 1,000 calls")
+    assert grown < 16 * 2**20
+
+
+def test_what_metrics_and_props_tell(toy: Server) -> None:
+    before = toy.get("/metrics").text
+    body = toy.ask(TREE, max_tokens=17).json()
+    after = toy.get("/metrics").text
+
+    def value(text: str, name: str) -> float:
+        return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name}{{")), 0.0)
+
+    for name, count in (
+        ("edgespec_emitted_tokens_total", body["usage"]["completion_tokens"]),
+        ("edgespec_prompt_tokens_total", body["usage"]["prompt_tokens"]),
+        ("edgespec_drafted_tokens_total", body["timings"]["draft_n"]),
+        ("edgespec_accepted_tokens_total", body["timings"]["draft_n_accepted"]),
+    ):
+        assert value(after, name) - value(before, name) == count, name
+    props = toy.get("/props").json()
+    assert props["recent"][0]["tokens"] == 17 and "one answer at a time" in props["concurrency"]
+    assert props["models"][0]["context_size"] == 200_000
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
+def test_the_page(path: str, toy: Server) -> None:
+    response = toy.get(path)
+    assert response.status_code == 200 and len(response.text) > 500
+    if path == "/":
+        assert "default-src 'none'" in response.headers["content-security-policy"] and "http" not in response.text

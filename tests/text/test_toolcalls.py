@@ -1,0 +1,96 @@
+"""Calls as families of models write them, read from texts cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+# ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.text.toolcalls import ToolCall, ToolCallReader, format_of, instructions
+
+DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+OLD = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+NEW = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+F, G = ToolCall("f", '{"a": 1, "b": ["x"]}'), ToolCall("g", "{}")
+
+JSON_F = '{"name": "f", "arguments": {"a": 1, "b": ["x"]}}'
+JSON_G = '{"name": "g", "arguments": "{}"}'
+LLAMA_F = JSON_F.replace("arguments", "parameters")
+XML = "<tool_call>\n<function=f>\n{}\n</function>\n</tool_call>"
+XML_F = XML.format('<parameter=a>\n1\n</parameter>\n<parameter=b>\n["x"]\n</parameter>')
+ARGS = '[TOOL_CALLS]f[ARGS]{"a": 1, "b": ["x"]}[TOOL_CALLS]g[CALL_ID]9[ARGS]{}'
+OLD_TWO = DEEPSEEK.format(OLD.format("f", F.arguments) + "\n" + OLD.format("g", "{}"))
+NEW_TWO = "Well." + DEEPSEEK.format(NEW.format("f", F.arguments) + NEW.format("g", "{}"))
+
+# (words of the template, what the model writes, what is read)
+CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
+    "hermes": ("<tool_call>", f"<tool_call>\n{JSON_F}\n</tool_call>", [F]),
+    "hermes twice": ("<tool_call>", f"Now.\n<tool_call>{JSON_F}</tool_call>\n<tool_call>\n{JSON_G}</tool_call>",
+                     ["Now.\n", F, G]),
+    "hermes and text": ("<tool_call>", f"<tool_call>{JSON_G}</tool_call> Done", [G, " Done"]),
+    "hermes, cut off": ("<tool_call>", '<tool_call>{"name":"g"', ['<tool_call>{"name":"g"']),
+    "hermes, nonsense": ("<tool_call>", "<tool_call>[1]</tool_call>", ["<tool_call>[1]</tool_call>"]),
+    "no call": ("<tool_call>", "a < b, <tool and </tool_call>", ["a < b, <tool and </tool_call>"]),
+    "qwen3-coder": ("<tool_call> <function=", XML_F, [F]),
+    "qwen3-coder, text": ("<tool_call> <function=", XML.format("<parameter=a>\nx\n y\n</parameter>"),
+                          [ToolCall("f", '{"a": "x\\n y"}')]),
+    "llama": ("<|python_tag|>", f"<|python_tag|>{LLAMA_F}", [F]),
+    "llama, bare": ("<|python_tag|>", f"\n{LLAMA_F}; {JSON_G}", [F, G]),
+    "llama, JSON that is no call": ("<|python_tag|>", '{"a": 1}', ['{"a": 1}']),
+    "llama, text": ("<|python_tag|>", f"Well: {JSON_F}", [f"Well: {JSON_F}"]),
+    "mistral": ("[TOOL_CALLS]", f"[TOOL_CALLS] [{JSON_F}, {JSON_G}]", [F, G]),
+    "mistral since 2025": ("[TOOL_CALLS] [ARGS]", ARGS, [F, G]),
+    "deepseek": ("<｜tool▁calls▁begin｜> ```json", OLD_TWO, [F, G]),
+    "deepseek since v3.1": ("<｜tool▁calls▁begin｜>", NEW_TWO, ["Well.", F, G]),
+}  # fmt: skip
+
+
+def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
+    reader = ToolCallReader(format_of(template))
+    found = [each for piece in pieces for each in reader.push(piece)] + reader.finish()
+    joined: list[str | ToolCall] = []
+    for each in found:
+        if isinstance(each, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += each
+        else:
+            joined.append(each)
+    return joined
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
+    template, text, expected = CASES[name]
+    for step in (1, 2, 3, 7, 1000):
+        assert read(template, [text[i : i + step] for i in range(0, len(text), step)]) == expected, step
+
+
+@pytest.mark.parametrize("template", sorted({case[0] for case in CASES.values()}))
+@given(data=st.data())
+def test_text_is_never_lost(template: str, data: st.DataObject) -> None:
+    """Whatever is written, all of it comes out as text or as a call."""
+    words = [word for case in CASES.values() for word in (case[1][:9], case[1][-9:])]
+    pieces = data.draw(st.lists(st.sampled_from([*words, "{", "}", "\n", "x", '"name"']), max_size=12))
+    found = read(template, pieces)
+    if not any(isinstance(each, ToolCall) for each in found):
+        assert "".join(map(str, found)).replace("\n", "").replace(" ", "") in (
+            "".join(pieces).replace("\n", "").replace(" ", "")
+        )
+        assert len("".join(map(str, found)).strip()) >= len("".join(pieces).strip()) - len(pieces)
+
+
+@given(arguments=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=4))
+def test_arguments_come_back(arguments: dict[str, Any]) -> None:
+    body = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
+    if "</tool_call>" in body:
+        return
+    (call,) = read("<tool_call>", [f"<tool_call>{body}</tool_call>"])
+    assert isinstance(call, ToolCall) and json.loads(call.arguments) == arguments
+
+
+def test_instructions_name_the_tools() -> None:
+    told = instructions([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
+    assert "weather" in told and "<tool_call>" in told
