@@ -105,11 +105,12 @@ class Engine:
             session, draft_session = cache.target, cache.draft
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
-            decides = self._controller(session, draft_session, sampler, rule, seed)
+            way = f"{rule} at {request.sampling.temperature:.1f}{', structured' if request.structure else ''}"
+            decides = self._controller(session, draft_session, sampler, rule, seed, way)
             law: LawSource = sampler
             if request.structure is not None:
                 law = within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
-                decides = Forcing(decides, within.forced)
+                decides = Forcing(decides, within.forced, self._seconds)
             verifier = verifier_for(rule, law, seed)
             scoring = Scoring(verifier, request.top_logprobs) if request.top_logprobs is not None else None
             controller = Pausable(decides, lambda: self.is_paused)
@@ -255,13 +256,18 @@ class Engine:
             return self.draft.open_session(target, lambda: self._check())
         return self.draft.open_session(lambda: self._check()) if self.draft is not None else None
 
+    def _seconds(self, rows: int) -> float:
+        """What a forward of so many rows takes; where that has not been measured, the same for any number."""
+        return self._experience.costs.seconds(rows) if self._experience is not None else 1.0
+
     def _controller(
-        self, session: Session, draft_session: Session | None, sampler: Sampler, rule: Rule, seed: int
+        self, session: Session, draft_session: Session | None, sampler: Sampler, rule: Rule, seed: int, way: str
     ) -> Controller:
+        """`way` names how the text is sampled, by which acceptance is remembered."""
         spec = self.speculation
         if spec.kind == "model" and not spec.is_plain and draft_session is None:
             raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
         trees = session.capabilities.tree
         if spec.is_plain or spec.gamma is not None:
             return fixed_for(spec, draft_session, sampler, rule, seed, trees=trees)
-        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, trees=trees)
+        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, way, trees=trees)

@@ -99,15 +99,16 @@ def autopilot_for(
     sampler: Sampler,
     rule: Rule,
     seed: int,
+    way: str,
     *,
     trees: bool,
 ) -> Autopilot:
-    """Lookups, and the draft model for the kind 'model', decided on each round."""
+    """Lookups, and the draft model for the kind 'model', decided on each round. Acceptance is remembered by `way`."""
     walk = None
     if draft is not None and spec.kind == "model":
         choice = Drawn(sampler, _drawing(seed)) if rule in _DRAWN else BestFirst()
         walk = Walk(draft, sampler.vocab_size, choice)
-    return Autopilot(experience, f"{rule} at {sampler.params.temperature:.1f}", walk, trees=trees)
+    return Autopilot(experience, way, walk, trees=trees)
 
 
 def _drawing(seed: int) -> Rng:
