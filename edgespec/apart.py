@@ -6,6 +6,7 @@ down. And where a runtime ends its process, as llama.cpp does when an assertion 
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import tempfile
@@ -86,6 +87,7 @@ class Apart:
         self._log = _empty_log()
         self._link: Connection | None = None
         self._start()
+        atexit.register(self.close)  # before multiprocessing waits for the process, whoever forgot this
 
     @property
     def standing(self) -> Standing | None:
@@ -120,10 +122,8 @@ class Apart:
         assert known is None or isinstance(known, Experience)
         return known
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
-        (counted,) = self._ask("count", prompt, dict(variables))
-        assert isinstance(counted, int)
-        return counted
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
+        return self._ask("count", prompt, dict(variables))
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         (found,) = self._ask("devices")
@@ -131,6 +131,7 @@ class Apart:
         return found
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         with self._lock:
             link, self._link = self._link, None
         if link is not None:
@@ -161,7 +162,11 @@ class Apart:
             if self._link is None:
                 self._start()
             self._jobs[number] = job
-        self._send(_Asked(number, method, given, reporter is not None))
+        try:
+            self._send(_Asked(number, method, given, reporter is not None))
+        except BaseException:  # what cannot be sent is nobody's work
+            del self._jobs[number]
+            raise
         return job
 
     def _send(self, asked: _Asked) -> None:

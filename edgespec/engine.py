@@ -31,7 +31,7 @@ from edgespec.core.verify import LawSource
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.events import Event, Finished, Notice, Request, Scored, TokenScores
 from edgespec.speculation import Rule, Speculation, autopilot_for, fixed_for, verifier_for
-from edgespec.structure import Forcing, Structures
+from edgespec.structure import Constrained, Forcing, Structures
 from edgespec.text.chat import ChatTemplate, Message, encode_prompt
 from edgespec.text.reasoning import Channel, detect_format
 from edgespec.text.stream import Piece, TextStream
@@ -101,15 +101,17 @@ class Engine:
         controller: Controller | None = None
         cache: Cache | None = None
         try:
+            sampler = Sampler(request.sampling, tokenizer.vocab_size)
+            within: Constrained | None = None
+            if request.structure is not None:
+                within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
             cache = self._caches.best_for(prompt)
             session, draft_session = cache.target, cache.draft
-            sampler = Sampler(request.sampling, tokenizer.vocab_size)
             rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             way = f"{rule} at {request.sampling.temperature:.1f}{', structured' if request.structure else ''}"
             decides = self._controller(session, draft_session, sampler, rule, seed, way)
-            law: LawSource = sampler
-            if request.structure is not None:
-                law = within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
+            law: LawSource = within or sampler
+            if within is not None:
                 decides = Forcing(decides, within.forced, self._seconds)
             verifier = verifier_for(rule, law, seed)
             scoring = Scoring(verifier, request.top_logprobs) if request.top_logprobs is not None else None

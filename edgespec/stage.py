@@ -84,8 +84,8 @@ class Stage(Protocol):
     def experience(self) -> Experience | None:
         """What the autopilot knows; nothing before it has measured."""
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
-        """Tokens that a prompt takes. Raises InvalidRequest, TemplateError."""
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
+        """Tokens that a prompt takes."""
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         """Accelerators that a model would run on."""
@@ -178,8 +178,11 @@ class Here:
         engine = self._required().engine
         return engine.experience if engine.has_experience else None
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> int:
-        return len(self._required().engine.encode(prompt, variables))
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
+        def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
+            yield len(self._required().engine.encode(prompt, variables))
+
+        return self.submit(work)
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         return device_memory("mlx" if prefers_mlx() else "llamacpp")

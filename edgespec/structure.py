@@ -55,7 +55,7 @@ class Structure:
 def json_part(schema: Any) -> Json:
     """Raises InvalidRequest for what is too large or too deep to be looked at."""
     try:
-        if not _is_shallow(schema, _DEEPEST):
+        if not is_shallow(schema, _DEEPEST):
             raise InvalidRequest(f"the JSON schema is nested more than {_DEEPEST} deep.", hint="Simplify it.")
         if isinstance(schema, Mapping):
             schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
@@ -150,11 +150,16 @@ class Constrained:
         self._start = prompt_length
         self._after = after
         self._consumed: list[int] = []
+        self._ends = sorted(tokenizer.end_of_generation)
         self._begin: int | None = None if after else 0  # of the structure, counted from the prompt's end
 
     def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
         """Raises BackendError where the grammar becomes too complex to follow."""
-        if self._follow(prefix):
+        if not self._follow(prefix):
+            if self._begin is None:  # what is to follow the reasoning has to follow
+                logits = logits.copy()
+                logits[self._ends] = -np.inf
+        else:
             z = np.full(len(logits), -np.inf, np.float32)
             allowed = self._allowed()
             z[: len(allowed)][allowed] = logits[: len(allowed)][allowed]
@@ -259,9 +264,10 @@ class Forcing:
         return self._controller.complaint()
 
 
-def _is_shallow(value: object, depth: int) -> bool:
+def is_shallow(value: object, depth: int) -> bool:
+    """Whether JSON is nested no deeper than `depth`."""
     if isinstance(value, Mapping):
-        return depth > 0 and all(_is_shallow(each, depth - 1) for each in value.values())
+        return depth > 0 and all(is_shallow(each, depth - 1) for each in value.values())
     if isinstance(value, list | tuple):
-        return depth > 0 and all(_is_shallow(each, depth - 1) for each in value)
+        return depth > 0 and all(is_shallow(each, depth - 1) for each in value)
     return True

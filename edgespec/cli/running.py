@@ -51,12 +51,19 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 @click.argument("model")
 @server_options
 def stop_command(model: str, url: str, api_key: str | None) -> None:
-    """Close MODEL in the server that is running, after its present answer; the next call opens it again."""
-    asked("POST", url, "/unload", api_key, {"model": model})
+    """Close MODEL in the server that is running, after the calls that it has; the next call opens it again."""
+    asked("POST", url, "/unload", api_key, {"model": model}, timeout_s=None)
     click.echo(f"closed {model}")
 
 
-def asked(method: str, url: str, path: str, api_key: str | None, body: dict[str, str] | None = None) -> Any:
+def asked(
+    method: str,
+    url: str,
+    path: str,
+    api_key: str | None,
+    body: dict[str, str] | None = None,
+    timeout_s: float | None = _TIMEOUT_S,
+) -> Any:
     """What the server answers. Raises InvalidRequest."""
     import httpx
 
@@ -64,7 +71,7 @@ def asked(method: str, url: str, path: str, api_key: str | None, body: dict[str,
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=_TIMEOUT_S)
+        response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=timeout_s)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise InvalidRequest(

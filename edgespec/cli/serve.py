@@ -120,7 +120,7 @@ def _rules(host: str, given: dict[str, Any]) -> Rules:
         raise InvalidRequest(
             f"whoever reaches {host} could use this server.", hint="Set --api-key, or waive it with --no-key."
         )
-    return Rules(key, None if key is not None else hosts | {host.lower()}, origins)
+    return Rules(key, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask, Choice, Settings, Tool, message
+from edgespec.server.asking import Ask, Choice, Settings, message
 from edgespec.server.fields import Body, ModelName, Name, Stops, Tokens
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.tools import Tool
 from edgespec.text.chat import Message
 
 
@@ -73,8 +74,11 @@ class AnthropicMessage(Body):
 
 class AnthropicTool(Body):
     name: Name
-    description: str = ""
+    description: str | None = None
     input_schema: dict[str, Any] = Field(default_factory=dict)
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.input_schema or {"type": "object"})
 
 
 class ToolChoice(Body):
@@ -101,9 +105,7 @@ class CountRequest(Body):
         """Raises InvalidRequest."""
         wanted = self.tool_choice or ToolChoice(type="auto")
         choice: Choice = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}[wanted.type]  # type: ignore[assignment]
-        tools = tuple(
-            Tool(each.name, each.description, each.input_schema or {"type": "object"}) for each in self.tools or ()
-        )
+        tools = tuple(each.tool() for each in self.tools or ())
         if wanted.type in ("any", "tool") and not tools:
             raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
         if wanted.type == "tool" and wanted.name is None:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.server.anthropic import CountRequest, MessagesRequest
@@ -24,7 +24,7 @@ from edgespec.server.completions import CompletionRequest
 from edgespec.server.dialect import reader_of, tool_format
 from edgespec.server.fields import Body, ModelName
 from edgespec.server.guard import Guard, Rules
-from edgespec.server.http import EventStream, HttpError, body_of, error_response, expected, unless_gone
+from edgespec.server.http import EventStream, HttpError, JsonResponse, body_of, error_response, expected, unless_gone
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
 from edgespec.server.replying import Part, Reply, merged
@@ -99,20 +99,20 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
             counted = await room.count(body.ask().request(standing, most_tokens=1))
         finally:
             room.leave()
-        return JSONResponse({"input_tokens": counted})
+        return JsonResponse({"input_tokens": counted})
 
     async def listed(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in models.rooms]})
+        return JsonResponse({"object": "list", "data": [_model(name) for name in models.rooms]})
 
     async def one(request: Request) -> Response:
-        return JSONResponse(_model(models.find(request.path_params["name"]).name))
+        return JsonResponse(_model(models.find(request.path_params["name"]).name))
 
     async def unload(request: Request) -> Response:
         await models.find((await body_of(request, UnloadRequest)).model).rest()
-        return JSONResponse({})
+        return JsonResponse({})
 
     async def openapi(_request: Request) -> Response:
-        return JSONResponse(document())
+        return JsonResponse(document())
 
     async def astray(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
@@ -156,7 +156,7 @@ async def _answered(request: Request, models: Models, body: Answerable) -> Respo
         return writer.whole()
 
     answer = await unless_gone(request, whole())
-    return JSONResponse(answer) if answer is not None else Response(status_code=_GONE)
+    return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
 
 
 async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
@@ -175,12 +175,13 @@ async def _parts(models: Models, name: str, ask: Ask, copies: int) -> AsyncGener
         standing = await models.enter(room)
         try:
             request = ask.request(standing, most_tokens=standing.context_size, copy=copy)
+            form = tool_format(standing.template)
+            reader = reader_of(form, ask.tools_in_use) if ask.needs_reader(form) else None
+            reply, started = Reply(reader, standing.plain_speed), room.stream(request)
         except BaseException:
             room.leave()
             raise
-        form = tool_format(standing.template)
-        reply = Reply(reader_of(form) if ask.needs_reader(form) else None, standing.plain_speed)
-        async with room.stream(request) as reading:
+        async with started as reading:
             async for batch in reading:
                 for part in merged([part for event in batch for part in reply.parts(event)]):
                     yield copy, part

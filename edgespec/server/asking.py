@@ -12,27 +12,15 @@ from edgespec.errors import InvalidRequest
 from edgespec.events import Request
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.dialect import answer_structure, tool_format
+from edgespec.server.tools import Tool
 from edgespec.stage import Standing
-from edgespec.structure import Json, Structure, Text, json_part
+from edgespec.structure import Json, Structure, Text, is_shallow, json_part
 from edgespec.text.chat import Message
 from edgespec.text.harmony import HARMONY
 from edgespec.text.toolcalls import ToolFormat, instructions
 
+_DEEPEST = 64
 Choice = Literal["auto", "none", "required"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call; `parameters` is a JSON schema."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-    def described(self) -> dict[str, Any]:
-        """As chat templates expect it."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +108,21 @@ def call_structure(form: ToolFormat, tools: Sequence[Tool]) -> Structure:
     before, after = form.frame
     ways: list[tuple[Text | Json, ...]] = []
     for tool in tools:
-        arguments: dict[str, Any] = {"type": "object", **tool.parameters}
-        call = {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, form.argument: arguments},
-            "required": ["name", form.argument],
-            "additionalProperties": False,
-        }
-        for key in ("$defs", "definitions"):  # what references inside point to stays at the top
-            if key in arguments:
-                call[key] = arguments.pop(key)
-        body = json_part(arguments if "{name}" in before else call)
-        ways.append(
-            (*(Text(part.replace("{name}", tool.name)) for part in before), body, *(Text(part) for part in after))
-        )
+        body: dict[str, Any] = {"type": "object", **tool.parameters}
+        if not any("{name}" in part for part in before):
+            at_top: dict[str, Any] = {}  # where references look
+            for key in ("$defs", "definitions"):
+                if key in body:
+                    at_top[key] = body.pop(key)
+            body = {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, form.argument: body},
+                "required": ["name", form.argument],
+                "additionalProperties": False,
+                **at_top,
+            }
+        named = (Text(part.replace("{name}", tool.name)) for part in before)
+        ways.append((*named, json_part(body), *(Text(part) for part in after)))
     return Structure(tuple(ways))
 
 
@@ -145,9 +134,10 @@ def message(role: str, content: str, **extra: Any) -> Message:
 def loaded_arguments(text: str) -> Any:
     """A call's arguments as templates expect them; what is no JSON stays text."""
     try:
-        return json.loads(text)
+        loaded = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return loaded if is_shallow(loaded, _DEEPEST) else text
 
 
 def _instructed(prompt: tuple[Message, ...], told: str) -> tuple[Message, ...]:

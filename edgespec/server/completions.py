@@ -70,6 +70,7 @@ class CompletionWriter:
                       "model": request.model, "system_fingerprint": FINGERPRINT}  # fmt: skip
         self._texts: dict[int, str] = {}
         self._scores: dict[int, list[Scored]] = {}
+        self._scored: dict[int, int] = {}  # characters of the texts of scores that have been sent
         self._ends: dict[int, Ended] = {}
 
     def add(self, index: int, part: Part) -> None:
@@ -99,7 +100,9 @@ class CompletionWriter:
             self._texts[index] += part.text
             yield self._event(index, part.text)
         elif isinstance(part, Scored):
-            yield self._event(index, "", logprobs=_scores([part], len(self._texts[index])))
+            offset = self._scored.get(index, len(self._echo))
+            self._scored[index] = offset + len(part.text.decode("utf-8", "replace"))
+            yield self._event(index, "", logprobs=_scores([part], offset))
         elif isinstance(part, Ended):
             self._ends[index] = part
             yield self._event(index, "", part.reason, timings=part.timings())

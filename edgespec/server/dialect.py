@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from edgespec.server.tools import Tool
 from edgespec.structure import Structure, Text
 from edgespec.text.harmony import FINAL, HARMONY, HarmonyReader, Thought
 from edgespec.text.reasoning import detect_format
@@ -25,8 +26,8 @@ def tool_format(template: str | None) -> ToolFormat:
     return HARMONY if _is_harmony(template) else format_of(template)
 
 
-def reader_of(form: ToolFormat) -> Reader:
-    return HarmonyReader() if form is HARMONY else ToolCallReader(form)
+def reader_of(form: ToolFormat, tools: Sequence[Tool]) -> Reader:
+    return HarmonyReader() if form is HARMONY else ToolCallReader(form, [tool.name for tool in tools])
 
 
 def answer_structure(structure: Structure, form: ToolFormat) -> Structure:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Settings, Tool
+from edgespec.server.asking import Settings
+from edgespec.server.tools import Tool
 from edgespec.structure import Structure, json_structure
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -90,7 +91,7 @@ class ResponseFormat(Body):
 
 class Function(Body):
     name: Name
-    description: str = ""
+    description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -99,7 +100,7 @@ class FunctionTool(Body):
     function: Function
 
     def tool(self) -> Tool:
-        return Tool(self.function.name, self.function.description, self.function.parameters or {"type": "object"})
+        return Tool(self.function.name, self.function.description or "", self.function.parameters or {"type": "object"})
 
 
 class TextPart(Body):

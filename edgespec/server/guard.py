@@ -30,6 +30,14 @@ class Rules:
     body: int = 16 * 2**20
 
 
+def _place(origin: str) -> str:
+    """Host and port of an origin."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
 class Guard:
     """Lets through what the rules allow."""
 
@@ -65,7 +73,7 @@ class Guard:
         if rules.hosts is not None and name.lower() not in rules.hosts:
             raise HttpError(403, "this server does not answer to that host name.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
-        if origin is not None and origin not in rules.origins and urlsplit(origin).netloc != host:
+        if origin is not None and origin not in rules.origins and _place(origin) != host:
             raise HttpError(403, "web pages of another origin may not call.", hint="Allow them with --allow-origin.")
         if rules.api_key is None or path in _OPEN or method == "OPTIONS":
             return

@@ -25,12 +25,14 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.server.models import Busy
+from edgespec.structure import is_shallow
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
 KEEP_ALIVE_S = 5.0
+_DEEPEST = 128
 DONE = b"data: [DONE]\n\n"
 
 
@@ -52,6 +54,8 @@ async def body_of(request: Request, kind: type[B]) -> B:
         given = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the body is no JSON.", hint="Check it.") from error
+    if not is_shallow(given, _DEEPEST):
+        raise InvalidRequest(f"the body is nested more than {_DEEPEST} deep.", hint="Simplify it.")
     try:
         return kind.model_validate(given)
     except (ValidationError, RecursionError) as error:
@@ -111,11 +115,18 @@ def expected(error: BaseException) -> EdgespecError:
     return HttpError(500, "internal error.", hint="The server's log has the details; please report it.")
 
 
-def error_response(path: str, error: EdgespecError) -> JSONResponse:
+class JsonResponse(JSONResponse):
+    """JSON whose texts may hold halves of surrogate pairs, as a model writes them in arguments of calls."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def error_response(path: str, error: EdgespecError) -> JsonResponse:
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Busy) else None
     if status_of(error) == 401:
         headers = {"www-authenticate": "Bearer"}
-    return JSONResponse(shape_for(path)(error), status_of(error), headers)
+    return JsonResponse(shape_for(path)(error), status_of(error), headers)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -199,4 +210,4 @@ class EventStream(Response):
 def event_of(data: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")

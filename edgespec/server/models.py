@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _FRAME_S = 0.005  # what comes within it is sent together
 _IDLE_CHECK_S = 1.0
+_POLL_S = 0.1
 
 
 class Busy(EdgespecError):
@@ -60,6 +61,11 @@ class Room:
         return self._stage.standing if self._stage is not None else None
 
     @property
+    def has_process(self) -> bool:
+        """Whether there is something to close."""
+        return self._stage is not None
+
+    @property
     def is_busy(self) -> bool:
         return self._turn.locked() or self.waiting > 0
 
@@ -70,7 +76,7 @@ class Room:
 
     async def enter(self) -> None:
         """Wait for one's turn; `leave` ends it. Raises Busy."""
-        if self.waiting >= self._policy.waiting_at_most:
+        if self.is_busy and self.waiting >= self._policy.waiting_at_most:
             self._tally.refused.labels(self.name).inc()
             after_s = max(1, round(self._tally.seconds_a_call(self.name) * self.waiting))
             told = f"{self.waiting} calls are waiting for this model already."
@@ -89,7 +95,7 @@ class Room:
     async def open(self) -> Standing:
         """The model, within one's turn. Raises any EdgespecError."""
         if self._stage is None:
-            self._stage = await asyncio.to_thread(Apart, "The next call opens it again.")
+            self._stage = Apart("The next call opens it again.")
         if self._stage.standing is None:
             async with Reading(self._stage.open(self._request, self._tally)) as opening:
                 async for _ in opening:
@@ -120,7 +126,9 @@ class Room:
     async def count(self, request: Request) -> int:
         """Tokens of the prompt, within one's turn."""
         assert self._stage is not None
-        return await asyncio.to_thread(self._stage.count, request.prompt, request.variables)
+        async with Reading(self._stage.count(request.prompt, request.variables)) as counting:
+            (counted,) = await anext(counting)
+            return counted
 
     async def rest(self) -> None:
         """Free the model once the present call is over."""
@@ -129,9 +137,9 @@ class Room:
 
     async def close(self) -> None:
         """Free the model, whatever it is doing."""
-        stage, self._stage = self._stage, None
-        if stage is not None:
+        if (stage := self._stage) is not None:
             await asyncio.to_thread(stage.close)
+            self._stage = None
 
 
 class Models:
@@ -168,17 +176,21 @@ class Models:
             await asyncio.sleep(_IDLE_CHECK_S)
             for room in self.rooms.values():
                 idle_s = monotonic() - room.used_s
-                if room.standing is not None and not room.is_busy and idle_s > self._policy.keep_alive_s:
+                if room.has_process and not room.is_busy and idle_s > self._policy.keep_alive_s:
                     await room.rest()
 
     async def close(self) -> None:
         await asyncio.gather(*(room.close() for room in self.rooms.values()))
 
     async def _make_way(self, room: Room) -> None:
-        others = [each for each in self.rooms.values() if each is not room and each.standing is not None]
+        others = [each for each in self.rooms.values() if each is not room and each.has_process]
         others.sort(key=lambda each: (each.is_busy, each.used_s))
         for each in others[: max(0, len(others) + 1 - self._policy.open_at_most)]:
-            await each.rest()
+            resting = asyncio.create_task(each.rest())
+            # Whoever has its turn may have closed it, and wait for us to have done with opening.
+            while each.has_process and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
+                pass
+            resting.cancel()
 
 
 class Reading(Generic[T]):

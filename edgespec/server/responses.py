@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask, Choice, Settings, Tool, loaded_arguments, message
+from edgespec.server.asking import Ask, Choice, Settings, loaded_arguments, message
 from edgespec.server.fields import Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.tools import Tool
 from edgespec.text.chat import Message
 
 
@@ -103,28 +104,33 @@ class ResponsesRequest(Body):
 
     def _tools(self) -> Iterator[Tool]:
         for tool in self.tools or ():
-            if not isinstance(tool, ResponseTool):
-                raise InvalidRequest(f"this server has no tool '{tool.type}'.", hint="Give functions only.")
-            yield Tool(tool.name, tool.description or "", tool.parameters or {"type": "object"})
+            if isinstance(tool, ResponseTool):  # tools that OpenAI runs itself, such as web_search, are not offered
+                yield Tool(tool.name, tool.description or "", tool.parameters or {"type": "object"})
 
-    def _messages(self) -> Iterator[Message]:
-        if self.instructions:
-            yield message("system", self.instructions)
-        if isinstance(self.input, str):
-            yield message("user", self.input)
-            return
-        for item in self.input:
+    def _messages(self) -> list[Message]:
+        """Instructions and leading system texts as one message, calls that follow each other as one turn."""
+        system, said, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
+        for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+            if isinstance(item, InputCall):
+                if not calls:
+                    said.append(message("assistant", "", tool_calls=calls))
+                function = {"name": item.name, "arguments": loaded_arguments(item.arguments)}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+                said[-1] = message("assistant", "", tool_calls=calls)
+                continue
+            calls = []
             if isinstance(item, InputMessage):
                 role = "system" if item.role == "developer" else item.role
-                yield message(role, joined(item.content))
-            elif isinstance(item, InputCall):
-                function = {"name": item.name, "arguments": loaded_arguments(item.arguments)}
-                calls = [{"id": item.call_id, "type": "function", "function": function}]
-                yield message("assistant", "", tool_calls=calls)
+                if role == "system" and not said:
+                    system.append(joined(item.content))
+                else:
+                    said.append(message(role, joined(item.content)))
             elif isinstance(item, InputResult):
-                yield message("tool", joined(item.output), tool_call_id=item.call_id)
+                said.append(message("tool", joined(item.output), tool_call_id=item.call_id))
             elif item.type != "reasoning":
                 raise InvalidRequest(f"this server takes no input of type '{item.type}'.", hint="Leave it out.")
+        told = "\n\n".join(text for text in system if text)
+        return [message("system", told), *said] if told else said
 
 
 class ResponsesWriter:

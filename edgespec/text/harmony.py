@@ -85,7 +85,7 @@ def _call(name: str, text: str) -> ToolCall | None:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ToolCall(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 HARMONY = ToolFormat(

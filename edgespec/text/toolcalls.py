@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,10 @@ def instructions(tools: list[dict[str, Any]]) -> str:
 class ToolCallReader:
     """Splits the text of an answer into text and calls. What looks like a call and is none stays text."""
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, names: Iterable[str]) -> None:
+        """`names` of the tools: JSON that is the whole answer is a call only if it calls one of them."""
         self._form = form
+        self._names = frozenset(names)
         self._held = ""
         self._is_inside = False
         self._is_start = True  # nothing but blanks so far
@@ -131,7 +133,13 @@ class ToolCallReader:
 
     def _block(self, body: str, verbatim: str) -> list[Found]:
         calls = self._form.read(body)
+        if calls and self._is_bare:
+            is_meant = self._names.issuperset(call.name for call in calls) and _HAS_KEY.search(body)
+            calls = calls if is_meant else None
         return [*calls] if calls else [verbatim]
+
+
+_HAS_KEY = re.compile(r'"(arguments|parameters)"')
 
 
 def _call(value: Any) -> ToolCall | None:
@@ -140,7 +148,7 @@ def _call(value: Any) -> ToolCall | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _loaded(arguments)
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ToolCall(value["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 def _loaded(text: str) -> Any:
@@ -177,7 +185,7 @@ def _read_xml(body: str) -> list[ToolCall] | None:
     calls = []
     for name, inside in _FUNCTION.findall(body):
         values = {key.strip(): _value(text) for key, text in _PARAMETER.findall(inside)}
-        calls.append(ToolCall(name.strip(), json.dumps(values, ensure_ascii=False)))
+        calls.append(ToolCall(name.strip(), json.dumps(values)))
     return calls or _read_json(body)
 
 
@@ -199,7 +207,7 @@ def _read_mistral(body: str) -> list[ToolCall] | None:
             return None
         if not isinstance(arguments, dict):
             return None
-        calls.append(ToolCall(match[1], json.dumps(arguments, ensure_ascii=False)))
+        calls.append(ToolCall(match[1], json.dumps(arguments)))
     return calls if calls and not body[at:].strip() else _read_json(body)
 
 
@@ -216,7 +224,7 @@ def _read_deepseek(body: str) -> list[ToolCall] | None:
         arguments = _loaded(after.strip().removeprefix("```json").removesuffix("```").strip())
         if not isinstance(arguments, dict):
             return None
-        calls.append(ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False)))
+        calls.append(ToolCall(name.strip(), json.dumps(arguments)))
     return calls or None
 
 

@@ -11,10 +11,10 @@ from edgespec.events import Request
 from edgespec.speculation import Speculation
 
 PROMPT = "self."
-PARAMS = SamplingParams(temperature=1.0, top_k=3)
-LENGTH = 3  # the first token is prefill's, the others are drafted, corrected or bonus: 3 ** 3 = 27 bins
-SAMPLES = 800
-CRITICAL = 54.05  # chi-square, 26 degrees of freedom, size 1e-3
+PARAMS = SamplingParams(temperature=1.0, top_k=2)
+LENGTH = 3  # the first token is prefill's, the others are drafted, corrected or bonus: 2 ** 3 = 8 bins
+SAMPLES = 400
+CRITICAL = 24.32  # chi-square, 7 degrees of freedom, size 1e-3
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Spe
     assert sum(enumerated(engine, PROMPT, PARAMS, LENGTH).values()) == pytest.approx(1)
     engine.speculation = speculation
     found = compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES)
-    assert found.bins == 27
+    assert found.bins == 8
     assert found.smallest_expected > 1  # or chi-square would not apply
     assert found.chi_square < CRITICAL, found
 
@@ -43,17 +43,17 @@ def test_a_tree_is_the_same_sample(engine: Engine) -> None:
         requests = (Request(PROMPT, PARAMS, LENGTH, seed) for seed in range(100))
         texts.append([[*engine.stream(request)][-1].tokens for request in requests])
     assert texts[0] == texts[1] == texts[2]
-    assert len({tuple(each) for each in texts[0]}) > 10
+    assert len({tuple(each) for each in texts[0]}) > 5
 
 
 def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same comparison fails for a loop that samples at another temperature."""
     engine.speculation = Speculation("model", 3, 3)
     stream = engine.stream
-    warmer = SamplingParams(temperature=1.6, top_k=3)
+    warmer = SamplingParams(temperature=2.5, top_k=2)
     monkeypatch.setattr(
         engine,
         "stream",
         lambda request: stream(type(request)(request.prompt, warmer, request.max_tokens, request.seed)),
     )
-    assert compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES // 2).chi_square > CRITICAL
+    assert compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES).chi_square > CRITICAL

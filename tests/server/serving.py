@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
@@ -70,8 +70,12 @@ class Server:
 
     def engines(self) -> list[psutil.Process]:
         """The processes that models are open in."""
-        children = psutil.Process(self.process.pid).children()
-        return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
+        found = []
+        for each in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):  # it may just have ended
+                if "spawn_main" in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
 
 @contextmanager

@@ -103,6 +103,8 @@ def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
         server.until(TREE, is_busy=False, waiting=0)
         assert server.ask(TREE, max_tokens=3).status_code == 200
         assert 'edgespec_refused_total{model="tree"} 1.0' in server.get("/metrics").text
+    with serving(tmp_path, *TOY, "--queue", "0") as server:
+        assert server.ask(TREE, max_tokens=3).status_code == 200, "nobody waits where nothing is under way"
 
 
 def test_turns_are_taken_in_order(toy: Server) -> None:
@@ -160,6 +162,37 @@ def test_models_come_and_go(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             done = list(pool.map(lambda n: server.ask("ab"[n % 2], max_tokens=10).status_code, range(16)))
         assert done == [200] * 16
+
+
+def test_a_model_that_makes_way_while_others_call_it(tmp_path: Path) -> None:
+    """Closing, calls that wait for what is being closed, and a call that needs the room: nobody waits for ever."""
+    arguments = ("a=tree", "b=linear", "--backend", "toy", "--draft", "none", "--ctx", "200000")
+    with serving(tmp_path, *arguments) as server, ThreadPoolExecutor(8) as pool:
+        assert server.ask("b", max_tokens=3).status_code == 200
+        long = pool.submit(server.ask, "b", **{**ENDLESS, "max_tokens": 3000})
+        server.until("b", is_busy=True)
+        stopped = pool.submit(server.post, "/unload", json={"model": "b"})
+        sleep(0.1)
+        calls = [pool.submit(server.ask, "b", max_tokens=3), pool.submit(server.ask, "a", max_tokens=3)]
+        calls += [pool.submit(server.ask, name, max_tokens=3) for name in "ab"]
+        assert {call.result(40).status_code for call in (long, stopped, *calls)} == {200}
+        server.until("a", is_busy=False)
+        server.until("b", is_busy=False)
+
+
+def test_what_cannot_be_sent_to_an_engine_holds_nobody_up(toy: Server) -> None:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"a": deep}
+    assert toy.ask(TREE, chat_template_kwargs=deep, max_tokens=3).status_code in (200, 400)
+    for _ in range(100):
+        deep = {"a": deep}
+    assert "nested" in toy.ask(TREE, chat_template_kwargs=deep, max_tokens=3).json()["error"]["message"]
+    call = {"id": "1", "function": {"name": "f", "arguments": "[" * 600 + "]" * 600}}
+    messages = [{"role": "assistant", "content": "x", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+    body = {"model": TREE, "messages": messages, "max_tokens": 3}
+    assert toy.post("/v1/chat/completions", json=body).status_code in (200, 400)
+    assert toy.ask(TREE, max_tokens=3).status_code == 200
 
 
 def test_memory_stays_as_it_is(toy: Server) -> None:

@@ -40,6 +40,9 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
                           [ToolCall("f", '{"a": "x\\n y"}')]),
     "llama": ("<|python_tag|>", f"<|python_tag|>{LLAMA_F}", [F]),
     "llama, bare": ("<|python_tag|>", f"\n{LLAMA_F}; {JSON_G}", [F, G]),
+    "llama, JSON that names no tool": ("<|python_tag|>", '{"name": "Bob", "parameters": {}}',
+                                       ['{"name": "Bob", "parameters": {}}']),
+    "llama, JSON without arguments": ("<|python_tag|>", '{"name": "f"}', ['{"name": "f"}']),
     "llama, JSON that is no call": ("<|python_tag|>", '{"a": 1}', ['{"a": 1}']),
     "llama, text": ("<|python_tag|>", f"Well: {JSON_F}", [f"Well: {JSON_F}"]),
     "mistral": ("[TOOL_CALLS]", f"[TOOL_CALLS] [{JSON_F}, {JSON_G}]", [F, G]),
@@ -50,7 +53,7 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
 
 
 def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
-    reader = ToolCallReader(format_of(template))
+    reader = ToolCallReader(format_of(template), ["f", "g"])
     found = [each for piece in pieces for each in reader.push(piece)] + reader.finish()
     joined: list[str | ToolCall] = []
     for each in found:
