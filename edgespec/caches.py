@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import Session
 from edgespec.errors import BackendError
 
@@ -41,8 +42,8 @@ class Caches:
         """The one that holds the longest beginning of `prompt`, if that is at least half of what it holds; else an
         empty one, else the one used least lately.
         """
-        found = max(self._kept, key=lambda cache: _shared(cache.tokens, prompt), default=None)
-        if found is None or 2 * _shared(found.tokens, prompt) < len(found.tokens):
+        found = max(self._kept, key=lambda cache: shared_prefix(cache.tokens, prompt, len(prompt)), default=None)
+        if found is None or 2 * shared_prefix(found.tokens, prompt, len(prompt)) < len(found.tokens):
             found = self._another()
         self._kept = [*(cache for cache in self._kept if cache is not found), found]
         return found
@@ -65,10 +66,3 @@ class Caches:
                 if not self._kept:
                     raise
         return self._kept[0]
-
-
-def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
-    for i, (ours, theirs) in enumerate(zip(held, prompt, strict=False)):
-        if ours != theirs:
-            return i
-    return min(len(held), len(prompt))

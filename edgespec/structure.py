@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import Budget, Controller, Decision, Draft, Logits, Scores, Step, Verdict
 from edgespec.core.sampling import Law, Sampler, SamplingParams
 from edgespec.errors import BackendError, InvalidRequest
@@ -60,7 +61,7 @@ def json_part(schema: Any) -> Json:
         if isinstance(schema, Mapping):
             schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
         text = json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the JSON schema cannot be read: {error}.", hint="Check the schema.") from error
     if len(text) > _MOST_SCHEMA:
         raise InvalidRequest(f"the JSON schema has more than {_MOST_SCHEMA:,} characters.", hint="Simplify it.")
@@ -185,11 +186,7 @@ class Constrained:
             if self._begin is None:
                 return False
         wanted = answer[self._begin :]
-        common = 0
-        for ours, theirs in zip(self._consumed, wanted, strict=False):
-            if ours != theirs:
-                break
-            common += 1
+        common = shared_prefix(self._consumed, wanted, len(wanted))
         if len(self._consumed) > common:
             self._matcher.rollback(len(self._consumed) - common)
         taken = self._matcher.try_consume_tokens(wanted[common:]) if len(wanted) > common else 0

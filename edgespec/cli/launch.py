@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from edgespec.cli.running import server_options
+from edgespec.cli.running import asked, server_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,6 @@ _CLIENTS: dict[str, Callable[[_Server], tuple[str, str]]] = {
 @server_options
 def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
     """Print the settings with which CLIENT uses the server that is running."""
-    from edgespec.cli.running import asked
     from edgespec.errors import InvalidRequest
 
     models = asked("GET", url, "/props", api_key)["models"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 PORT = 7437
 _EMBEDDED = "embedded"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command("serve")
@@ -43,6 +43,7 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **given: Any) -
 
     Without REF the embedded pair answers. Models are opened by the first call. The page at / shows how it does.
     """
+    from edgespec.server.app import application
     from edgespec.server.models import Models, Policy
     from edgespec.server.tally import Tally
 
@@ -54,21 +55,19 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **given: Any) -
     at = listening.getsockname()
     name = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {', '.join(requests)} at http://{name}:{at[1]}/v1; Ctrl-C ends it.")
-    return _run(lambda: Models(requests, policy, tally), rules, tally, listening)
+    return _run(application(Models(requests, policy, tally), rules, tally), listening)
 
 
-def _run(make_models: Any, rules: Rules, tally: Any, listening: socket.socket) -> int:
+def _run(app: Callable[..., Any], listening: socket.socket) -> int:
+    """Serve an ASGI application until Ctrl-C."""
     import asyncio
     import logging
 
     import uvicorn
 
-    from edgespec.server.app import application
-
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, datefmt="%H:%M:%S")
 
     async def main() -> None:
-        app = application(make_models(), rules, tally)
         config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, server_header=False,
                                 timeout_graceful_shutdown=3, lifespan="on")  # fmt: skip
         await uvicorn.Server(config).serve([listening])
@@ -114,7 +113,7 @@ def _rules(host: str, given: dict[str, Any]) -> Rules:
     key = given["api_key"] or None
     origins = frozenset(given["allow_origin"])
     hosts = LOOPBACK | {name.lower() for name in given["allow_host"]}
-    if host in _LOOPBACK:
+    if host in LOOPBACK:
         return Rules(key, hosts, origins)
     if key is None and not given["no_key"]:
         raise InvalidRequest(

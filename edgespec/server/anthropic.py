@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, message
 from edgespec.server.fields import Body, ModelName, Name, Stops, Tokens
 from edgespec.server.http import event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.server.tools import Tool
 from edgespec.text.chat import Message
 
@@ -106,8 +107,6 @@ class CountRequest(Body):
         wanted = self.tool_choice or ToolChoice(type="auto")
         choice: Choice = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}[wanted.type]  # type: ignore[assignment]
         tools = tuple(each.tool() for each in self.tools or ())
-        if wanted.type in ("any", "tool") and not tools:
-            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
         if wanted.type == "tool" and wanted.name is None:
             raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
         forced = wanted.name if wanted.type == "tool" else None
@@ -132,8 +131,7 @@ class MessagesRequest(CountRequest):
         """Raises InvalidRequest."""
         asked = super().ask()
         settings = Settings(self.temperature, self.top_p, self.top_k)
-        return Ask(asked.prompt, settings, self.max_tokens, stop=tuple(self.stop_sequences or ()), tools=asked.tools,
-                   choice=asked.choice, forced=asked.forced)  # fmt: skip
+        return replace(asked, settings=settings, max_tokens=self.max_tokens, stop=tuple(self.stop_sequences or ()))
 
 
 class MessagesWriter:
@@ -161,7 +159,7 @@ class MessagesWriter:
 
     def whole(self) -> dict[str, Any]:
         assert self._end is not None
-        usage = self._end.usage()
+        usage = usage_of([self._end])
         return {**self._head, "content": self._blocks, **_ending(self._end),
                 "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
                 "timings": self._end.timings()}  # fmt: skip
@@ -185,7 +183,7 @@ class MessagesWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(use["input"])})
         elif isinstance(part, Ended):
             yield from self._close()
-            usage = part.usage()
+            usage = usage_of([part])
             yield _event("message_delta", delta=_ending(part), timings=part.timings(),
                          usage={"input_tokens": usage["prompt_tokens"],
                                 "output_tokens": usage["completion_tokens"]})  # fmt: skip

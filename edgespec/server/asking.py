@@ -66,6 +66,11 @@ class Ask:
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        if not self.tools and (self.forced is not None or self.choice == "required"):
+            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
+
     def needs_reader(self, form: ToolFormat) -> bool:
         """Whether the text has to be split: it may hold calls, or headers around what is structured."""
         return bool(self.tools_in_use) or (self.structure is not None and form is HARMONY)

@@ -15,7 +15,7 @@ from edgespec.events import Scored
 from edgespec.server.asking import Ask, Choice, loaded_arguments, message
 from edgespec.server.fields import Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
 from edgespec.server.http import DONE, event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.text.chat import Message
 
 FINGERPRINT = f"edgespec-{__version__}"
@@ -89,8 +89,6 @@ class ChatRequest(Sampled):
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         tools = tuple(each.tool() for each in self.tools or ())
-        if not tools and (named is not None or choice == "required"):
-            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
         return Ask(
             prompt=tuple(each.message() for each in self.messages),
             settings=self.settings(),
@@ -138,7 +136,7 @@ class ChatWriter:
             for i, made in sorted(self._messages.items())
         ]  # fmt: skip
         ends = list(self._ends.values())
-        return {"object": "chat.completion", **self._head, "choices": choices, "usage": total(ends),
+        return {"object": "chat.completion", **self._head, "choices": choices, "usage": usage_of(ends),
                 "timings": ends[0].timings()}  # fmt: skip
 
     def events(self, index: int, part: Part) -> Iterator[bytes]:
@@ -159,7 +157,7 @@ class ChatWriter:
     def last(self) -> Iterator[bytes]:
         if self._wants_usage:
             ends = list(self._ends.values())
-            yield event_of({"object": "chat.completion.chunk", **self._head, "choices": [], "usage": total(ends)})
+            yield event_of({"object": "chat.completion.chunk", **self._head, "choices": [], "usage": usage_of(ends)})
         yield DONE
 
     def _event(
@@ -174,13 +172,6 @@ class ChatWriter:
         choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         usage = {"usage": None} if self._wants_usage else {}
         return event_of({"object": "chat.completion.chunk", **self._head, "choices": [choice], **usage, **more})
-
-
-def total(ends: list[Ended]) -> dict[str, int]:
-    """The usage of all answers to one call, whose prompt counts once."""
-    prompt = ends[0].metrics.prompt_tokens
-    completion = sum(end.metrics.emitted_tokens for end in ends)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def scored(score: Scored) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pydantic import Field
 from edgespec.errors import InvalidRequest
 from edgespec.events import Scored
 from edgespec.server.asking import Ask
-from edgespec.server.chat import FINGERPRINT, total
+from edgespec.server.chat import FINGERPRINT
 from edgespec.server.fields import ResponseFormat, Sampled, Tokens
 from edgespec.server.http import DONE, event_of
-from edgespec.server.replying import Ended, Part, Reasoning, Said
+from edgespec.server.replying import Ended, Part, Reasoning, Said, usage_of
 
 _DEFAULT_TOKENS = 16  # as OpenAI has it
 
@@ -89,7 +89,7 @@ class CompletionWriter:
             for i, text in sorted(self._texts.items())
         ]  # fmt: skip
         ends = list(self._ends.values())
-        return {**self._head, "choices": choices, "usage": total(ends), "timings": ends[0].timings()}
+        return {**self._head, "choices": choices, "usage": usage_of(ends), "timings": ends[0].timings()}
 
     def events(self, index: int, part: Part) -> Iterator[bytes]:
         if index not in self._texts:
@@ -109,7 +109,7 @@ class CompletionWriter:
 
     def last(self) -> Iterator[bytes]:
         if self._wants_usage:
-            yield event_of({**self._head, "choices": [], "usage": total(list(self._ends.values()))})
+            yield event_of({**self._head, "choices": [], "usage": usage_of(list(self._ends.values()))})
         yield DONE
 
     def _event(

@@ -93,15 +93,11 @@ class Room:
         self._turn.release()
 
     async def open(self) -> Standing:
-        """The model, within one's turn. Raises any EdgespecError."""
+        """Open the model, within one's turn. Raises any EdgespecError."""
         if self._stage is None:
             self._stage = Apart("The next call opens it again.")
-        if self._stage.standing is None:
-            async with Reading(self._stage.open(self._request, self._tally)) as opening:
-                async for _ in opening:
-                    pass
-        standing = self._stage.standing
-        assert standing is not None
+        async with Reading(self._stage.open(self._request, self._tally)) as opening:
+            ((standing,),) = [batch async for batch in opening]
         return standing
 
     def stream(self, request: Request) -> Reading[Event]:
@@ -161,11 +157,11 @@ class Models:
         """Wait for one's turn in `room` and have its model open. Raises Busy, any EdgespecError."""
         await room.enter()
         try:
-            if room.standing is None:
-                async with self._opening:
-                    await self._make_way(room)
-                    return await room.open()
-            return await room.open()
+            if (standing := room.standing) is not None:
+                return standing
+            async with self._opening:
+                await self._make_way(room)
+                return await room.open()
         except BaseException:
             room.leave()
             raise

@@ -51,11 +51,6 @@ class Ended:
     metrics: Metrics
     plain_speed: float | None
 
-    def usage(self) -> dict[str, int]:
-        """Tokens, as OpenAI counts them."""
-        prompt, completion = self.metrics.prompt_tokens, self.metrics.emitted_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
     def timings(self) -> dict[str, float | int | None]:
         """Times in milliseconds under llama.cpp's names, and tau and the ratio to plain decoding under ours."""
         m = self.metrics
@@ -75,6 +70,13 @@ class Ended:
 
 
 Part = Begun | Reasoning | Said | Called | Scored | Ended
+
+
+def usage_of(ends: list[Ended]) -> dict[str, int]:
+    """Tokens of all answers to one call, as OpenAI counts them: the prompt once."""
+    prompt = ends[0].metrics.prompt_tokens
+    completion = sum(end.metrics.emitted_tokens for end in ends)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def merged(parts: list[Part]) -> list[Part]:

@@ -13,7 +13,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, loaded_arguments, message
 from edgespec.server.fields import Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
 from edgespec.server.http import event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.server.tools import Tool
 from edgespec.text.chat import Message
 
@@ -90,8 +90,6 @@ class ResponsesRequest(Body):
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         tools = tuple(self._tools())
-        if not tools and (named is not None or choice == "required"):
-            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
         return Ask(
             prompt=tuple(self._messages()),
             settings=Settings(self.temperature, self.top_p),
@@ -198,7 +196,7 @@ class ResponsesWriter:
         end = self._end
         if end is None:
             return {**self._head, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        usage = end.usage()
+        usage = usage_of([end])
         cut = end.reason == "length"
         return {
             **self._head,

@@ -5,12 +5,11 @@ https://github.com/openai/harmony: <|start|>role<|channel|>name to=recipient <|c
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from edgespec.text.stops import unfinished
-from edgespec.text.toolcalls import Found, ToolCall, ToolFormat
+from edgespec.text.toolcalls import Found, ToolFormat, call_of
 
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -75,17 +74,9 @@ class HarmonyReader:
         if not text:
             return
         if self._function is not None and is_whole:
-            found.append(_call(self._function, text) or text)
+            found.append(call_of(self._function, text) or text)
         else:
             found.append(Thought(text) if self._channel == "analysis" else text)
-
-
-def _call(name: str, text: str) -> ToolCall | None:
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return ToolCall(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 HARMONY = ToolFormat(

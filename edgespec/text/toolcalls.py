@@ -145,10 +145,14 @@ _HAS_KEY = re.compile(r'"(arguments|parameters)"')
 def _call(value: Any) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
+    return call_of(value["name"], value.get("arguments", value.get("parameters", {})))
+
+
+def call_of(name: str, arguments: Any) -> ToolCall | None:
+    """A call with `arguments`, an object or its JSON; None if they are anything else."""
     if isinstance(arguments, str):
         arguments = _loaded(arguments)
-    return ToolCall(value["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
+    return ToolCall(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 def _loaded(text: str) -> Any:
@@ -221,10 +225,10 @@ def _read_deepseek(body: str) -> list[ToolCall] | None:
         name = before.strip()
         if name == "function" and "\n" in after:
             name, after = after.split("\n", 1)
-        arguments = _loaded(after.strip().removeprefix("```json").removesuffix("```").strip())
-        if not isinstance(arguments, dict):
+        call = call_of(name.strip(), after.strip().removeprefix("```json").removesuffix("```").strip())
+        if call is None:
             return None
-        calls.append(ToolCall(name.strip(), json.dumps(arguments)))
+        calls.append(call)
     return calls or None
 
 
