@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +26,7 @@ import psutil
 
 from edgespec.child import starting
 from edgespec.control.experience import Experience
+from edgespec.embedding import Embedding
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.events import Event, Request
 from edgespec.planning import OpenRequest, Reporter
@@ -124,6 +125,9 @@ class Apart:
 
     def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
         return self._ask("count", prompt, dict(variables))
+
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Job[Embedding]:
+        return self._ask("embed", list(texts))
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         (found,) = self._ask("devices")

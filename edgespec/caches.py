@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.protocols import Session
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError
 
 
-@dataclass
+@dataclass(eq=False)
 class Cache:
-    """A session of the target and one of its draft; `tokens` is the text that they held last."""
+    """A session of the target and one of its draft, the text that they held last, and what they poll."""
 
     target: Session
     draft: Session | None
     tokens: list[int] = field(default_factory=list)
+    check: CheckCancelled = lambda: None
+    is_taken: bool = False
 
     def close(self) -> None:
         if self.draft is not None:  # it may follow the target's
@@ -29,40 +31,56 @@ class Caches:
 
     def __init__(self, opened: Callable[[], Cache], at_most: int) -> None:
         self._opened = opened
-        self._at_most = at_most
+        self.at_most = at_most
         self._kept: list[Cache] = []  # the one used last is last
 
-    def any(self) -> Cache:
-        """The one used last."""
-        if not self._kept:
-            self._kept.append(self._opened())
-        return self._kept[-1]
-
-    def best_for(self, prompt: Sequence[int]) -> Cache:
-        """The one that holds the longest beginning of `prompt`, if that is at least half of what it holds; else an
-        empty one, else the one used least lately.
+    def take(self, prompt: Sequence[int], check: CheckCancelled) -> Cache:
+        """One that nobody else uses until `give_back`: the one that holds the longest beginning of `prompt`, if that is
+        at least half of what it holds; else an empty one, else the one used least lately, which takes over what another
+        one holds of the beginning, if it can. Raises BackendError.
         """
-        found = max(self._kept, key=lambda cache: shared_prefix(cache.tokens, prompt, len(prompt)), default=None)
-        if found is None or 2 * shared_prefix(found.tokens, prompt, len(prompt)) < len(found.tokens):
-            found = self._another()
+
+        common = {cache: shared_prefix(cache.tokens, prompt, len(prompt)) for cache in self._kept}
+        free = [cache for cache in self._kept if not cache.is_taken]
+        found = max(free, key=lambda cache: common[cache], default=None)
+        if found is None or 2 * common[found] < len(found.tokens):
+            found = self._another(free)
+        # While a prompt is being read, less is held than what is in common.
+        held = {cache: min(n, cache.target.position) for cache, n in common.items()}
+        source = max(held, key=lambda cache: held[cache], default=found)
+        if held.get(source, 0) > held.get(found, 0):
+            found.target.adopt(source.target, held[source])
+        found.is_taken, found.check, found.tokens = True, check, list(prompt)
         self._kept = [*(cache for cache in self._kept if cache is not found), found]
         return found
+
+    def give_back(self, cache: Cache, tokens: list[int]) -> None:
+        """It holds `tokens` now."""
+        cache.is_taken, cache.tokens = False, tokens
 
     def drop(self, cache: Cache) -> None:
         """Close one that is in no defined state."""
         self._kept.remove(cache)
         cache.close()
 
+    def drop_free(self) -> None:
+        """Close those that nobody uses."""
+        for cache in [each for each in self._kept if not each.is_taken]:
+            self.drop(cache)
+
     def close(self) -> None:
         kept, self._kept = self._kept, []
         for cache in kept:
             cache.close()
 
-    def _another(self) -> Cache:
-        if len(self._kept) < self._at_most:
+    def _another(self, free: Sequence[Cache]) -> Cache:
+        if len(self._kept) < self.at_most:
             try:
                 return self._opened()
             except BackendError:  # there is no memory for one more
                 if not self._kept:
                     raise
-        return self._kept[0]
+                self.at_most = len(self._kept)
+        if not free:
+            raise BackendError("all caches are in use.", hint="Try again, or use a larger --parallel.")
+        return free[0]

@@ -19,7 +19,7 @@ from edgespec.backends.options import KvType
 from edgespec.control.experience import Experience
 from edgespec.errors import CacheError
 
-_VERSION = 1  # of the file's form and of what is measured
+_VERSION = 2  # of the file's form and of what is measured
 _ENTRIES = 8  # settings kept for a pair of models
 _ENDS = 2**20  # bytes of each end of a weights file that its fingerprint reads
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -15,16 +15,12 @@ from edgespec.caches import Cache, Caches
 from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.control.profile import measure
+from edgespec.control.share import Share
+from edgespec.core.company import Pause
 from edgespec.core.control import Pausable
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
-from edgespec.core.protocols import (
-    CheckCancelled,
-    Controller,
-    FinishReason,
-    PrefillProgress,
-    Session,
-)
+from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step
 from edgespec.core.sampling import Sampler
 from edgespec.core.scoring import Scoring, TokenScore
 from edgespec.core.verify import LawSource
@@ -32,14 +28,12 @@ from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefus
 from edgespec.events import Event, Finished, Notice, Request, Scored, TokenScores
 from edgespec.speculation import Rule, Speculation, autopilot_for, fixed_for, verifier_for
 from edgespec.structure import Constrained, Forcing, Structures
-from edgespec.text.chat import ChatTemplate, Message, encode_prompt
+from edgespec.text.chat import SHORTEN, ChatTemplate, Message, encode_prompt, require_short
 from edgespec.text.reasoning import Channel, detect_format
 from edgespec.text.stream import Piece, TextStream
 from edgespec.text.vocabulary import vocabulary_mismatch
 
-_MOST_CHARACTERS_A_TOKEN = 64  # on average, over a whole prompt; texts beyond that are not worth tokenizing
 _MEASURED_S = 0.5
-_SHORTEN = "Shorten it, or set a larger --ctx; in a chat, /clear starts anew."
 
 
 class Engine:
@@ -74,18 +68,29 @@ class Engine:
         self._caches = Caches(self._open_cache, caches)
         self._experience: Experience | None = None
         self._has_complained = False
-        self._check: CheckCancelled = lambda: None
         self._closed = False
 
-    def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
-        """Generate: PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished,
-        perhaps a Notice before it.
+    @property
+    def at_once(self) -> int:
+        """How many `generate` may be under way at a time."""
+        return self._caches.at_most if self.target.unshared is None else 1
 
-        `check` is polled throughout; when it raises Cancelled the stream ends with Finished("cancelled") and the engine
-        stays usable. Raises InvalidRequest, ContextOverflow, TemplateError, BackendError.
+    def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
+        """`generate` alone, without its Pauses."""
+        return (event for event in self.generate(request, check) if not isinstance(event, Pause))
+
+    def generate(
+        self, request: Request, check: CheckCancelled = lambda: None, speculation: Speculation | None = None
+    ) -> Iterator[Event | Pause]:
+        """PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished, perhaps a Notice
+        before it. Whoever runs several of them lets each go on to its next Pause in turn.
+
+        `speculation` is another way to draft, for this one alone. `check` is polled throughout; when it raises
+        Cancelled the stream ends with Finished("cancelled") and the engine stays usable. Raises InvalidRequest,
+        ContextOverflow, TemplateError, BackendError.
         """
         started_s = perf_counter()
-        self._check = check
+        spec = speculation or self.speculation
         prompt, tail = self._encode(request.prompt, request.variables)
         if request.max_tokens is not None and request.max_tokens < 1:
             raise InvalidRequest(
@@ -105,20 +110,21 @@ class Engine:
             within: Constrained | None = None
             if request.structure is not None:
                 within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
-            cache = self._caches.best_for(prompt)
-            session, draft_session = cache.target, cache.draft
-            rule = self.speculation.rule_for(request.sampling.temperature, seeded=request.seed is not None)
+            if spec.gamma is None and not spec.is_plain:
+                self._known(check)
+            cache = self._caches.take(prompt, check)
+            rule = spec.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             way = f"{rule} at {request.sampling.temperature:.1f}{', structured' if request.structure else ''}"
-            decides = self._controller(session, draft_session, sampler, rule, seed, way)
+            decides = self._controller(spec, cache, sampler, rule, seed, way)
             law: LawSource = within or sampler
             if within is not None:
-                decides = Forcing(decides, within.forced, self._seconds)
+                decides = Forcing(decides, within.forced, self._seconds(cache.target))
             verifier = verifier_for(rule, law, seed)
             scoring = Scoring(verifier, request.top_logprobs) if request.top_logprobs is not None else None
-            controller = Pausable(decides, lambda: self.is_paused)
+            controller = Pausable(decides, lambda: speculation is None and self.is_paused)
             passage: Channel = "answer"
             for event in speculate(
-                session,
+                cache.target,
                 controller,
                 scoring or verifier,
                 prompt,
@@ -127,6 +133,8 @@ class Engine:
                 check=check,
             ):
                 if isinstance(event, PrefillProgress):
+                    meter.cached_tokens = event.reused
+                if not isinstance(event, Step):
                     yield event
                     continue
                 pieces: list[Piece] = []
@@ -142,27 +150,32 @@ class Engine:
                             n_tested=min(event.n_tested, kept),
                         )
                         break
-                meter.add(event)
+                channel = pieces[-1].channel if pieces else passage
+                meter.add(event, self._plain_s(cache.target), is_reasoning=channel == "reasoning")
                 emitted += event.tokens
                 yield event
                 if scoring is not None:
                     yield TokenScores(tuple(self._told(score) for score in scoring.take(len(event.tokens))))
                 yield from pieces
-                if pieces and pieces[-1].channel != passage:
-                    passage = pieces[-1].channel
+                if channel != passage:
+                    passage = channel
                     controller.enter(passage)
                 if text.stopped or emitted[-1] in tokenizer.end_of_generation:
                     reason = "stop"
                     break
         except Cancelled:
             reason = "cancelled"
-        except Exception:
+        except Exception as error:
             if cache is not None:  # between forward and commit it is in no defined state
                 self._caches.drop(cache)
+                if isinstance(error, BackendError):  # which may have spoilt what they share
+                    self._caches.drop_free()
             raise
         finally:
+            if controller is not None:
+                controller.end()
             if cache is not None:
-                cache.tokens = [*prompt, *emitted]
+                self._caches.give_back(cache, [*prompt, *emitted])
         yield from text.finish()
         if controller is not None and not self._has_complained and (complaint := controller.complaint()):
             self._has_complained = True
@@ -180,9 +193,7 @@ class Engine:
     @property
     def experience(self) -> Experience:
         """What the autopilot knows of these models; a short measurement, where nobody has said."""
-        if self._experience is None:
-            self._experience = Experience(self.measure(_MEASURED_S, lambda: self._check()))
-        return self._experience
+        return self._known(lambda: None)
 
     @experience.setter
     def experience(self, known: Experience) -> None:
@@ -190,9 +201,11 @@ class Engine:
 
     def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
         """What forwards and drafted tokens cost. Raises Cancelled, BackendError."""
-        cache = self._caches.any()
-        cache.tokens = []
-        return measure(cache.target, cache.draft, seconds, check)
+        cache = self._caches.take((), check)
+        try:
+            return measure(cache.target, cache.draft, seconds, check)
+        finally:
+            self._caches.give_back(cache, [])
 
     def close(self) -> None:
         """Free everything; requests are refused from now on."""
@@ -207,6 +220,11 @@ class Engine:
             self.draft.close()
             self.draft = None
 
+    def _known(self, check: CheckCancelled) -> Experience:
+        if self._experience is None:
+            self._experience = Experience(self.measure(_MEASURED_S, check))
+        return self._experience
+
     def _encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids, and the end of the text they came from, by which reasoning is recognised."""
         if self._closed:
@@ -218,16 +236,12 @@ class Engine:
         else:
             text = "".join(message.content for message in prompt)
         size = self.target.context_size
-        if len(text) > _MOST_CHARACTERS_A_TOKEN * size:
-            raise ContextOverflow(
-                f"the prompt has {len(text):,} characters, far more than a context of {size:,} tokens holds.",
-                hint=_SHORTEN,
-            )
+        require_short(text, size)
         tokens = encode_prompt(self.target.tokenizer, text, parse_special=True) if text else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
         if len(tokens) > size:
-            raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=_SHORTEN)
+            raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=SHORTEN)
         return tokens, text[-256:]
 
     def _told(self, score: TokenScore) -> Scored:
@@ -246,30 +260,46 @@ class Engine:
         return next(marker for marker, state in closing.items() if state == "answer").encode()
 
     def _open_cache(self) -> Cache:
-        target = self.target.open_session(lambda: self._check())
+        def check() -> None:
+            if cache is not None:
+                cache.check()
+
+        cache: Cache | None = None
+        target = self.target.open_session(check, shared=True)
         with ExitStack() as undo:
             undo.callback(target.close)
-            cache = Cache(target, self._open_draft(target))
+            cache = Cache(target, self._open_draft(target, check))
             undo.pop_all()
         return cache
 
-    def _open_draft(self, target: Session) -> Session | None:
+    def _open_draft(self, target: Session, check: CheckCancelled) -> Session | None:
         if isinstance(self.draft, SelfDraftModel):
-            return self.draft.open_session(target, lambda: self._check())
-        return self.draft.open_session(lambda: self._check()) if self.draft is not None else None
+            return self.draft.open_session(target, check)
+        return self.draft.open_session(check) if self.draft is not None else None
 
-    def _seconds(self, rows: int) -> float:
-        """What a forward of so many rows takes; where that has not been measured, the same for any number."""
-        return self._experience.costs.seconds(rows) if self._experience is not None else 1.0
+    def _plain_s(self, session: Session) -> float | None:
+        """What a token takes in plain decoding beside the present company, where that has been measured."""
+        return self._experience.costs.seconds(session.company.sessions + 1) if self._experience is not None else None
+
+    def _seconds(self, session: Session) -> Callable[[int], float]:
+        """What so many rows of `session` take; where that has not been measured, the same for any number."""
+        if self._experience is None:
+            return lambda rows: 1.0
+        share = Share(self._experience.costs, lambda: session.company)
+
+        def seconds(rows: int) -> float:
+            share.look()
+            return share.seconds(rows)
+
+        return seconds
 
     def _controller(
-        self, session: Session, draft_session: Session | None, sampler: Sampler, rule: Rule, seed: int, way: str
+        self, spec: Speculation, cache: Cache, sampler: Sampler, rule: Rule, seed: int, way: str
     ) -> Controller:
         """`way` names how the text is sampled, by which acceptance is remembered."""
-        spec = self.speculation
+        session, draft_session = cache.target, cache.draft
         if spec.kind == "model" and not spec.is_plain and draft_session is None:
             raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
-        trees = session.capabilities.tree
         if spec.is_plain or spec.gamma is not None:
-            return fixed_for(spec, draft_session, sampler, rule, seed, trees=trees)
-        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, way, trees=trees)
+            return fixed_for(spec, draft_session, sampler, rule, seed, trees=session.capabilities.tree)
+        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, way, session)

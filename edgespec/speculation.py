@@ -100,15 +100,16 @@ def autopilot_for(
     rule: Rule,
     seed: int,
     way: str,
-    *,
-    trees: bool,
+    session: Session,
 ) -> Autopilot:
-    """Lookups, and the draft model for the kind 'model', decided on each round. Acceptance is remembered by `way`."""
+    """Lookups, and the draft model for the kind 'model', decided on each round. Acceptance is remembered by `way`;
+    `session` is the target's.
+    """
     walk = None
     if draft is not None and spec.kind == "model":
         choice = Drawn(sampler, _drawing(seed)) if rule in _DRAWN else BestFirst()
         walk = Walk(draft, sampler.vocab_size, choice)
-    return Autopilot(experience, way, walk, trees=trees)
+    return Autopilot(experience, way, walk, trees=session.capabilities.tree, company=lambda: session.company)
 
 
 def _drawing(seed: int) -> Rng:

@@ -1,8 +1,8 @@
-"""An engine that is asked for work: models opened, answers generated, speeds foretold, one after the other."""
+"""An engine that is asked for work: models opened, answers generated, speeds foretold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -13,7 +13,9 @@ import psutil
 from edgespec.backends import BackendName, device_memory, prefers_mlx
 from edgespec.chat import change_speculation
 from edgespec.control.experience import Experience
+from edgespec.core.company import Pause
 from edgespec.core.protocols import CheckCancelled
+from edgespec.embedding import Embedding, embed
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.events import Event, Request
 from edgespec.opening import Opened, change_draft, open_engine
@@ -38,6 +40,8 @@ class Standing:
     fit          what was foretold of memory; None for the toy runtime
     plain_speed  tokens a second of plain decoding, once that has been measured
     devices      accelerators with their free memory
+    at_once      answers that may be under way at a time
+    unshared     why answers do not share their forwards; None where they do
     """
 
     name: str
@@ -51,10 +55,13 @@ class Standing:
     speculation: Speculation
     is_paused: bool
     devices: tuple[DeviceMemory, ...]
+    at_once: int
+    unshared: str | None
 
 
 class Stage(Protocol):
-    """Jobs are queued at once and done in order; the other methods answer while a job is under way.
+    """Jobs are queued at once and done in order, up to `at_once` answers together; the other methods answer while a job
+    is under way.
 
     `standing` is None where no model is open. Work that needs one raises InvalidRequest.
     """
@@ -86,6 +93,9 @@ class Stage(Protocol):
 
     def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
         """Tokens that a prompt takes."""
+
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Job[Embedding]:
+        """A vector for each text."""
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         """Accelerators that a model would run on."""
@@ -127,6 +137,8 @@ class Here:
             engine.speculation,
             engine.is_paused,
             self._devices,
+            engine.at_once,
+            engine.target.unshared,
         )
 
     @property
@@ -150,19 +162,13 @@ class Here:
         return self.submit(work)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
-        def work(check: CheckCancelled) -> Iterator[Event]:
-            engine = self._required().engine
-            before = engine.speculation, engine.is_paused
-            if speculation is not None:
-                engine.speculation, engine.is_paused = speculation, False
+        def work(check: CheckCancelled) -> Iterator[Event | Pause]:
             try:
-                yield from engine.stream(request, check)
+                yield from self._required().engine.generate(request, check, speculation)
             finally:
-                if speculation is not None:
-                    engine.speculation, engine.is_paused = before
                 self._looked()
 
-        return self.submit(work)
+        return self.submit(work, shares=True)
 
     def outlook(self, request: OpenRequest, reporter: Reporter) -> Job[str]:
         def work(check: CheckCancelled) -> Iterator[str]:
@@ -182,7 +188,13 @@ class Here:
         def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
             yield len(self._required().engine.encode(prompt, variables))
 
-        return self.submit(work)
+        return self.submit(work, shares=True)
+
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Job[Embedding]:
+        def work(check: CheckCancelled) -> Iterator[Embedding | Pause]:
+            yield from embed(self._required().engine.target, texts, check)
+
+        return self.submit(work, shares=True)
 
     def devices(self) -> tuple[DeviceMemory, ...]:
         return device_memory("mlx" if prefers_mlx() else "llamacpp")
@@ -193,9 +205,9 @@ class Here:
         self._worker.call(self._close)
         self._worker.close()
 
-    def submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
+    def submit(self, work: Callable[[CheckCancelled], Iterator[T | Pause]], *, shares: bool = False) -> Job[T]:
         """Other work for the thread that owns the models; `close` stops it too."""
-        job = self._worker.submit(work)
+        job = self._worker.submit(work, shares=shares)
         self._jobs.add(job)
         return job
 
@@ -213,5 +225,7 @@ class Here:
     def _looked(self) -> Standing:
         """With what is free on the accelerators now."""
         with suppress(EdgespecError):
-            self._devices = device_memory(self._required().backend)
+            opened = self._required()
+            self._devices = device_memory(opened.backend)
+            self._worker.at_once = opened.engine.at_once
         return standing_of(self)

@@ -260,6 +260,9 @@ class Forcing:
     def complaint(self) -> str | None:
         return self._controller.complaint()
 
+    def end(self) -> None:
+        self._controller.end()
+
 
 def is_shallow(value: object, depth: int) -> bool:
     """Whether JSON is nested no deeper than `depth`."""

@@ -1,17 +1,19 @@
-"""One thread owns the models: jobs run on it in order, events cross a bounded queue, any job can be cancelled."""
+"""One thread owns the models: jobs run on it, some of them at once, taking turns; events cross a bounded queue."""
 
 from __future__ import annotations
 
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
 from typing import Generic, TypeVar
 
 from edgespec.backends import leave_thread
+from edgespec.core.company import Pause
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 
@@ -78,20 +80,27 @@ class Job(Generic[T]):
 class _Task(Job[T]):
     """A job of this process, which runs ahead of its reader only so far."""
 
-    def __init__(self, work: Callable[[CheckCancelled], Iterator[T]]) -> None:
+    def __init__(self, work: Callable[[CheckCancelled], Iterator[T | Pause]], *, shares: bool) -> None:
         super().__init__()
         self._work = work
+        self._events_left: Iterator[T | Pause] | None = None
         self._room = threading.Semaphore(_EVENTS_AHEAD)
+        self.shares = shares
 
-    def run(self) -> None:
-        """Do the work; called on the owner thread."""
+    def go_on(self) -> bool:
+        """Do the work up to its next pause, on the owner thread; whether there is more."""
         try:
-            for event in self._work(self._check):
+            if self._events_left is None:
+                self._events_left = self._work(self._check)
+            for event in self._events_left:
+                if isinstance(event, Pause):
+                    return True
                 self.put(event)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the reader has to hear of it
             self.end(error)
         else:
             self.end()
+        return False
 
     def put(self, event: T) -> None:
         """Wait for room; once cancelled the few last events go beyond the bound, so that nobody waits for a reader."""
@@ -114,6 +123,7 @@ class Worker:
     """The thread that models are loaded, used and freed on."""
 
     def __init__(self) -> None:
+        self.at_once = 1  # of the jobs that share the thread; to be changed on it
         self._tasks: queue.Queue[_Task[object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -122,9 +132,11 @@ class Worker:
         finally:
             threading.stack_size(before)
 
-    def submit(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Job[T]:
-        """Queue `work`; it is given the cancellation check to poll."""
-        task = _Task(work)
+    def submit(self, work: Callable[[CheckCancelled], Iterator[T | Pause]], *, shares: bool = False) -> Job[T]:
+        """Queue `work`; it is given the cancellation check to poll. Where it `shares` the thread, others that do may
+        begin before it has ended, and go on whenever it pauses.
+        """
+        task = _Task(work, shares=shares)
         self._tasks.put(task)  # type: ignore[arg-type]  # the queue does not look at the events
         return task
 
@@ -146,7 +158,28 @@ class Worker:
         if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is the main thread's, even while that waits in a system call
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            while (task := self._tasks.get()) is not None:
-                task.run()
+            self._take_turns()
         finally:
             leave_thread()
+
+    def _take_turns(self) -> None:
+        waiting: deque[_Task[object] | None] = deque()
+        running: list[_Task[object]] = []
+        while True:
+            if not waiting and not running:
+                waiting.append(self._tasks.get())
+            with suppress(queue.Empty):
+                while True:
+                    waiting.append(self._tasks.get_nowait())
+            while waiting and self._fits(waiting[0], running):
+                task = waiting.popleft()
+                if task is None:
+                    return
+                running.append(task)
+            running = [task for task in running if task.go_on()]
+
+    def _fits(self, task: _Task[object] | None, running: Sequence[_Task[object]]) -> bool:
+        """Whether it may begin now."""
+        if not running:
+            return True
+        return task is not None and task.shares and running[0].shares and len(running) < self.at_once

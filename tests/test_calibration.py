@@ -51,7 +51,7 @@ def learned(plain_s: float = 0.02) -> Experience:
     for right in (True, True, False):
         experience.lookup("sample at 0.0").observe(7, right)
         experience.model("block at 0.8").calibration.observe(0.4, right)
-        experience.model("block at 0.8").advantage.observe(-1.5 * right)
+        experience.model("block at 0.8").advantage(0).observe(-1.5 * right)
     return experience
 
 

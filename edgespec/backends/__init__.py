@@ -5,17 +5,29 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.company import Pause
+from edgespec.core.protocols import CheckCancelled, Logits, Session
 from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
 
 BackendName = Literal["llamacpp", "mlx", "toy"]
+
+
+class Embedder(Protocol):
+    """Texts to vectors, beside the sessions of a model."""
+
+    def embed(self, tokens: Sequence[int]) -> Generator[Pause, None, Logits]:
+        """[width] of length 1, for at least one token and no more than the context holds. Raises Cancelled,
+        BackendError, ValueError for ids that the model does not have.
+        """
+
+    def close(self) -> None: ...
 
 
 class Model(Protocol):
@@ -40,8 +52,21 @@ class Model(Protocol):
     def description(self) -> str:
         """Architecture, size and quantization, for people."""
 
-    def open_session(self, check: CheckCancelled) -> Session:
-        """A session with a cache of its own; it polls `check` while it computes."""
+    @property
+    def unshared(self) -> str | None:
+        """Why shared sessions do not do their forwards as one, so that answers are made one after the other; None where
+        they do.
+        """
+
+    def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
+        """A session that polls `check` while it computes. Of `shared` ones there may be as many as its options have
+        caches.
+        """
+
+    def open_embedder(self, cells: int, check: CheckCancelled) -> Embedder:
+        """What makes vectors of texts of at most `cells` tokens. Raises InvalidRequest where this runtime does not,
+        BackendError.
+        """
 
     @property
     def layer_count(self) -> int: ...

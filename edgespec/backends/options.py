@@ -28,7 +28,8 @@ class LoadOptions:
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
     mmap             map the weights instead of reading them
-    caches           conversations whose keys and values are kept, each in a cache of the whole context
+    caches           conversations whose keys and values are kept, each in a cache of the whole context; also how many
+                     answers may be made at once
     exact            one numeric result whatever the number of rows in a forward, at some cost in speed (flash
                      attention, no weight repacking, no tiled f16 kernels, q8_0 cache)
     """
@@ -51,7 +52,7 @@ class LoadOptions:
             ("context size", self.context_size, 8, 2**24),
             ("threads", self.threads, 1, 512),
             ("GPU layers", self.gpu_layers, 0, 100_000),
-            ("caches", self.caches, 1, 256),
+            ("parallel answers", self.caches, 1, 64),
         ):
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(

@@ -76,6 +76,12 @@ _LOADING = (
 )  # fmt: skip
 
 
+PARALLEL = click.option(
+    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, metavar="N",
+    help="Answers of each model at once, each in a cache of --ctx tokens that keeps its text.",
+)  # fmt: skip
+
+
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them all as keyword arguments."""
     for option in reversed((*_DRAFT, *_SAMPLING, *_AMOUNT, *_LOADING, backend_option("Runtime.", "toy"))):
@@ -116,7 +122,7 @@ def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
             kv_type=given["kv_type"],
             flash_attention=given["flash_attention"],
             mmap=given["mmap"],
-            caches=given.get("caches", 1),
+            caches=given.get("parallel", 1),
             exact=given["exact"],
         ),
         force=given["force"],

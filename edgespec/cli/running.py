@@ -37,7 +37,7 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
         return
     rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING")]
     for model in props["models"]:
-        state = "answering" if model["is_busy"] else "open" if model["is_open"] else "closed"
+        state = f"answering {model['answering']}" if model["answering"] else "open" if model["is_open"] else "closed"
         memory = gib(model["resident_bytes"]) if model["is_open"] else ""
         rows.append(
             (model["name"], state, model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))

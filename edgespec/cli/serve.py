@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import open_request, serving_options
+from edgespec.cli.options import PARALLEL, open_request, serving_options
 
 if TYPE_CHECKING:
     from edgespec.planning import OpenRequest
@@ -35,8 +35,9 @@ _EMBEDDED = "embedded"
               help="Calls that may wait for a model; others are told to try again later.")  # fmt: skip
 @click.option("--call-seconds", type=click.FloatRange(0.1), default=600, show_default=True, metavar="SECONDS",
               help="Longest time of an answer, which is cut off then.")  # fmt: skip
-@click.option("--caches", type=click.IntRange(1, 256), default=2, show_default=True, metavar="N",
-              help="Conversations of each model that are kept read; each takes a cache of --ctx tokens.")  # fmt: skip
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+              help="TOML: a table [NAME] for each further model, with model = REF and its own options.")  # fmt: skip
+@PARALLEL
 @serving_options
 def serve_command(models: tuple[str, ...], host: str, port: int, **given: Any) -> int:
     """Serve models at /v1, as OpenAI (chat, completions, responses) and Anthropic (messages) do, drafted speculatively.
@@ -81,10 +82,12 @@ def _run(app: Callable[..., Any], listening: socket.socket) -> int:
 
 def _requests(models: tuple[str, ...], given: dict[str, Any]) -> dict[str, OpenRequest]:
     """What to open by the names that clients use. Raises InvalidRequest."""
+    from edgespec.cli.serving_config import configured
     from edgespec.errors import InvalidRequest
 
-    requests: dict[str, OpenRequest] = {}
-    for text in models or ("",):
+    config: Path | None = given["config"]
+    requests = configured(config) if config is not None else {}
+    for text in models or (() if requests else ("",)):
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = _public(text), text

@@ -10,7 +10,7 @@ costs is always measured, never inferred. docs/autopilot.md has the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from edgespec.control.candidates import Candidates, Rows, all_rows, fastest
 from edgespec.control.experience import Experience
 from edgespec.control.ledger import Ledger
 from edgespec.control.rates import Rate
+from edgespec.control.share import Share
 from edgespec.control.untried import Untried
+from edgespec.core.company import ALONE, Company
 from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Scores, Step, Verdict
 from edgespec.drafters.lookup import SuffixLookup
 from edgespec.drafters.walk import Options, Walk
@@ -28,6 +30,7 @@ _PLAIN_ROUNDS = 3  # measured ones that have to count at any time
 _MOST_NODES = 15
 _LOOK_AHEAD = 4  # drafted tokens
 _AMORTISED = 64  # rounds over which a draft model has to earn what reading the text takes it
+_ROUND = 2.0  # tokens that a round emits where drafting pays: so many rounds are left of a text
 _INVESTED = 0.03  # plain steps that reading may take beyond the ledger's room, for each token emitted so far
 _LEAST_READ = 16  # tokens without which a draft model is not worth asking
 _BELIEF = 0.75  # how far what came counts against what was expected, when a round is judged
@@ -39,17 +42,31 @@ _RARELY = 0.15  # share of rounds with drafts below which the next one is expect
 class Autopilot:
     """A Controller over lookups and perhaps a draft model."""
 
-    def __init__(self, experience: Experience, sampling: str, walk: Walk | None, *, trees: bool) -> None:
-        """`sampling` names a way of sampling, whose acceptance is remembered apart."""
+    def __init__(
+        self,
+        experience: Experience,
+        sampling: str,
+        walk: Walk | None,
+        *,
+        trees: bool,
+        company: Callable[[], Company] = lambda: ALONE,
+    ) -> None:
+        """`sampling` names a way of sampling, whose acceptance is remembered apart; `company` tells whom the next
+        forward is shared with.
+        """
         self._costs = experience.costs
-        self._passages = {
+        self._share = Share(experience.costs, company)
+        self._known = {
             passage: (experience.lookup(f"{sampling}, {passage}"), experience.model(f"{sampling}, {passage}"))
             for passage in ("answer", "reasoning")
+        }
+        self._passages = {
+            passage: (matches.begun(), model.begun()) for passage, (matches, model) in self._known.items()
         }
         self._matches, self._model = self._passages["answer"]
         self._walk = walk
         self._trees = trees
-        self._lookup = SuffixLookup()
+        self._lookup = SuffixLookup(shortest=1)
         self._ledger = Ledger()
         self._tokens, self._steps = Rate(1.0, _RECENT), Rate(1.0, _RECENT)  # of a round: emitted tokens, plain steps
         self._drafted = Rate(0.0, 0.9)  # rounds with a draft
@@ -73,11 +90,9 @@ class Autopilot:
         self._lookup.extend(prompt)
         self._start = len(prompt)
         self._costs.begin(self._start)
-        for matches, model in self._passages.values():
-            matches.begin()
-            model.begin()
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        self._share.look()
         self._text = tokens
         self._position = len(tokens) - 1
         self._spine = []
@@ -87,11 +102,13 @@ class Autopilot:
             self._matches.observe(length, right)
         if (outcome := self._untried.outcome(tokens)) is not None:
             emitted, rows_untried = outcome
-            self._ledger.add_untried(emitted, self._costs.seconds(rows_untried) / self._costs.seconds(1))
+            self._ledger.add_untried(emitted, self._share.seconds(rows_untried) / self._share.seconds(1))
         most, depth = min(limit.nodes, _MOST_NODES), min(limit.depth, _MOST_NODES)
         if not most or not depth:
             return self._plainly("there is no room for a draft")
-        if self._costs.plain_measured < _PLAIN_ROUNDS:
+        if self._share.reads:
+            return self._plainly("others' prompts are being read")
+        if self._share.plain_measured < _PLAIN_ROUNDS:
             return self._plainly("to measure plain decoding")
         self._affordable = self._afforded(most)
         found = self._looked_up(depth)
@@ -117,38 +134,47 @@ class Autopilot:
     def complaint(self) -> str | None:
         return self._model.complaint()
 
+    def end(self) -> None:
+        for passage, (matches, model) in self._known.items():
+            seen_matches, seen_model = self._passages[passage]
+            matches.learn(seen_matches)
+            model.learn(seen_model)
+
     def observe(self, verdict: Verdict, scores: Scores) -> None:
         """The Step says it all."""
 
     def record(self, step: Step) -> None:
-        costs, plain_s, rows = self._costs, self._costs.seconds(1), step.n_drafted + 1
+        costs, share, rows = self._costs, self._share, step.n_drafted + 1
+        plain_s = share.seconds(1)
         drafted_s = self._drafted_s
         if self._spine and self._read <= len(self._spine):
             costs.observe_drafted(step.draft_s / len(self._spine))
         if self._spine:
             self._owed += self._read * costs.read_s / plain_s
-        costs.observe(rows, self._position, step.verify_s + step.sample_s + step.commit_s)
+        if step.n_beside is not None:
+            every_s = (step.sample_s + step.commit_s) * (1 + share.beside)  # the others' take about as long
+            costs.observe(rows + step.n_beside, self._position, step.verify_s + every_s)
         # What such a round usually takes, not what this one took: a busy machine would have slowed plain decoding too.
-        steps = (drafted_s + costs.seconds(rows)) / plain_s
+        steps = (drafted_s + share.seconds(rows)) / plain_s
         paid = self._owed / _AMORTISED
         self._owed -= paid
         self._ledger.add(len(step.tokens), steps + paid)
         self._tokens.observe(len(step.tokens))
         self._steps.observe(steps)
         self._drafted.observe(float(step.n_drafted > 0))
-        self._model.elapsed += steps
+        self._model.trials.elapsed += steps
         if self._spine:
             self._learn(step)
 
     def _afforded(self, most: int) -> int:
         """Draft nodes whose rows, if none is right, lose no more than the ledger has room for."""
-        limit = (1.0 + self._ledger.room) * self._costs.seconds(1)
-        return next((n for n in range(most, 0, -1) if self._costs.seconds(n + 1) <= limit), 0)
+        limit = (1.0 + self._ledger.room(self._share.beside)) * self._share.seconds(1)
+        return next((n for n in range(most, 0, -1) if self._share.seconds(n + 1) <= limit), 0)
 
     def _imagine(self, found: Candidates, most: int, rows: Rows) -> None:
         """Remember the draft that would be chosen if there were room for it, to see what would have become of it."""
         if not self._untried.pending and self._affordable < min(most, len(found)):
-            wanted, _ = fastest(all_rows(found.probabilities, self._costs.seconds, 0.0, most), self._lately)
+            wanted, _ = fastest(all_rows(found.probabilities, self._share.seconds, 0.0, most), self._lately)
             if wanted.nodes > rows.nodes:
                 self._untried.remember(self._position + 1, found.tokens[: wanted.nodes])
 
@@ -157,7 +183,7 @@ class Autopilot:
         return self._walk is not None and self._walk.is_drawn
 
     def _plainly(self, reason: str) -> Draft:
-        self.decision = Decision("none", reason, 1.0, self._costs.seconds(1))
+        self.decision = Decision("none", reason, 1.0, self._share.seconds(1))
         return NO_DRAFT
 
     def _decided(self, source: str, reason: str, found: Candidates, rows: Rows) -> Draft:
@@ -182,17 +208,17 @@ class Autopilot:
     def _all_of(self, chain: Candidates, ahead: Sequence[float] = ()) -> Rows:
         """All tokens of a chain that was drawn, and perhaps some more with such probabilities."""
         n, drafted_s = len(chain) + len(ahead), self._drafted_s + len(ahead) * self._costs.draft_s
-        return Rows(n, 1.0 + sum(chain.probabilities) + sum(ahead), drafted_s + self._costs.seconds(n + 1))
+        return Rows(n, 1.0 + sum(chain.probabilities) + sum(ahead), drafted_s + self._share.seconds(n + 1))
 
     def _best(self, found: Candidates) -> Rows:
-        rows = all_rows(found.probabilities, self._costs.seconds, self._drafted_s, self._affordable)
+        rows = all_rows(found.probabilities, self._share.seconds, self._drafted_s, self._affordable)
         best, self._price = fastest(rows, self._lately)
         return best
 
     @property
     def _lately(self) -> float:
         """Tokens a second of the last rounds, and no less than plain decoding's."""
-        return max(1.0, self._tokens.value / self._steps.value) / self._costs.seconds(1)
+        return max(1.0, self._tokens.value / self._steps.value) / self._share.seconds(1)
 
     def _looked_up(self, depth: int) -> Candidates:
         """What followed the longest match of the text's end."""
@@ -210,19 +236,19 @@ class Autopilot:
         if self._walk is None or not self._affordable:
             return None
         record, costs = self._model, self._costs
-        invested = self._ledger.room + _INVESTED * (len(self._text) - self._start)
-        self._window = int(invested * costs.seconds(1) / costs.read_s) if costs.read_s else len(self._text)
+        invested = self._ledger.room(self._share.beside) + _INVESTED * (len(self._text) - self._start)
+        self._window = int(invested * self._share.seconds(1) / costs.read_s) if costs.read_s else len(self._text)
         if self._window < _LEAST_READ:
             return None
         self._read = min(self._window, self._walk.behind(self._text)) - 1
         reading = self._read * costs.read_s
-        if record.advantage.value > self._price * reading / min(_AMORTISED, room):
-            record.elapsed = record.tried = 0.0
+        if record.advantage(self._share.beside).value > self._price * reading / min(_AMORTISED, room / _ROUND):
+            record.trials.elapsed = record.trials.tried = 0.0
             return "it is expected to win the most tokens a second"
-        trial = (costs.draft_s + reading) / costs.seconds(1)
-        if rows.nodes or record.tried + trial > _TRIALS * record.elapsed:
+        trial = (costs.draft_s + reading) / self._share.seconds(1)
+        if rows.nodes or record.trials.tried + trial > _TRIALS * record.trials.elapsed:
             return None
-        record.tried += trial
+        record.trials.tried += trial
         return "tried again after a pause"
 
     def _explore(self, found: Candidates, depth: int, most: int) -> Candidates:
@@ -269,15 +295,15 @@ class Autopilot:
         if self._walk_is_drawn:
             return self._all_of(own, ahead)
         drafted_s = self._drafted_s + len(ahead) * self._costs.draft_s
-        rows = all_rows([*own.probabilities, *ahead], self._costs.seconds, drafted_s, most)
+        rows = all_rows([*own.probabilities, *ahead], self._share.seconds, drafted_s, most)
         return max(rows, key=lambda each: each.speed)
 
     def _learn(self, step: Step) -> None:
         """From a round for which the model drafted."""
         record = self._model
         got = self._hoped + _BELIEF * (len(step.tokens) - self._hoped)
-        cost = self._drafted_s + self._costs.seconds(step.n_drafted + 1)
-        record.advantage.observe(got - self._price * cost - self._offered)
+        cost = self._drafted_s + self._share.seconds(step.n_drafted + 1)
+        record.advantage(self._share.beside).observe(got - self._price * cost - self._offered)
         for at, options in enumerate(self._spine[: len(step.tokens)]):
             emitted = step.tokens[at]
             if options.q is None:

@@ -19,12 +19,19 @@ class Calibration:
         if len(guesses) != len(edges) + 1:
             raise ValueError("one guess for each bin")
         self._edges = list(edges)
+        self._guesses = list(guesses)
         self.rates = [Rate(guess) for guess in guesses]
 
-    def begin(self) -> None:
-        """Another text begins."""
-        for rate in self.rates:
-            rate.begin()
+    def begun(self) -> Calibration:
+        """See Rate.begun."""
+        here = Calibration(self._edges, self._guesses)
+        here.rates = [rate.begun() for rate in self.rates]
+        return here
+
+    def learn(self, text: Calibration) -> None:
+        """See Rate.learn."""
+        for rate, seen in zip(self.rates, text.rates, strict=True):
+            rate.learn(seen)
 
     def observe(self, number: float, right: bool) -> None:
         self.rates[bisect_right(self._edges, number)].observe(float(right))
@@ -41,4 +48,4 @@ def of_probability() -> Calibration:
 
 def of_match_length() -> Calibration:
     """For lookups, by the number of matching tokens before the looked-up one."""
-    return Calibration([3, 4, 5, 7, 11, 17, 32], [0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
+    return Calibration([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])

@@ -10,6 +10,7 @@ from statistics import median
 
 _WINDOW = 15  # measurements of a number of rows that count
 _MEMORY = 256  # rounds after which a measurement no longer does: the machine may have changed
+_CREDIBLE = 2.0  # times what is expected of it, that a single measurement may be: it may be of a busy moment
 _REFRESHED = 16  # rounds after which age and distance are looked at again
 _LONGEST = 8  # drafted tokens of a chain that is foretold
 _NEAR = 1024  # tokens of context within which it does; at longer contexts half the position
@@ -110,10 +111,9 @@ class Costs:
         """Of a token of the text that the draft model reads."""
         return self.profile.read_s * self.draft_s / (self.profile.draft_s or 1.0)
 
-    @property
-    def plain_measured(self) -> int:
-        """How many measurements of one row still count."""
-        return len(self._recent_plain())
+    def measured(self, rows: int) -> int:
+        """How many measurements of so many rows still count."""
+        return len(self._recent_plain()) if rows == 1 else len(self._recent(rows))
 
     def _refresh(self) -> None:
         """Forget what is too old or too far away."""
@@ -127,16 +127,22 @@ class Costs:
         oldest = self._round - _MEMORY
         return [s for at, position, s in self._plain if at > oldest and abs(position - self._position) <= near]
 
+    def _recent(self, rows: int) -> list[float]:
+        """Multiples of one row that so many took."""
+        oldest = self._round - _MEMORY
+        return [multiple for at, multiple in self._multiples.get(rows, ()) if at > oldest]
+
     def _weigh_plain(self) -> None:
         recent = self._recent_plain()
         self._plain_s = median(recent if len(recent) == _WINDOW else [self.profile.rows[1], *recent])
 
     def _weigh(self, rows: int) -> None:
-        oldest = self._round - _MEMORY
-        recent = [multiple for at, multiple in self._multiples[rows] if at > oldest]
+        recent = self._recent(rows)
         if recent:
             self._medians.pop(rows, None)  # others tell what is expected of this one
             expected = self._profiled(rows) * self._far_off()
+            if len(recent) == 1:
+                recent = [min(recent[0], _CREDIBLE * expected)]
             self._medians[rows] = median(recent if len(recent) == _WINDOW else [expected, *recent])
         self._off = self._far_off()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgespec.control.calibration import Calibration, of_match_length, of_probability
@@ -14,24 +15,48 @@ _ENOUGH = 12.0  # tested tokens, discounted, before anything is said of a draft 
 _HOPELESS = 0.05
 
 
+@dataclass
+class Trials:
+    """Plain steps of all rounds since a draft model was last worth asking, and of its trials among them."""
+
+    elapsed: float = 0.0
+    tried: float = 0.0
+
+
 class ModelRecord:
     """How a draft model has done under one way of sampling."""
 
     def __init__(self) -> None:
         self.calibration = of_probability()  # by the probability that the draft gives a token
         self.first_choice = Rate(0.6, 0.95)  # of being right, where the tokens before it were
-        self.advantage = Rate(0.2, 0.97)  # of a round with it over one without, in tokens
-        self.elapsed = 0.0  # plain steps of all rounds since it was last worth asking, and of its trials among them
-        self.tried = 0.0
+        # Of a round with it over one without, in tokens: alone, and beside 1, 2, 4, 8 other texts or more, where the
+        # others wait while it drafts.
+        self.advantages = [Rate(guess, 0.97) for guess in (0.2, 0.0, 0.0, 0.0, 0.0)]
+        self.trials = Trials()
 
     @property
     def rates(self) -> list[Rate]:
-        return [self.first_choice, self.advantage, *self.calibration.rates]
+        return [self.first_choice, *self.advantages, *self.calibration.rates]
 
-    def begin(self) -> None:
-        """Another text begins."""
-        for rate in self.rates:
-            rate.begin()
+    def advantage(self, beside: int) -> Rate:
+        """The one that holds beside so many other texts."""
+        return self.advantages[min(beside.bit_length(), len(self.advantages) - 1)]
+
+    def begun(self) -> ModelRecord:
+        """See Rate.begun."""
+        here = ModelRecord()
+        here.calibration = self.calibration.begun()
+        here.first_choice = self.first_choice.begun()
+        here.advantages = [rate.begun() for rate in self.advantages]
+        here.trials = self.trials  # one account for all texts
+        return here
+
+    def learn(self, text: ModelRecord) -> None:
+        """See Rate.learn."""
+        self.calibration.learn(text.calibration)
+        self.first_choice.learn(text.first_choice)
+        for rate, seen in zip(self.advantages, text.advantages, strict=True):
+            rate.learn(seen)
 
     def complaint(self) -> str | None:
         """What is wrong with the draft model, in a sentence for the user; None where nothing seems to be."""

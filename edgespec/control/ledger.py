@@ -12,6 +12,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._balance = 0.0
+        self._untried = 0.0  # what drafts that there was no room for have lost, and not yet made good
         self._elapsed = 0.0
 
     def add(self, tokens: int, steps: float) -> None:
@@ -22,14 +23,19 @@ class Ledger:
     def add_untried(self, tokens: int, steps: float) -> None:
         """A draft for which there was no room would have emitted `tokens` in `steps` plain steps.
 
-        What it would have won makes room for the next one; what it would have lost takes room away.
+        What such drafts would have won makes room for the next one, twice of what there is at first at most, once it
+        outweighs what they would have lost. No time was lost with them, so that they take no room away.
         """
-        self._credit(tokens - steps)
+        balance = self._untried + tokens - steps
+        self._untried = min(max(balance, -_ALLOWED_STEPS), 0.0)
+        won = max(balance, 0.0)
+        self._balance = max(self._balance, min(self._balance + won, _ALLOWED_STEPS))
 
-    @property
-    def room(self) -> float:
-        """Plain steps that the next round may lose if all of its draft is wrong."""
-        return self._balance + _ALLOWED_SHARE * self._elapsed + _ALLOWED_STEPS
+    def room(self, beside: int = 0) -> float:
+        """Plain steps that the next round may lose if all of its draft is wrong. Generations that share their forwards,
+        `beside` so many others, share what may be lost at the beginning.
+        """
+        return self._balance + _ALLOWED_SHARE * self._elapsed + _ALLOWED_STEPS / (1 + beside)
 
     def _credit(self, steps: float) -> None:
         self._balance = min(self._balance + steps, _MOST_ROOM - _ALLOWED_STEPS)

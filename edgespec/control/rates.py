@@ -20,10 +20,18 @@ class Rate:
         self._sum = self._n = 0.0
         self._earlier_sum = self._earlier_n = 0.0
 
-    def begin(self) -> None:
-        """Another text begins."""
-        self._earlier_sum, self._earlier_n = self.evidence
-        self._sum = self._n = 0.0
+    def begun(self) -> Rate:
+        """One for a new text, of which there may be several at a time; `learn` takes in what it has seen."""
+        here = Rate(self._guess, self._discount)
+        here.restore(self.evidence)
+        return here
+
+    def learn(self, text: Rate) -> None:
+        """A text is over that began with `begun`."""
+        if text._n:
+            weight = min(text._n, _TRUST)
+            self._earlier_sum = self._earlier_sum * _FORGOTTEN + text._sum / text._n * weight
+            self._earlier_n = self._earlier_n * _FORGOTTEN + weight
 
     def observe(self, value: float) -> None:
         self._sum = self._sum * self._discount + value
@@ -46,11 +54,10 @@ class Rate:
     @property
     def evidence(self) -> tuple[float, float]:
         """Weighted sum and weight of what all texts have shown, the present one included."""
-        if not self._n:
-            return self._earlier_sum, self._earlier_n
-        weight = min(self._n, _TRUST)
-        mean = self._sum / self._n
-        return self._earlier_sum * _FORGOTTEN + mean * weight, self._earlier_n * _FORGOTTEN + weight
+        all_ = Rate(self._guess)
+        all_.restore((self._earlier_sum, self._earlier_n))
+        all_.learn(self)
+        return all_._earlier_sum, all_._earlier_n
 
     def restore(self, evidence: tuple[float, float]) -> None:
         """Go on from an earlier `evidence`."""

@@ -35,6 +35,9 @@ class FixedBudget:
     def complaint(self) -> str | None:
         return None
 
+    def end(self) -> None:
+        """Nothing to keep."""
+
 
 class Pausable:
     """Another controller, which is given no room for drafts while `is_paused` says so, and goes on following the text.
@@ -74,3 +77,6 @@ class Pausable:
 
     def complaint(self) -> str | None:
         return self._controller.complaint()
+
+    def end(self) -> None:
+        self._controller.end()

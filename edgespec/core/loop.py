@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from time import perf_counter
 
+from edgespec.core.company import PAUSE, Pause
 from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
@@ -31,8 +32,9 @@ def speculate(
     max_tokens: int,
     stop: frozenset[int],
     check: CheckCancelled = lambda: None,
-) -> Generator[PrefillProgress | Step, None, None]:
-    """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context.
+) -> Generator[PrefillProgress | Step | Pause, None, None]:
+    """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context; Pauses among
+    them.
 
     The emitted tokens follow the law that `verifier` samples from, whatever is proposed. Needs len(prompt) >=
     1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from within the session.
@@ -60,6 +62,8 @@ def speculate(
         t1 = perf_counter()
         run_ahead = not len(draft) and controller.expects_plain and len(history) + 1 < end
         scores = session.forward(history[-1], draft, run_ahead=run_ahead)
+        forward_s = perf_counter() - t1
+        yield PAUSE
         t2 = perf_counter()
         verdict = verifier.verify(draft, scores, history)
         tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
@@ -70,10 +74,10 @@ def speculate(
         history += tokens
         assert session.position == len(history) - 1
         t4 = perf_counter()
-        waited_s = scores.waited_s  # within t3 - t2, but it is the forward's
+        waited_s, beside_s = scores.waited_s, scores.waited_beside_s  # the former within t3 - t2, but the forward's
         step = Step(
-            index, tokens, len(draft), n_accepted, n_tested, t4,
-            begin_s + t1 - t0, t2 - t1 + waited_s, t3 - t2 - waited_s, t4 - t3, controller.decision,
+            index, tokens, len(draft), n_accepted, n_tested, t4, begin_s + t1 - t0, forward_s + waited_s + beside_s,
+            t3 - t2 - waited_s, t4 - t3, controller.decision, None if beside_s else scores.rows_beside,
         )  # fmt: skip
         begin_s = 0.0
         controller.record(step)

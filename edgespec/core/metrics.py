@@ -19,6 +19,9 @@ class Metrics:
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; what follows a rejection counts as untested
     tokens_per_second  1 / tpot_s
+    times_plain        that, over what plain decoding beside as many other answers would have made, where that is known
+    cached_tokens      of the prompt, that had been read before
+    reasoning_tokens   of those emitted
     ttft_s             request to first token
     tpot_s             first token to last, per token after the first
     step_p50_s, step_p99_s   gaps between bursts
@@ -43,6 +46,9 @@ class Metrics:
     verify_s: float
     sample_s: float
     commit_s: float
+    times_plain: float | None
+    cached_tokens: int
+    reasoning_tokens: int
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -55,9 +61,17 @@ class Meter:
         self._prompt_tokens = prompt_tokens
         self._started_s = started_s
         self._steps: list[Step] = []
+        self._plain_s: float | None = 0.0  # what the tokens after the first would have taken
+        self._reasoning = 0
+        self.cached_tokens = 0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step, plain_s: float | None = None, *, is_reasoning: bool = False) -> None:
+        """`plain_s` is what a token would have taken in plain decoding."""
         self._steps.append(step)
+        if is_reasoning:
+            self._reasoning += len(step.tokens)
+        if step.index and self._plain_s is not None:
+            self._plain_s = None if plain_s is None else self._plain_s + plain_s * len(step.tokens)
 
     def metrics(self) -> Metrics:
         steps = self._steps
@@ -87,6 +101,9 @@ class Meter:
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
+            times_plain=self._plain_s / float(gaps.sum()) if self._plain_s and gaps.sum() else None,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self._reasoning,
         )
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.core.company import Company, Pause
+
 if TYPE_CHECKING:
     from edgespec.core.sampling import SamplingParams
 
@@ -100,12 +102,21 @@ class Capabilities:
 class Scores(Protocol):
     """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until commit or prefill.
 
-    A runtime with a device may return them before the forward has finished; the first read waits for it.
+    A runtime with a device may return them before the forward has finished, a session that shares its forwards before
+    it has begun; the first read waits for it.
     """
 
     @property
     def waited_s(self) -> float:
         """Seconds that reads have waited so far for the forward to finish."""
+
+    @property
+    def waited_beside_s(self) -> float:
+        """Seconds that another session's read has waited for the same forward; 0 where one of these did."""
+
+    @property
+    def rows_beside(self) -> int | None:
+        """Rows of other sessions in the same forward; None where prompts are read in it."""
 
     def argmax(self) -> Ints:
         """[rows] the best id of each row; ties go to the lowest id."""
@@ -129,7 +140,8 @@ class Session(Protocol):
 
     forward() scores provisional tokens, commit() keeps one path of them. `position` counts the tokens in the cache;
     after commit it is len(history) - 1, because the last emitted token is the next root and not yet cached.
-    Cancelled raised from prefill, forward or commit leaves a usable session; any other error dirties it: close it.
+    Cancelled raised from prefill, forward, commit or a read of scores leaves a session that can be rewound and given a
+    prompt; any other error dirties it: close it.
     """
 
     @property
@@ -142,10 +154,19 @@ class Session(Protocol):
     def draft_limit(self) -> int:
         """Draft nodes that the next forward can take, beside its root; 0 at the end of the context."""
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    @property
+    def company(self) -> Company:
+        """Whom the next forward will be shared with."""
+
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         """Bring the cache to exactly `tokens`, reusing the longest prefix it can; returns scores of the last (one row).
 
         Yields after every chunk. Raises ContextOverflow, Cancelled.
+        """
+
+    def adopt(self, other: Session, n: int) -> bool:
+        """Hold the first `n` tokens that `other`, a session of the same model, holds (or what there is of them), and
+        nothing else, without computing them; whether that was possible. Where not, nothing has changed.
         """
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
@@ -233,6 +254,9 @@ class Controller(Protocol):
     def complaint(self) -> str | None:
         """A sentence for the user if a drafter does so badly, or so much worse than before, that something is wrong."""
 
+    def end(self) -> None:
+        """The generation is over, whatever became of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -256,6 +280,8 @@ class Step:
 
     tokens      the first n_accepted of them were drafted, the rest is the target's own
     n_tested    depths at which a drafted token met the target's verdict: n_accepted, plus 1 after a rejection
+    n_beside    rows of other generations in the same forward; None where a step of one of those tells of it, or where
+                its seconds are those of something else too, such as a prompt
     at_s        time.perf_counter() when the tokens were ready; the other times are durations in seconds
     decision    why the round drafted what it did; None for step 0
     """
@@ -271,14 +297,16 @@ class Step:
     sample_s: float = 0.0
     commit_s: float = 0.0
     decision: Decision | None = None
+    n_beside: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Prompt tokens in the cache so far (reused ones included), of all."""
+    """Prompt tokens in the cache so far, of all; `reused` of them were there before."""
 
     done: int
     total: int
+    reused: int = 0
 
 
 FinishReason = Literal["stop", "length", "cancelled"]

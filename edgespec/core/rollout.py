@@ -13,7 +13,8 @@ from edgespec.core.sampling import SamplingParams
 class HostRows:
     """Scores whose rows [n, V] are in host memory and stay as they are."""
 
-    waited_s = 0.0
+    waited_s = waited_beside_s = 0.0
+    rows_beside = 0
 
     def __init__(self, rows: Sequence[Logits]) -> None:
         self._rows = rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-LONGEST, SHORTEST = 5, 2  # n-gram sizes in the index
+LONGEST = 5  # n-gram sizes in the index
 MOST_LENGTH = 64  # a longer match counts as that long
 _REMEMBERED = 8  # most recent occurrences kept for each n-gram
 
@@ -13,7 +13,9 @@ _REMEMBERED = 8  # most recent occurrences kept for each n-gram
 class SuffixLookup:
     """An index of the text so far. `end` is the position after the match, `length` how many tokens match (0: none)."""
 
-    def __init__(self) -> None:
+    def __init__(self, shortest: int = 2) -> None:
+        """`shortest` is the least number of tokens that a match has."""
+        self._shortest = shortest
         self.tokens: list[int] = []
         self.end = 0
         self.length = 0
@@ -31,7 +33,7 @@ class SuffixLookup:
             if self.length:
                 outcomes.append((self.length, right))
             # The n-grams that end before `position` become useful once there is a token after them.
-            for n in range(SHORTEST, min(LONGEST, position) + 1):
+            for n in range(self._shortest, min(LONGEST, position) + 1):
                 gram = tuple(self.tokens[-n:])
                 ends = self._ends.get(gram)
                 if ends is None:
@@ -62,7 +64,7 @@ class SuffixLookup:
     def matches(self) -> Iterator[int]:
         """Positions whose preceding tokens match the end of the text: longest n-gram first, then latest first."""
         tried = set()
-        for n in range(min(LONGEST, len(self.tokens)), SHORTEST - 1, -1):
+        for n in range(min(LONGEST, len(self.tokens)), self._shortest - 1, -1):
             for end in reversed(self._ends.get(tuple(self.tokens[-n:]), ())):
                 if end not in tried:
                     tried.add(end)
@@ -70,7 +72,7 @@ class SuffixLookup:
 
     def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(end, length) of the longest match of the end of `tokens` within the text, the latest of equals."""
-        for n in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
+        for n in range(min(LONGEST, len(tokens)), self._shortest - 1, -1):
             ends = self._ends.get(tuple(tokens[-n:]))
             if ends:
                 lengths = [(self._length(tokens, end, n), end) for end in ends] if n == LONGEST else [(n, ends[-1])]

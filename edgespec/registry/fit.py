@@ -173,7 +173,7 @@ def check_fit(
     scratch = fit.target.compute
     raise DoesNotFit(
         f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
-        hint=_hint(fit),
+        hint=_hint(fit, caches),
     )
 
 
@@ -182,14 +182,14 @@ def gib(count: int) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
 
 
-def _hint(fit: Fit) -> str:
+def _hint(fit: Fit, caches: int) -> str:
     """The changes that would help, the ones that suffice alone first."""
     short = -fit.headroom
     found = []
     if fit.draft and fit.draft.total >= short:
         found.append("--draft ngram (no draft model)")
     if fit.context > 1 and fit.target.kv + (fit.draft.kv if fit.draft else 0) >= short:
-        found.append("a smaller --ctx")
+        found += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
     found += ["a smaller quantisation or model", "--force to try anyway"]
     return "try " + ", or ".join(found)
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, message
 from edgespec.server.fields import Body, ModelName, Name, Stops, Tokens
 from edgespec.server.http import event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
+from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
 from edgespec.server.tools import Tool
 from edgespec.text.chat import Message
 
@@ -159,15 +160,14 @@ class MessagesWriter:
 
     def whole(self) -> dict[str, Any]:
         assert self._end is not None
-        usage = usage_of([self._end])
         return {**self._head, "content": self._blocks, **_ending(self._end),
-                "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
+                "usage": _usage(self._end.metrics),
                 "timings": self._end.timings()}  # fmt: skip
 
     def events(self, index: int, part: Part) -> Iterator[bytes]:
         if isinstance(part, Begun):
             opening: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
-                       "usage": {"input_tokens": part.prompt_tokens, "output_tokens": 0}}  # fmt: skip
+                       "usage": _tokens(part.prompt_tokens, part.cached_tokens, 0)}  # fmt: skip
             yield _event("message_start", message=opening)
         elif isinstance(part, Said):
             if not self._continues("text"):
@@ -183,10 +183,8 @@ class MessagesWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(use["input"])})
         elif isinstance(part, Ended):
             yield from self._close()
-            usage = usage_of([part])
             yield _event("message_delta", delta=_ending(part), timings=part.timings(),
-                         usage={"input_tokens": usage["prompt_tokens"],
-                                "output_tokens": usage["completion_tokens"]})  # fmt: skip
+                         usage=_usage(part.metrics))  # fmt: skip
 
     def last(self) -> Iterator[bytes]:
         yield _event("message_stop")
@@ -233,3 +231,13 @@ def _text(content: str | list[Any] | None) -> str:
         if not isinstance(block, TextBlock):
             raise InvalidRequest(f"this server reads text only, no '{block.type}'.", hint="Leave that block out.")
     return "".join(block.text for block in content)
+
+
+def _usage(metrics: Metrics) -> dict[str, int]:
+    return _tokens(metrics.prompt_tokens, metrics.cached_tokens, metrics.emitted_tokens)
+
+
+def _tokens(prompt: int, cached: int, emitted: int) -> dict[str, int]:
+    """As Anthropic counts: the part of the prompt that had been read before is told apart."""
+    return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0,
+            "output_tokens": emitted}  # fmt: skip

@@ -22,6 +22,7 @@ from edgespec.server.asking import Ask
 from edgespec.server.chat import ChatRequest
 from edgespec.server.completions import CompletionRequest
 from edgespec.server.dialect import reader_of, tool_format
+from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body, ModelName
 from edgespec.server.guard import Guard, Rules
 from edgespec.server.http import EventStream, HttpError, JsonResponse, body_of, error_response, expected, unless_gone
@@ -94,11 +95,8 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
     async def count(request: Request) -> Response:
         body = await body_of(request, CountRequest)
         room = models.find(body.model)
-        standing = await models.enter(room)
-        try:
+        async with models.turn(room) as standing:
             counted = await room.count(body.ask().request(standing, most_tokens=1))
-        finally:
-            room.leave()
         return JsonResponse({"input_tokens": counted})
 
     async def listed(_request: Request) -> Response:
@@ -119,8 +117,16 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
         told = "there is nothing at this address." if status == 404 else f"{request.method} is not for this address."
         return error_response(request.url.path, HttpError(status, told, hint="The interfaces are below /v1."))
 
-    async def embeddings(_request: Request) -> Response:
-        raise HttpError(501, "this server makes no embeddings.", hint="Use another server for them.")
+    async def embeddings(request: Request) -> Response:
+        body = await body_of(request, EmbeddingRequest)
+        texts, room = body.inputs(), models.find(body.model)
+
+        async def made() -> dict[str, Any]:
+            async with models.turn(room):
+                return body.answer(await room.embed(texts))
+
+        answer = await unless_gone(request, made())
+        return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
 
     routes = [
         Route("/v1/chat/completions", answering(ChatRequest), methods=["POST"]),

@@ -33,6 +33,7 @@ B = TypeVar("B", bound=BaseModel)
 _LOG = logging.getLogger("edgespec.server")
 KEEP_ALIVE_S = 5.0
 _DEEPEST = 128
+_BODY_S = 60.0
 DONE = b"data: [DONE]\n\n"
 
 
@@ -49,7 +50,11 @@ async def body_of(request: Request, kind: type[B]) -> B:
     kind_given = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind_given != "application/json":
         raise HttpError(415, f"the body is {kind_given[:100]}.", hint="Send application/json.")
-    data = await request.body()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            data = await request.body()
+    except TimeoutError as error:
+        raise HttpError(408, f"the body did not arrive within {_BODY_S:.0f} seconds.", hint="Send it again.") from error
     try:
         given = json.loads(data)
     except (ValueError, RecursionError) as error:

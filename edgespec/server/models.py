@@ -1,20 +1,22 @@
-"""The models of a server: opened on demand in a process each, answering one call after the other, closed when idle."""
+"""The models of a server: opened on demand in a process each, answering several calls at once, closed when idle."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgespec.apart import Apart
-from edgespec.errors import EdgespecError, UnknownModel
+from edgespec.embedding import Embedding
+from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.events import Event, Finished, Notice, Request
 from edgespec.planning import OpenRequest
 from edgespec.server.tally import Tally
+from edgespec.server.turns import Turns
 from edgespec.stage import Standing
 from edgespec.worker import Job
 
@@ -48,13 +50,14 @@ class Room:
 
     def __init__(self, name: str, request: OpenRequest, policy: Policy, tally: Tally) -> None:
         self.name = name
-        self.waiting = 0
+        self.turns = Turns(request.load.caches)
+        self.opening = asyncio.Lock()
         self.used_s = monotonic()
         self._request = request
         self._policy = policy
         self._tally = tally
-        self._turn = asyncio.Lock()  # first come, first served
         self._stage: Apart | None = None
+        self._is_closing = False
 
     @property
     def standing(self) -> Standing | None:
@@ -66,8 +69,13 @@ class Room:
         return self._stage is not None
 
     @property
+    def holds_memory(self) -> bool:
+        """Whether a model is open; its process may have died."""
+        return self.standing is not None or self._is_closing
+
+    @property
     def is_busy(self) -> bool:
-        return self._turn.locked() or self.waiting > 0
+        return self.turns.inside > 0 or self.turns.waiting > 0
 
     @property
     def resident(self) -> int:
@@ -76,21 +84,18 @@ class Room:
 
     async def enter(self) -> None:
         """Wait for one's turn; `leave` ends it. Raises Busy."""
-        if self.is_busy and self.waiting >= self._policy.waiting_at_most:
+        turns = self.turns
+        if turns.is_full and turns.waiting >= self._policy.waiting_at_most:
             self._tally.refused.labels(self.name).inc()
-            after_s = max(1, round(self._tally.seconds_a_call(self.name) * self.waiting))
-            told = f"{self.waiting} calls are waiting for this model already."
+            after_s = max(1, round(self._tally.seconds_a_call(self.name) * turns.waiting / turns.at_once))
+            told = f"{turns.waiting} calls are waiting for this model already."
             raise Busy(told, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
+        await turns.enter()
         self.used_s = monotonic()
 
     def leave(self) -> None:
         self.used_s = monotonic()
-        self._turn.release()
+        self.turns.leave()
 
     async def open(self) -> Standing:
         """Open the model, within one's turn. Raises any EdgespecError."""
@@ -98,6 +103,7 @@ class Room:
             self._stage = Apart("The next call opens it again.")
         async with Reading(self._stage.open(self._request, self._tally)) as opening:
             ((standing,),) = [batch async for batch in opening]
+        self.turns.at_once = standing.at_once
         return standing
 
     def stream(self, request: Request) -> Reading[Event]:
@@ -105,7 +111,7 @@ class Room:
         assert self._stage is not None
         job = self._stage.stream(request)
         began_s = monotonic()
-        late = asyncio.get_running_loop().call_later(self._policy.call_at_most_s, job.cancel)
+        late = self._limited(job)
 
         def note(event: Event) -> None:
             if isinstance(event, Finished):
@@ -115,6 +121,8 @@ class Room:
 
         def ended() -> None:
             late.cancel()
+            if (standing := self.standing) is not None:
+                self.turns.at_once = standing.at_once
             self.leave()
 
         return Reading(job, note, ended)
@@ -126,16 +134,37 @@ class Room:
             (counted,) = await anext(counting)
             return counted
 
+    async def embed(self, texts: Sequence[str | list[int]]) -> list[Embedding]:
+        """A vector for each text, within one's turn."""
+        assert self._stage is not None
+        job = self._stage.embed(texts)
+        late = self._limited(job)
+        try:
+            async with Reading(job) as embedding:
+                return [each async for batch in embedding for each in batch]
+        except Cancelled as error:
+            told = f"the embeddings took longer than {self._policy.call_at_most_s:.0f} seconds."
+            raise InvalidRequest(told, hint="Send fewer or shorter inputs.") from error
+        finally:
+            late.cancel()
+
     async def rest(self) -> None:
         """Free the model once the present call is over."""
-        async with self._turn:
+        async with self.turns.alone():
             await self.close()
 
     async def close(self) -> None:
         """Free the model, whatever it is doing."""
         if (stage := self._stage) is not None:
-            await asyncio.to_thread(stage.close)
-            self._stage = None
+            self._is_closing = True
+            try:
+                await asyncio.to_thread(stage.close)
+            finally:
+                self._stage, self._is_closing = None, False
+
+    def _limited(self, job: Job[Any]) -> asyncio.TimerHandle:
+        """What stops `job` when it takes too long; to be cancelled when it is over."""
+        return asyncio.get_running_loop().call_later(self._policy.call_at_most_s, job.cancel)
 
 
 class Models:
@@ -159,12 +188,25 @@ class Models:
         try:
             if (standing := room.standing) is not None:
                 return standing
-            async with self._opening:
-                await self._make_way(room)
-                return await room.open()
+            # One of its callers alone waits for other rooms to make way, since those may be waiting for the others.
+            async with room.opening:
+                if (standing := room.standing) is not None:
+                    return standing
+                async with self._opening:
+                    await self._make_way(room)
+                    return await room.open()
         except BaseException:
             room.leave()
             raise
+
+    @asynccontextmanager
+    async def turn(self, room: Room) -> AsyncIterator[Standing]:
+        """`enter`, and `leave` at the end."""
+        standing = await self.enter(room)
+        try:
+            yield standing
+        finally:
+            room.leave()
 
     async def watch(self) -> None:
         """Close models that have been idle for long, for ever."""
@@ -179,12 +221,12 @@ class Models:
         await asyncio.gather(*(room.close() for room in self.rooms.values()))
 
     async def _make_way(self, room: Room) -> None:
-        others = [each for each in self.rooms.values() if each is not room and each.has_process]
+        others = [each for each in self.rooms.values() if each is not room and each.holds_memory]
         others.sort(key=lambda each: (each.is_busy, each.used_s))
         for each in others[: max(0, len(others) + 1 - self._policy.open_at_most)]:
             resting = asyncio.create_task(each.rest())
-            # Whoever has its turn may have closed it, and wait for us to have done with opening.
-            while each.has_process and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
+            # Its engine may have died, and its callers wait for us to have done with opening.
+            while each.holds_memory and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
                 pass
             resting.cancel()
 

@@ -10,6 +10,7 @@ from edgespec import __version__
 from edgespec.server.anthropic import CountRequest, MessagesRequest
 from edgespec.server.chat import ChatRequest
 from edgespec.server.completions import CompletionRequest
+from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body
 from edgespec.server.responses import ResponsesRequest
 
@@ -19,6 +20,7 @@ _BODIES: dict[str, type[Body]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
+    "/v1/embeddings": EmbeddingRequest,
 }
 _PLAIN = {
     "/v1/models": "The models.",
@@ -48,7 +50,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, body in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        content = object_ if path.endswith("count_tokens") else {**object_, "text/event-stream": {}}
+        content = object_ if body in (CountRequest, EmbeddingRequest) else {**object_, "text/event-stream": {}}
         paths[path] = {"post": {
             "summary": (body.__doc__ or "").split("\n")[0],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},

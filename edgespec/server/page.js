@@ -34,15 +34,14 @@ async function refresh() {
     if (response.status === 401) return tell("This server needs its API key.");
     const props = await response.json();
     get("version").textContent = props.version;
-    tell(props.concurrency);
+    tell("");
     choices(props.models);
-    fill(get("models"), props.models.map((m) => [m.name, m.is_busy ? "answering" : m.is_open ? "open" : "closed",
+    fill(get("models"), props.models.map((m) => [m.name, m.answering ? `answering ${m.answering} of ${m.answers_at_once ?? 1}` : m.is_open ? "open" : "closed",
       m.backend ?? "", m.draft ?? "", m.context_size?.toLocaleString() ?? "", number(m.plain_tokens_per_second),
       m.resident_bytes ? `${(m.resident_bytes / 2 ** 20).toFixed(0)} MiB` : "", m.waiting]));
-    const plain = Object.fromEntries(props.models.map((m) => [m.name, m.plain_tokens_per_second]));
     fill(get("recent"), props.recent.slice(0, 20).map((c) => [new Date(c.at * 1000).toLocaleTimeString(), c.model,
       c.prompt_tokens, c.tokens, number(c.tokens_per_second),
-      plain[c.model] && c.tokens_per_second ? number(c.tokens_per_second / plain[c.model], 2) : "-",
+      number(c.times_plain, 2),
       c.acceptance === null ? "-" : `${(c.acceptance * 100).toFixed(0)}%`, number(c.tau, 2),
       c.ttft === null ? "-" : `${(c.ttft * 1000).toFixed(0)} ms`, c.ending]));
   } catch (error) {

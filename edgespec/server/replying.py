@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
@@ -19,9 +19,10 @@ Ending = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first part: the prompt is being read."""
+    """The first part: the prompt is being read, `cached_tokens` of which had been read before."""
 
     prompt_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last part. `plain_speed` is in tokens a second, where it has been measured."""
+    """The last part. `plain_speed` is that of a single answer in tokens a second, where it has been measured."""
 
     reason: Ending
     stop: str | None
@@ -65,18 +66,24 @@ class Ended:
             "draft_n_accepted": m.accepted_tokens,
             "tau": m.tau,
             "plain_per_second": self.plain_speed,
-            "times_plain": speed / self.plain_speed if speed and self.plain_speed else None,
+            "times_plain": m.times_plain,
         }
 
 
 Part = Begun | Reasoning | Said | Called | Scored | Ended
 
 
-def usage_of(ends: list[Ended]) -> dict[str, int]:
+def usage_of(ends: list[Ended]) -> dict[str, Any]:
     """Tokens of all answers to one call, as OpenAI counts them: the prompt once."""
     prompt = ends[0].metrics.prompt_tokens
     completion = sum(end.metrics.emitted_tokens for end in ends)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": ends[0].metrics.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(end.metrics.reasoning_tokens for end in ends)},
+    }
 
 
 def merged(parts: list[Part]) -> list[Part]:
@@ -107,7 +114,7 @@ class Reply:
         """What `event` adds."""
         if isinstance(event, PrefillProgress) and not self._has_begun:
             self._has_begun = True
-            yield Begun(event.total)
+            yield Begun(event.total, event.reused)
         elif isinstance(event, TokenScores):
             yield from event.tokens
         elif isinstance(event, Piece):

@@ -204,8 +204,9 @@ class ResponsesWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._items,
             "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
-                      "total_tokens": usage["total_tokens"], "input_tokens_details": {"cached_tokens": 0},
-                      "output_tokens_details": {"reasoning_tokens": 0}},
+                      "total_tokens": usage["total_tokens"],
+                      "input_tokens_details": usage["prompt_tokens_details"],
+                      "output_tokens_details": usage["completion_tokens_details"]},
             "timings": end.timings(),
         }  # fmt: skip
 

@@ -25,13 +25,12 @@ def status_routes(models: Models, tally: Tally) -> list[Route]:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def metrics(_request: Request) -> Response:
-        waiting = {room.name: room.waiting for room in models.rooms.values()}
+        waiting = {room.name: room.turns.waiting for room in models.rooms.values()}
         return Response(tally.exposition(waiting), media_type=CONTENT_TYPE_LATEST)
 
     async def props(_request: Request) -> Response:
         return JSONResponse({
             "version": __version__,
-            "concurrency": "one answer at a time for each model; other calls wait their turn",
             "models": [_told(room) for room in models.rooms.values()],
             "recent": tally.recent(),
         })  # fmt: skip
@@ -58,12 +57,16 @@ def status_routes(models: Models, tally: Tally) -> list[Route]:
 def _told(room: Room) -> dict[str, Any]:
     """What is known of one model."""
     told: dict[str, Any] = {"name": room.name, "is_open": room.standing is not None, "is_busy": room.is_busy,
-                            "waiting": room.waiting, "idle_seconds": round(monotonic() - room.used_s, 1)}  # fmt: skip
+                            "answering": room.turns.inside, "waiting": room.turns.waiting,
+                            "idle_seconds": round(monotonic() - room.used_s, 1)}  # fmt: skip
     if (standing := room.standing) is not None:
         told |= {
             "backend": standing.backend,
             "draft": standing.draft,
             "context_size": standing.context_size,
+            "answers_at_once": standing.at_once,
+            "shares_forwards": standing.unshared is None,
+            "why_not": standing.unshared,
             "plain_tokens_per_second": standing.plain_speed,
             "resident_bytes": room.resident,
         }

@@ -26,6 +26,7 @@ class Call:
     prompt_tokens: int
     tokens: int
     tokens_per_second: float | None
+    times_plain: float | None
     acceptance: float | None
     tau: float | None
     ttft: float | None
@@ -70,8 +71,8 @@ class Tally:
         self._seconds.labels(model).observe(seconds)
         if m.ttft_s is not None:
             self._ttft.labels(model).observe(m.ttft_s)
-        call = Call(time.time(), model, m.prompt_tokens, m.emitted_tokens, m.tokens_per_second, m.acceptance_rate,
-                    m.tau, m.ttft_s, seconds, finished.reason)  # fmt: skip
+        call = Call(time.time(), model, m.prompt_tokens, m.emitted_tokens, m.tokens_per_second, m.times_plain,
+                    m.acceptance_rate, m.tau, m.ttft_s, seconds, finished.reason)  # fmt: skip
         with self._lock:
             self._recent.append(call)
         speed = "-" if m.tokens_per_second is None else f"{m.tokens_per_second:.1f}"

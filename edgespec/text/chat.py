@@ -10,10 +10,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, TemplateError
+from edgespec.errors import CacheError, ContextOverflow, InvalidModelFile, InvalidRequest, TemplateError
 from edgespec.text.limits import Limits
 from edgespec.text.tokenizer import Tokenizer
 
+SHORTEN = "Shorten it, or set a larger --ctx; in a chat, /clear starts anew."
+_MOST_CHARACTERS_A_TOKEN = 64  # on average, over a whole text
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The template of a model that has none: a base model continues the text it is given."""
 
@@ -157,6 +159,15 @@ def _read(file: Path) -> str | None:
 
 def _damaged(file: Path, what: str) -> InvalidModelFile:
     return InvalidModelFile(f"{file} {what}", hint="download the model again")
+
+
+def require_short(text: str, context_size: int) -> None:
+    """Raises ContextOverflow for a text that is not worth tokenizing: some tokenizers recurse for every character."""
+    if len(text) > _MOST_CHARACTERS_A_TOKEN * context_size:
+        raise ContextOverflow(
+            f"the text has {len(text):,} characters, far more than a context of {context_size:,} tokens holds.",
+            hint=SHORTEN,
+        )
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, parse_special: bool) -> list[int]:

@@ -116,7 +116,7 @@ def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path
         for token in TEXT[:SLACK]:  # as many as fit at once
             ours.forward(token, NO_DRAFT)
             ours.commit(())
-        sizes.append(api.llama_state_seq_get_size(ours.context, 0))
+        sizes.append(api.llama_state_seq_get_size(ours.context.native, 0))
         ours.rewind(0)
         expected = theirs.forward(3, NO_DRAFT).logits(0).copy()
         far.append(float(np.abs(ours.forward(3, NO_DRAFT).logits(0) - expected).max()))

@@ -111,8 +111,11 @@ class Terminal:
                 self.seen += self._read()
 
     def interrupt_at_prompt(self, told: str) -> None:
-        """Ctrl-C until `told` appears: one in the instant before readline waits is noticed with the next key only."""
+        """Ctrl-C until `told` appears. Python notices one only if it ends readline's wait for a key: not in the instant
+        before that wait, nor together with a key.
+        """
         for _ in range(20):
+            time.sleep(0.3)  # until it waits
             self.child.send_signal(signal.SIGINT)
             with suppress(AssertionError):
                 return self.until(told, timeout_s=2)

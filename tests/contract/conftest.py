@@ -6,7 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.runtimes import LLAMA, MLX, SELF_DRAFTS, Runtime, llama_model, mlx_model, self_drafts, toys
+from edgespec.core.protocols import CheckCancelled, Session
+from tests.contract.runtimes import (
+    LLAMA,
+    MLX,
+    SELF_DRAFTS,
+    SHARED,
+    Runtime,
+    llama_model,
+    mlx_model,
+    prefill,
+    self_drafts,
+    toys,
+)
+
+SLOTS = 8
+PROMPT_BESIDE = list(range(40, 90))
 
 _TOYS = {runtime.name: runtime for runtime in toys()}
 
@@ -16,6 +31,7 @@ _TOYS = {runtime.name: runtime for runtime in toys()}
     params=[
         *_TOYS,
         *(f"llama.cpp-{name}" for name in LLAMA),
+        *(f"shared-{name}" for name in SHARED),
         *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
         *(f"mlx-{name}" for name in MLX),
     ],
@@ -32,6 +48,18 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         )
         return
     library, kind = name.split("-", 1)
+    if library == "shared":
+        model = llama_model(kind, tmp_path_factory.mktemp(library), SLOTS)
+        held = model.open_session(shared=True)  # another text, beside which the others are
+
+        def shared(check: CheckCancelled) -> Session:
+            return model.open_session(check, shared=True)
+
+        prefill(held, PROMPT_BESIDE)
+        yield Runtime(name, shared, SHARED[kind])
+        held.close()
+        model.close()
+        return
     opened, tolerances = (llama_model, LLAMA) if library == "llama.cpp" else (mlx_model, MLX)
     model = opened(kind, tmp_path_factory.mktemp(library))
     yield Runtime(name, model.open_session, tolerances[kind])

@@ -71,15 +71,16 @@ def toys() -> list[Runtime]:
 # Logits have a standard deviation of about 3 in all of these models. The packaged one is quantized to 8 bits with an
 # f16 cache, whose rounding depends on the number of rows.
 LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
+SHARED = {"packaged": 0.15, "llama": 0.02, "sliding-window": 0.02}  # several sessions over one context
 
 
-def llama_model(name: str, folder: Path) -> LlamaModel:
+def llama_model(name: str, folder: Path, slots: int = 1) -> LlamaModel:
     if name.startswith("packaged"):
         path = TARGET
     else:
         path = folder / f"{name}.gguf"
         MAKERS[name](path)
-    return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact")))
+    return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact"), caches=slots))
 
 
 # Drafts of a model itself, which are sessions like others as long as their target holds nothing.

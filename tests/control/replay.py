@@ -20,6 +20,15 @@ from edgespec.drafters.walk import Options, Walk
 Curve = Callable[[int], float]
 READING = 0.25  # of the time of a drafted token, to read one of the text
 NO_SCORES = cast(Scores, None)  # controllers do not read them
+# Plain steps by rows, and of a drafted token.
+CURVES = {
+    "1B, Q4_0": ({1: 1, 2: 1.94, 3: 2.81, 4: 1.89, 5: 2.83, 8: 3.6, 12: 4.5, 16: 4.97}, 0.12),
+    "8B, Q4_0": ({1: 1, 2: 1.7, 3: 2.27, 4: 1.27, 5: 1.91, 6: 2.58, 8: 2.47, 12: 3.71, 16: 3.46}, 0.12),
+    "1B, Q8_0": ({1: 1, 2: 3.0, 3: 3.5, 4: 4.0, 6: 6.9, 8: 4.6, 16: 7.2}, 0.12),
+    "1B, Q4_K": ({1: 1, 2: 1.98, 4: 3.33, 8: 6.2, 16: 6.9}, 0.12),
+    "a GPU": ({1: 1, 2: 1.06, 4: 1.2, 5: 1.4, 6: 1.6, 7: 1.9, 8: 2.15, 9: 2.4, 16: 3.0}, 0.06),
+}
+FIXED = [(source, gamma) for source in ("model", "ngram") for gamma in (1, 2, 3, 4, 5, 7)]
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ def replay(controller: Controller, walk: ReplayWalk, trace: Trace, clock: Clock)
                 decision=controller.decision,
             )
         )
+    controller.end()
     return seconds
 
 
@@ -163,6 +173,8 @@ class Fixed:
 
     def record(self, step: Step) -> None: ...
 
+    def end(self) -> None: ...
+
 
 def autopilot(experience: Experience, walk: ReplayWalk | None, *, trees: bool = True) -> Autopilot:
     return Autopilot(experience, "greedy", cast(Walk, walk), trees=trees)
@@ -170,3 +182,50 @@ def autopilot(experience: Experience, walk: ReplayWalk | None, *, trees: bool = 
 
 def profile_of(clock: Clock, most: int = 16) -> Profile:
     return Profile({rows: clock.curve(rows) for rows in range(1, most + 1)}, clock.draft_s, READING * clock.draft_s)
+
+
+def clock_of(name: str, *, seed: int | None = None) -> Clock:
+    """The clock of a measured curve; noisy with a seed."""
+    points, draft_s = CURVES[name]
+    rows = sorted(points)
+    times = [points[n] for n in rows]
+    return Clock(
+        lambda n: float(np.interp(n, rows, times)) * max(1.0, n / rows[-1]),
+        draft_s,
+        None if seed is None else np.random.default_rng(seed),
+    )
+
+
+def plain_s(trace: Trace) -> float:
+    """On a clock that counts plain steps."""
+    return float(len(trace.text) - 1)
+
+
+def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.ndarray]:
+    """[texts] times plain decoding, for each of FIXED."""
+
+    def one(source: str, gamma: int, trace: Trace) -> float:
+        walk = ReplayWalk(trace)
+        return plain_s(trace) / replay(Fixed(source, gamma, walk), walk, trace, clock)
+
+    return {(source, gamma): np.array([one(source, gamma, t) for t in traces]) for source, gamma in FIXED}
+
+
+def autopilot_speeds(traces: list[Trace], clock: Clock, experience: Experience | None = None) -> np.ndarray:
+    """[texts] times plain decoding, one after the other, with what is learned from each."""
+    experience = experience or Experience(profile_of(clock))
+    walks = [ReplayWalk(trace) for trace in traces]
+    return np.array(
+        [plain_s(t) / replay(autopilot(experience, w), w, t, clock) for t, w in zip(traces, walks, strict=True)]
+    )
+
+
+def oracle(fixed: dict[tuple[str, int], np.ndarray]) -> np.ndarray:
+    """[texts] the best of them, or plain decoding, for each text: what only hindsight can choose."""
+    speeds = np.array(list(fixed.values()))
+    return np.maximum(1.0, speeds.max(axis=0))
+
+
+def mean(speeds: np.ndarray) -> float:
+    """Geometric."""
+    return float(np.exp(np.log(speeds).mean()))

@@ -30,7 +30,7 @@ def test_a_draft_model_that_has_become_worse_is_reported() -> None:
         for _ in range(30):
             record.first_choice.observe(1.0)
         assert record.complaint() is None
-        record.begin()
+        record = record.begun()
     for at in range(60):
         record.first_choice.observe(float(at % 4 == 0))
     told = record.complaint()
@@ -47,6 +47,7 @@ def test_reasoning_and_answer_are_learned_apart() -> None:
     from edgespec.core.protocols import Budget
 
     controller.propose([1, 2, 3, 1, 2, 9], Budget(8, 8))
+    controller.end()
     assert experience.lookup("greedy, answer").rate(2) == before
     assert experience.lookup("greedy, reasoning").rate(2) < before, "2 after 1 was foretold to be followed by 3"
 

@@ -1,7 +1,7 @@
 """The autopilot on recorded texts and virtual clocks: against every fixed length, plain decoding and bad drafters.
 
 The texts and proposals are the trained pair's over prompts of eleven categories (benchmarks/traces.py), the cost curves
-are measured ones (docs/benchmarks.md).
+are measured ones (docs/benchmarks.md). `benchmarks.replays` prints what these tests assert.
 """
 
 from __future__ import annotations
@@ -14,54 +14,24 @@ import pytest
 
 from edgespec.control.experience import Experience
 from edgespec.drafters.walk import Options
-from tests.control.replay import Clock, Fixed, ReplayWalk, Trace, autopilot, profile_of, read_traces, replay
+from tests.control.replay import (
+    CURVES,
+    Clock,
+    ReplayWalk,
+    autopilot,
+    autopilot_speeds,
+    clock_of,
+    fixed_speeds,
+    mean,
+    oracle,
+    plain_s,
+    profile_of,
+    read_traces,
+    replay,
+)
 
 HERE = Path(__file__).parent
 GREEDY, SAMPLED = read_traces(HERE / "greedy.json.gz"), read_traces(HERE / "sampled.json.gz")
-# Plain steps by rows, and of a drafted token.
-CURVES = {
-    "1B, Q4_0": ({1: 1, 2: 1.94, 3: 2.81, 4: 1.89, 5: 2.83, 8: 3.6, 12: 4.5, 16: 4.97}, 0.12),
-    "8B, Q4_0": ({1: 1, 2: 1.7, 3: 2.27, 4: 1.27, 5: 1.91, 6: 2.58, 8: 2.47, 12: 3.71, 16: 3.46}, 0.12),
-    "1B, Q8_0": ({1: 1, 2: 3.0, 3: 3.5, 4: 4.0, 6: 6.9, 8: 4.6, 16: 7.2}, 0.12),
-    "1B, Q4_K": ({1: 1, 2: 1.98, 4: 3.33, 8: 6.2, 16: 6.9}, 0.12),
-    "a GPU": ({1: 1, 2: 1.06, 4: 1.2, 5: 1.4, 6: 1.6, 7: 1.9, 8: 2.15, 9: 2.4, 16: 3.0}, 0.06),
-}
-FIXED = [(source, gamma) for source in ("model", "ngram") for gamma in (1, 2, 3, 4, 5, 7)]
-
-
-def clock_of(name: str, *, noisy: bool = False) -> Clock:
-    points, draft_s = CURVES[name]
-    rows = sorted(points)
-    times = [points[n] for n in rows]
-    return Clock(
-        lambda n: float(np.interp(n, rows, times)) * max(1.0, n / rows[-1]),
-        draft_s,
-        np.random.default_rng(0) if noisy else None,
-    )
-
-
-def plain_s(trace: Trace) -> float:
-    return float(len(trace.text) - 1)
-
-
-def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.ndarray]:
-    def one(source: str, gamma: int, trace: Trace) -> float:
-        walk = ReplayWalk(trace)
-        return plain_s(trace) / replay(Fixed(source, gamma, walk), walk, trace, clock)
-
-    return {(source, gamma): np.array([one(source, gamma, t) for t in traces]) for source, gamma in FIXED}
-
-
-def autopilot_speeds(traces: list[Trace], clock: Clock, experience: Experience | None = None) -> np.ndarray:
-    experience = experience or Experience(profile_of(clock))
-    walks = [ReplayWalk(trace) for trace in traces]
-    return np.array(
-        [plain_s(t) / replay(autopilot(experience, w), w, t, clock) for t, w in zip(traces, walks, strict=True)]
-    )
-
-
-def mean(speeds: np.ndarray) -> float:
-    return float(np.exp(np.log(speeds).mean()))
 
 
 @pytest.fixture(scope="module", params=CURVES)
@@ -72,16 +42,15 @@ def named(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_greedy_text_is_faster_than_with_any_fixed_length(named: str) -> None:
     clock = clock_of(named)
     fixed = fixed_speeds(GREEDY, clock)
-    ours = autopilot_speeds(GREEDY, clock_of(named, noisy=True))
+    ours = autopilot_speeds(GREEDY, clock_of(named, seed=0))
     assert mean(ours) >= 1.03 * max(mean(each) for each in fixed.values()), "the best length, chosen with hindsight"
-    oracle = np.maximum.reduce([np.ones(len(GREEDY)), *fixed.values()])
-    assert mean(ours) >= 0.95 * mean(oracle), "the best length of each prompt, chosen with hindsight"
+    assert mean(ours) >= 0.95 * mean(oracle(fixed)), "the best length of each prompt, chosen with hindsight"
     assert ours.min() > 0.9
 
 
 def test_sampled_text_is_never_slower_than_plain(named: str) -> None:
     """At temperature 0.8 a greedy draft of this pair is right too seldom to pay on most of the curves."""
-    clock = clock_of(named, noisy=True)
+    clock = clock_of(named, seed=0)
     ours = autopilot_speeds(SAMPLED, clock)
     fixed = fixed_speeds(SAMPLED, clock_of(named))
     assert mean(ours) >= 0.98 * max(1.0, *(mean(each) for each in fixed.values()))
@@ -102,7 +71,7 @@ class Liar(ReplayWalk):
 
 
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(named: str) -> None:
-    clock = clock_of(named, noisy=True)
+    clock = clock_of(named, seed=0)
     with_liar, experience = [], Experience(profile_of(clock))
     for trace in SAMPLED:
         walk = Liar(trace)
@@ -121,11 +90,19 @@ def test_a_machine_that_became_slow_for_drafts() -> None:
     experience = Experience(profile_of(clock_of("a GPU")))
     honest = Clock(lambda n: 1.0 * n, 0.3, np.random.default_rng(1))
     speeds = autopilot_speeds(SAMPLED, honest, experience)
-    assert mean(speeds) > 0.96 and np.median(speeds) > 0.99
+    assert mean(speeds) > 0.96 and np.median(speeds) > 0.97, "two of 96 steps are what the ledger allows"
+
+
+def test_one_busy_moment_does_not_end_drafting() -> None:
+    """Four rows have been seen once, and took three times as long as they do."""
+    clock = clock_of("1B, Q4_0")
+    undisturbed, experience = autopilot_speeds(GREEDY, clock), Experience(profile_of(clock))
+    experience.costs.observe(4, len(GREEDY[0].prompt), 3 * clock.curve(4))
+    assert mean(autopilot_speeds(GREEDY, clock, experience)) > 0.97 * mean(undisturbed)
 
 
 def test_replays_are_deterministic() -> None:
-    speeds = [autopilot_speeds(GREEDY[:3], clock_of("8B, Q4_0", noisy=True)) for _ in range(2)]
+    speeds = [autopilot_speeds(GREEDY[:3], clock_of("8B, Q4_0", seed=0)) for _ in range(2)]
     assert (speeds[0] == speeds[1]).all()
 
 

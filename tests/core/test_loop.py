@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.chance import Seeded
+from edgespec.core.company import Pause
 from edgespec.core.control import FixedBudget
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, PrefillProgress, Step
@@ -91,6 +92,8 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -
     for event in events:
         if isinstance(event, PrefillProgress):
             assert session.position == event.done <= event.total == n
+            continue
+        if isinstance(event, Pause):
             continue
         steps.append(event)
         n += len(event.tokens)

@@ -20,7 +20,7 @@ PLAIN = Speculation("none", 0, 0)
 
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:
     models = [open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
-    return Engine(models[0], models[1], PLAIN)
+    return Engine(models[0], models[1], PLAIN, options.caches)
 
 
 @pytest.fixture(scope="session")

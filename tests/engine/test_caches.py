@@ -70,15 +70,16 @@ def test_where_there_is_no_memory_for_another_the_first_serves_all(monkeypatch: 
     engine = made(2)
     assert answer(engine, ONE) == expected[0]
 
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise BackendError("no memory.", hint="None.")
 
     monkeypatch.setattr(engine.target, "open_session", refused)
     assert answer(engine, TWO) == expected[1] and len(engine._caches._kept) == 1
+    assert engine.at_once == 1, "as many answers as there are caches"
     engine.close()
 
 
-def test_a_failure_drops_the_cache_that_it_happened_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_drops_the_caches_that_it_may_have_spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(2)
     for text in (ONE, TWO):
         answer(engine, text)
@@ -90,6 +91,6 @@ def test_a_failure_drops_the_cache_that_it_happened_in(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine._caches._kept[1].target, "forward", failing)
     with pytest.raises(BackendError, match="broken"):
         answer(engine, TWO + "more")
-    assert engine._caches._kept == [kept]
+    assert kept not in engine._caches._kept and not engine._caches._kept
     assert answer(engine, TWO + "more")
     engine.close()

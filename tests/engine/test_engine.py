@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -25,7 +26,9 @@ GREEDY = SamplingParams(temperature=0)
 
 def test_events_come_in_order_and_add_up(engine: Engine) -> None:
     engine.speculation = Speculation("model", 3, 3)
+    began_s = perf_counter()
     events = list(engine.stream(Request(CODE[0], GREEDY, max_tokens=30)))
+    took_s = perf_counter() - began_s
     kinds = [type(event) for event in events]
     assert kinds[0] is PrefillProgress
     assert kinds[-1] is Finished
@@ -41,6 +44,8 @@ def test_events_come_in_order_and_add_up(engine: Engine) -> None:
     assert m.emitted_tokens == len(finished.tokens) == 30
     assert m.tau == pytest.approx(29 / m.target_forwards)
     assert m.tau is not None and m.tau > 1
+    parts = (m.prefill_s, m.draft_s, m.verify_s, m.sample_s, m.commit_s)
+    assert min(parts) > 0 and sum(parts) < took_s
 
 
 def test_plain_decoding_has_tau_one(engine: Engine) -> None:

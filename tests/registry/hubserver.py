@@ -8,91 +8,18 @@ through `python -m tests.registry.hubserver ROOT PORT` (port 0 chooses one; the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
 import threading
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LARGE = (".gguf", ".safetensors")
+from tests.registry.hubstate import LARGE, Fault, Request, State, commit_of, etag_of
+
 BLOCK = 64 * 1024
-OUTLINE_BYTES = 2**28
-
-
-@dataclass(slots=True)
-class Request:
-    """One request, logged before its answer goes out; `sent` counts the body's bytes handed to the connection."""
-
-    method: str
-    path: str
-    range: str | None
-    status: int
-    sent: int
-    authorization: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong for one path, or for the whole repository where the path is ''.
-
-    Kinds: `status` (answer with `code`, `error_code`, `message`), `corrupt` (the byte at `at` is flipped), `stall`
-    (stop sending after `at` bytes of the file and hold the connection until released), `drop` (close it there),
-    `no-range` (ignore Range), `oversize` (claim `at` bytes in listing and headers), `garbage` (answer with a web page),
-    `silent` (take the request and never answer), `redirect` (send the client to another host name for the content, as
-    the hub does with large files).
-    """
-
-    kind: str
-    at: int = 0
-    code: int = 500
-    error_code: str | None = None
-    message: str | None = None
-
-
-@dataclass(slots=True)
-class State:
-    root: Path
-    token: str | None = None
-    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
-    log: list[Request] = field(default_factory=list)
-    released: threading.Event = field(default_factory=threading.Event)
-    stalled: threading.Event = field(default_factory=threading.Event)
-
-    def folder(self, repo: str, revision: str) -> Path | None:
-        base = self.root / repo
-        if not base.is_dir():
-            return None
-        for place in [base, *self.root.glob(f"{repo}@*")]:
-            name = "main" if place == base else place.name.split("@", 1)[1]
-            if revision in (name, commit_of(repo, name)):
-                return place
-        return None
-
-    def fault(self, repo: str, path: str) -> Fault | None:
-        return self.faults.get((repo, path)) or self.faults.get((repo, ""))
-
-
-def commit_of(repo: str, revision: str = "main") -> str:
-    """The commit that the server gives for a branch or tag."""
-    return hashlib.sha1(f"{repo}@{revision}".encode()).hexdigest()
-
-
-def etag_of(path: Path) -> str:
-    """The etag the server gives a file: sha256 for weights, the git blob hash for the rest.
-
-    One made up of name and size for files that are too large to be read here, which only ever stand for their headers.
-    """
-    if path.stat().st_size > OUTLINE_BYTES:
-        return hashlib.sha256(f"{path.name} {path.stat().st_size}".encode()).hexdigest()
-    data = path.read_bytes()
-    if path.suffix in LARGE:
-        return hashlib.sha256(data).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class HubServer:

@@ -9,7 +9,7 @@ import pytest
 from edgespec.errors import HubError
 from edgespec.registry.hub import Hub
 from edgespec.registry.reference import HubFile, HubQuant, HubRepo
-from tests.registry.hubserver import commit_of
+from tests.registry.hubstate import commit_of
 from tests.registry.test_hub_download import REPO, serve
 
 FOUR, EIGHT = "m-Q4_K_M.gguf", "m-Q8_0.gguf"

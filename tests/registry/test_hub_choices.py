@@ -15,7 +15,8 @@ from edgespec.errors import CacheError, HubError, InvalidModelFile
 from edgespec.registry.hub import Hub
 from edgespec.registry.reference import HubFile, HubQuant, HubRepo
 from tests.registry.ggufs import REPOSITORY
-from tests.registry.hubserver import Fault, HubServer
+from tests.registry.hubserver import HubServer
+from tests.registry.hubstate import Fault
 from tests.registry.serving import FETCH, FILE, REPO, environment, fetch_elsewhere, serve
 
 

@@ -15,7 +15,8 @@ from edgespec.errors import HubError, InvalidModelFile
 from edgespec.registry.gguf import read_file
 from edgespec.registry.hub import Hub
 from edgespec.registry.reference import HubFile, HubQuant
-from tests.registry.hubserver import Fault, HubServer, commit_of
+from tests.registry.hubserver import HubServer
+from tests.registry.hubstate import Fault, commit_of
 from tests.registry.serving import FETCH, FILE, REPO, environment, fetch_elsewhere, serve
 
 

@@ -17,7 +17,8 @@ from edgespec.errors import CacheError, EdgespecError, HubError
 from edgespec.registry.hub import Hub
 from edgespec.registry.hub_errors import HubUnreachable, Subject, translate, translated
 from edgespec.registry.reference import HubFile, HubReference, HubRepo
-from tests.registry.hubserver import Fault, HubServer
+from tests.registry.hubserver import HubServer
+from tests.registry.hubstate import Fault
 from tests.registry.test_hub_download import FETCH, FILE, REPO, environment, serve
 
 SUBJECT = Subject("https://hub.example", "/cache", REPO, "main", FILE)

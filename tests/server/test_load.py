@@ -16,9 +16,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.serving import ENDLESS, TOY, Server, serving
+from tests.server.serving import EMBEDDED, ENDLESS, TOY, Server, serving
 
 TREE = "tree"
+NEAR_TIE = 0.1  # of logits whose standard deviation is about 3: rows beside it move each by 0.02 or so
 
 
 def raw(server: Server, body: dict[str, Any]) -> socket.socket:
@@ -89,7 +90,7 @@ def test_a_caller_who_does_not_read_holds_nobody_up(toy: Server) -> None:
 
 
 def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
-    with serving(tmp_path, *TOY, "--queue", "2") as server:
+    with serving(tmp_path, *TOY, "--queue", "2", "--parallel", "1") as server:
         assert server.ask(TREE, max_tokens=3).status_code == 200
         callers = [raw(server, {**ENDLESS, "stream": True})]
         server.until(TREE, is_busy=True, waiting=0)
@@ -103,7 +104,7 @@ def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
         server.until(TREE, is_busy=False, waiting=0)
         assert server.ask(TREE, max_tokens=3).status_code == 200
         assert 'edgespec_refused_total{model="tree"} 1.0' in server.get("/metrics").text
-    with serving(tmp_path, *TOY, "--queue", "0") as server:
+    with serving(tmp_path, *TOY, "--queue", "0", "--parallel", "1") as server:
         assert server.ask(TREE, max_tokens=3).status_code == 200, "nobody waits where nothing is under way"
 
 
@@ -124,6 +125,19 @@ def test_turns_are_taken_in_order(toy: Server) -> None:
     assert ended == sorted(ended)
 
 
+def test_a_short_answer_does_not_wait_for_long_ones(toy: Server) -> None:
+    callers = [raw(toy, {**ENDLESS, "stream": True}) for _ in range(3)]
+    toy.until(TREE, answering=3, waiting=0)
+    assert toy.ask(TREE, max_tokens=5).status_code == 200
+    assert toy.model(TREE)["answering"] == 3
+    more = [raw(toy, {**ENDLESS, "stream": True}) for _ in range(3)]
+    toy.until(TREE, answering=4, waiting=2)
+    assert toy.post("/v1/messages/count_tokens", json={"model": TREE, "messages": []}, timeout=5).status_code == 400
+    for caller in (*callers, *more):
+        caller.close()
+    toy.until(TREE, answering=0, waiting=0)
+
+
 def test_an_answer_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
     with serving(tmp_path, *TOY, "--call-seconds", "0.5") as server:
         server.ask(TREE, max_tokens=1)
@@ -134,15 +148,17 @@ def test_an_answer_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_is_told_of_and_opened_again(toy: Server) -> None:
-    caller = raw(toy, {**ENDLESS, "stream": True})
-    toy.until(TREE, is_busy=True)
-    assert b"200 OK" in caller.recv(4096)
+    callers = [raw(toy, {**ENDLESS, "stream": True}) for _ in range(3)]
+    toy.until(TREE, answering=3)
+    for caller in callers:
+        assert b"200 OK" in caller.recv(4096)
     toy.engines()[0].send_signal(signal.SIGKILL)
-    rest = b""
-    with caller:
-        while b"SIGKILL" not in rest:
-            rest += (chunk := caller.recv(65536))
-            assert chunk, rest[-1000:]
+    for caller in callers:
+        rest = b""
+        with caller:
+            while b"SIGKILL" not in rest:
+                rest += (chunk := caller.recv(65536))
+                assert chunk, rest[-1000:]
     toy.until(TREE, is_open=False, is_busy=False)
     assert toy.ask(TREE, max_tokens=5).status_code == 200
 
@@ -228,8 +244,10 @@ def test_what_metrics_and_props_tell(toy: Server) -> None:
     ):
         assert value(after, name) - value(before, name) == count, name
     props = toy.get("/props").json()
-    assert props["recent"][0]["tokens"] == 17 and "one answer at a time" in props["concurrency"]
-    assert props["models"][0]["context_size"] == 200_000
+    assert props["recent"][0]["tokens"] == 17
+    told = props["models"][0]
+    assert told["context_size"] == 200_000
+    assert (told["answers_at_once"], told["shares_forwards"], told["why_not"]) == (4, True, None)
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
@@ -238,3 +256,32 @@ def test_the_page(path: str, toy: Server) -> None:
     assert response.status_code == 200 and len(response.text) > 500
     if path == "/":
         assert "default-src 'none'" in response.headers["content-security-policy"] and "http" not in response.text
+
+
+def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """By how much the first token in which two greedy answers differ was preferred in `one`."""
+    pairs = zip(one["logprobs"]["content"], other["logprobs"]["content"], strict=True)
+    ours, theirs = next(pair for pair in pairs if pair[0]["token"] != pair[1]["token"])
+    (second,) = [top["logprob"] for top in ours["top_logprobs"] if top["token"] == theirs["token"]]
+    return float(ours["logprob"] - second)
+
+
+def test_a_real_model_under_all_of_this(tmp_path: Path) -> None:
+    """Sixteen at once, among callers who leave in the middle: each gets what it gets alone, but for near-ties."""
+    asked = {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+    prompts = [f"def function_{n}(value):\n    " for n in range(16)]
+    with serving(tmp_path, *EMBEDDED, "--parallel", "6") as server:
+        alone = [server.ask("embedded", prompt, **asked).json()["choices"][0] for prompt in prompts]
+        assert server.model("embedded")["shares_forwards"]
+        gone = [raw(server, {"model": "embedded", "max_tokens": 400, "stream": bool(n % 2)}) for n in range(12)]
+        with ThreadPoolExecutor(16) as pool:
+            calls = [pool.submit(server.ask, "embedded", prompt, **asked) for prompt in prompts]
+            for caller in gone:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                caller.close()
+                sleep(0.05)
+            together = [call.result(60).json()["choices"][0] for call in calls]
+        for one, other in zip(alone, together, strict=True):
+            assert one["message"] == other["message"] or fork_gap(one, other) < NEAR_TIE
+        server.until("embedded", answering=0, waiting=0)
+        assert server.ask("embedded", max_tokens=3).status_code == 200

@@ -57,7 +57,9 @@ def test_a_stream_is_the_same_answer(pair: Server) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert chunks[0].choices[0].delta.role == "assistant" and len({chunk.id for chunk in chunks}) == 1
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
-    assert not chunks[-1].choices and chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert not chunks[-1].choices and usage and usage.total_tokens == whole.usage.total_tokens
+    assert usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
@@ -91,6 +93,7 @@ def test_settings(pair: Server) -> None:
 
 def test_several_answers(pair: Server) -> None:
     client = pair.openai()
+    pair.ask(MODEL, max_tokens=1)  # how much of a prompt is read at once moves the logits a little
     made = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=16, n=3, seed=1)
     texts = [choice.message.content for choice in made.choices]
     assert [choice.index for choice in made.choices] == [0, 1, 2] and len(set(texts)) > 1
@@ -260,8 +263,6 @@ def test_what_is_refused(change: dict[str, Any], why: str, pair: Server) -> None
 def test_other_refusals(pair: Server) -> None:
     with pytest.raises(openai.NotFoundError, match="There are: embedded"):
         pair.openai().chat.completions.create(model="../../etc/passwd", messages=USER)
-    with pytest.raises(openai.InternalServerError, match="no embeddings"):
-        pair.openai().embeddings.create(model=MODEL, input="x")
     assert pair.post("/v1/chat/completions", content=b"{not json").status_code == 400
     assert pair.post("/v1/chat/completions", content=b"[" * 100_000).status_code == 400
     assert pair.post("/v1/chat/completions", data={"model": MODEL}).status_code == 415

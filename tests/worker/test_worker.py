@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from edgespec.core.company import PAUSE, Pause
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 from edgespec.worker import Worker
@@ -80,3 +81,79 @@ def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:
     assert [next(job) for _ in range(10)] == list(range(10))
     assert made < 5000
     assert list(job) == list(range(10, 20000))
+
+
+def turns(n: int, said: list[str], name: str) -> Callable[[CheckCancelled], Iterator[int | Pause]]:
+    """Work that pauses after each of `n` events."""
+
+    def work(check: CheckCancelled) -> Iterator[int | Pause]:
+        for i in range(n):
+            check()
+            said.append(name)
+            yield i
+            yield PAUSE
+
+    return work
+
+
+def held(worker: Worker) -> threading.Event:
+    """Keep the thread busy until the event is set, so that what is submitted meanwhile begins together."""
+    go = threading.Event()
+
+    def work(check: CheckCancelled) -> Iterator[int]:
+        go.wait(10)
+        yield 0
+
+    worker.submit(work)
+    return go
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_jobs_that_share_take_turns_and_so_many_at_once(at_once: int, worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = at_once
+    go = held(worker)
+    jobs = [worker.submit(turns(4, said, name), shares=True) for name in "abc"]
+    go.set()
+    assert [list(job) for job in jobs] == [[0, 1, 2, 3]] * 3, "pauses are nobody's events"
+    assert "".join(said) == {1: "aaaabbbbcccc", 2: "abababab" + "cccc", 3: "abcabcabcabc"}[at_once]
+
+
+def test_a_job_for_itself_waits_for_those_before_and_is_not_overtaken(worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = 4
+    go = held(worker)
+    jobs = [worker.submit(turns(3, said, name), shares=name != "S") for name in "abSc"]
+    go.set()
+    for job in jobs:
+        assert list(job) == [0, 1, 2]
+    assert "".join(said) == "ababab" + "SSS" + "ccc"
+
+
+def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = 4
+
+    def fail(check: CheckCancelled) -> Iterator[int | Pause]:
+        yield 1
+        yield PAUSE
+        raise KeyError("lost")
+
+    def endless(check: CheckCancelled) -> Iterator[int | Pause]:
+        while True:
+            check()
+            yield PAUSE
+
+    go = held(worker)
+    failing, gone = worker.submit(fail, shares=True), worker.submit(endless, shares=True)
+    job = worker.submit(turns(50, said, "a"), shares=True)
+    go.set()
+    assert list(job) == list(range(50))
+    with pytest.raises(KeyError, match="lost"):
+        list(failing)
+    later = worker.submit(turns(2, said, "b"), shares=True)  # beside the endless one
+    assert list(later) == [0, 1]
+    gone.cancel()
+    with pytest.raises(Cancelled):
+        list(gone)
+    assert worker.call(lambda: 7) == 7

@@ -28,26 +28,30 @@ class Batch:
         self.native.seq_id = ctypes.cast(self._seq_pointers.ctypes.data, ctypes.POINTER(int32_p))
         self.native.logits = self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
-    def chain(self, tokens: Sequence[int], position: int, *, outputs: int) -> Any:
-        """`tokens` one after another from `position` in sequence 0; the last `outputs` rows yield logits."""
-        n = len(tokens)
-        self._token[:n] = tokens
-        self._pos[:n] = self._arange[:n] + position
-        self._n_seq[:n] = 1
-        self._seq[:n, 0] = 0
-        self._output[:n] = 0
-        self._output[n - outputs : n] = 1
-        self.native.n_tokens = n
-        return self.native
+    def chain(self, tokens: Sequence[int], position: int, sequence: int, *, outputs: int) -> None:
+        """Add `tokens` one after another from `position` in `sequence`; the last `outputs` rows yield logits."""
+        start = self.native.n_tokens
+        end = start + len(tokens)
+        self._token[start:end] = tokens
+        self._pos[start:end] = self._arange[: end - start] + position
+        self._n_seq[start:end] = 1
+        self._seq[start:end, 0] = sequence
+        self._output[start:end] = 0
+        self._output[end - outputs : end] = 1
+        self.native.n_tokens = end
 
-    def tree(self, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]) -> Any:
-        """One row a token at its own position, in all the sequences of `members`; every row yields logits."""
-        n = len(tokens)
-        self._token[:n] = tokens
-        self._pos[:n] = positions
-        self._output[:n] = 1
-        for row, sequences in enumerate(members):
+    def tree(self, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]) -> None:
+        """Add one row a token at its own position, in all the sequences of `members`; every row yields logits."""
+        start = self.native.n_tokens
+        end = start + len(tokens)
+        self._token[start:end] = tokens
+        self._pos[start:end] = positions
+        self._output[start:end] = 1
+        for row, sequences in enumerate(members, start):
             self._n_seq[row] = len(sequences)
             self._seq[row, : len(sequences)] = sequences
-        self.native.n_tokens = n
-        return self.native
+        self.native.n_tokens = end
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.native.n_tokens = 0

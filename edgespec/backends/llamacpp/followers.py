@@ -6,12 +6,14 @@ import ctypes
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from edgespec.backends.llamacpp.session import MAX_ROWS, LlamaScores, LlamaSession
+from edgespec.backends.llamacpp.context import MAX_ROWS
+from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.sequence import check_prompt, shared_prefix
+from edgespec.core.company import Pause
 from edgespec.core.protocols import Draft, PrefillProgress, Scores
+from edgespec.core.rollout import HostRows
 from edgespec.errors import RollbackError
 
-_ASIDE = MAX_ROWS - 1  # a sequence that no tree has a branch for: 63 nodes have 63 leaves at most
 SLACK = 2 * MAX_ROWS  # cells of a sparse cache beside its sink and window
 
 
@@ -37,9 +39,8 @@ class FollowingSession(LlamaSession):
         self._catch_up()
         return super().draft_limit
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         """The scores have no row where the target holds all of `tokens`."""
-        self._require_open()
         check_prompt(tokens, self._capabilities)
         self._catch_up()
         theirs = self._target.tokens
@@ -47,7 +48,7 @@ class FollowingSession(LlamaSession):
             return (yield from self._read(tokens))
         self._cut(len(theirs))
         yield PrefillProgress(len(tokens), len(tokens))
-        return LlamaScores(self._view[:0])
+        return HostRows(())
 
     def rewind(self, position: int) -> int:
         self._catch_up()
@@ -57,7 +58,7 @@ class FollowingSession(LlamaSession):
         self._catch_up()
         return super().forward(root, draft)
 
-    def _read(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def _read(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         """Run what the target does not hold."""
         self._cut(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         return (yield from super().prefill(tokens))
@@ -82,18 +83,22 @@ class FollowingSession(LlamaSession):
 
     def _take(self, positions: list[range]) -> bool:
         """Copy these cells; False where llama.cpp does not, and the text has to be read."""
-        api, source = self._lib.api, self._target.context
-        theirs, ours = api.llama_get_memory(source), api.llama_get_memory(self._context)
+        api, context, target = self._lib.api, self.context, self._target.context
+        theirs, ours = api.llama_get_memory(target.native), api.llama_get_memory(context.native)
+        (excerpt,), (arrived,) = target.borrow(1), context.borrow(1)
         for each in positions:
-            api.llama_memory_seq_cp(theirs, 0, _ASIDE, each.start, each.stop)
-        size = api.llama_state_seq_get_size(source, _ASIDE)
+            api.llama_memory_seq_cp(theirs, self._target.sequence, excerpt, each.start, each.stop)
+        size = api.llama_state_seq_get_size(target.native, excerpt)
         buffer = (ctypes.c_uint8 * size)()
-        copied = api.llama_state_seq_get_data(source, buffer, size, _ASIDE)
-        api.llama_memory_seq_rm(theirs, _ASIDE, -1, -1)
-        if copied != size or api.llama_state_seq_set_data(self._context, buffer, size, _ASIDE) == 0:
-            return False
-        api.llama_memory_seq_cp(ours, _ASIDE, 0, -1, -1)
-        return bool(api.llama_memory_seq_rm(ours, _ASIDE, -1, -1))
+        copied = api.llama_state_seq_get_data(target.native, buffer, size, excerpt)
+        api.llama_memory_seq_rm(theirs, excerpt, -1, -1)
+        is_taken = bool(copied == size and api.llama_state_seq_set_data(context.native, buffer, size, arrived))
+        if is_taken:
+            api.llama_memory_seq_cp(ours, arrived, self.sequence, -1, -1)
+        api.llama_memory_seq_rm(ours, arrived, -1, -1)
+        target.give_back([excerpt])
+        context.give_back([arrived])
+        return is_taken
 
 
 class SparseSession(FollowingSession):
@@ -109,17 +114,19 @@ class SparseSession(FollowingSession):
         self._make_room(1 + len(draft))
         return super().forward(root, draft)
 
-    def _read(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def _read(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         done = self._cut(shared_prefix(self._tokens, tokens, len(tokens) - 1))
-        while done < len(tokens):
-            self._check()
+        while True:
+            self._member.check()
             chunk = list(tokens[done : done + MAX_ROWS])
             self._make_room(len(chunk))
-            self._run(self._batch.chain(chunk, done, outputs=1))
-            self._tokens += chunk
+            scores = self.context.chain(self._member, chunk, done, outputs=1, reads=True)
+            self._finish(scores)
+            self._grow(chunk)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens))
-        return self._scores(1)
+            if done == len(tokens):
+                return scores
 
     def _cut(self, position: int) -> int:
         if position < self._front:  # llama.cpp wants positions one after another: nothing may be missing before the end
@@ -139,7 +146,7 @@ class SparseSession(FollowingSession):
     def _drop_middle(self, first: int) -> None:
         """Drop what lies between the sink and position `first`."""
         if first > self._front:
-            memory = self._lib.api.llama_get_memory(self._context)
-            if not self._lib.api.llama_memory_seq_rm(memory, 0, self._front, first):
+            memory = self._lib.api.llama_get_memory(self.context.native)
+            if not self._lib.api.llama_memory_seq_rm(memory, self.sequence, self._front, first):
                 raise RollbackError("llama.cpp could not drop the middle of its cache.", hint="Use --draft ngram.")
             self._front = first

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edgespec.errors import BackendUnavailable
+from edgespec.errors import BackendError, BackendUnavailable
 
 _LOG_INFO, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 2, 3, 4, 5
 
@@ -63,6 +63,13 @@ class Library:
         self._callback = api.llama_log_callback(self.log.write)  # held: the library keeps only the pointer
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
         api.llama_backend_init()
+
+    def failed(self, code: int) -> BackendError:
+        """For what llama_decode returned, with what it logged."""
+        return BackendError(
+            f"llama.cpp failed to decode (code {code}): {self.log.reason()}.",
+            hint="Try again; if it persists, run with --verbose and report the log.",
+        )
 
     def devices(self) -> tuple[Device, ...]:
         """Every device ggml was built for and finds, with its free memory right now."""

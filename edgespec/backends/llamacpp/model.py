@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.backends.llamacpp.context import Context
+from edgespec.backends.llamacpp.embedding import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library
 from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
-from edgespec.backends.llamacpp.session import MAX_ROWS, PREFILL_CHUNK, LlamaSession
+from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+from edgespec.errors import InvalidModelFile
 
 S = TypeVar("S", bound=LlamaSession)
 
@@ -34,11 +36,23 @@ class LlamaModel:
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
+        self._together: Context | None = None
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
 
     @property
     def limitation(self) -> str | None:
         return "its state is recurrent" if self.is_recurrent else None
+
+    @property
+    def unshared(self) -> str | None:
+        if self._options.caches == 1:
+            return "one answer is made at a time"
+        if self.is_recurrent:
+            return "its state is recurrent"
+        original = self._number("rope.scaling.original_context_length")
+        if self.context_size <= original < self.context_size * self._options.caches:
+            return "the size of the cache would change its positions"
+        return "--exact keeps each text's cells in order" if self._options.exact else None
 
     @property
     def chat_template(self) -> str | None:
@@ -62,43 +76,24 @@ class LlamaModel:
     def options(self) -> LoadOptions:
         return self._options
 
-    def open_session(self, check: CheckCancelled = lambda: None) -> LlamaSession:
-        """A session with its own KV cache; `check` is polled during every forward. Raises BackendError."""
-        return self.open_as(LlamaSession, check)
+    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
+        """A session, with a KV cache of its own or a place in the shared one; `check` is polled during every forward.
+
+        Raises BackendError.
+        """
+        if not shared or self.unshared is not None:
+            return self.open_as(LlamaSession, check)
+        if self._together is None or self._together.is_broken or not self._together.native:
+            slots = self._options.caches
+            self._together = self._context(self.context_size * slots, slots)
+        return self._session(LlamaSession, self._together, check, self.context_size)
 
     def open_as(self, kind: type[S], check: CheckCancelled, cells: int | None = None) -> S:
-        """The same of another `kind`, with a cache of no more than `cells` tokens."""
-        api, options = self._lib.api, self._options
-        params = api.llama_context_default_params()
-        params.n_ctx = min(self.context_size, cells or self.context_size)
-        params.n_batch = params.n_ubatch = PREFILL_CHUNK
-        params.n_outputs_max = MAX_ROWS
-        params.n_seq_max = 1 if self.is_recurrent else MAX_ROWS
-        params.kv_unified = True
-        params.n_rs_seq = _STATE_SNAPSHOTS
-        params.n_threads = params.n_threads_batch = options.threads or idle_cores()
-        params.type_k = params.type_v = _KV_TYPES["q8_0" if options.exact else options.kv_type]
-        needs_flash = options.exact or options.kv_type != "f16"
-        params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
-
-        def aborts(_data: object) -> bool:
-            try:
-                check()
-            except Cancelled:
-                return True
-            return False
-
-        abort = api.ggml_abort_callback(aborts)
-        params.abort_callback = abort
-        self._lib.log.clear_errors()
-        context = api.llama_init_from_model(self._handle, params)
-        if not context:
-            raise BackendError(
-                f"llama.cpp could not set up a context of {self.context_size} tokens: {self._lib.log.reason()}.",
-                hint="Use a smaller --ctx, or fewer --gpu-layers.",
-            )
-        size = self.context_size if cells else min(self.context_size, api.llama_n_ctx(context))  # a multiple of 256
-        return kind(self._lib, context, abort, self._rollback(context), self.tokenizer.vocab_size, size, check)
+        """A session of some `kind` on a cache of its own, of no more than `cells` tokens."""
+        context = self._context(min(self.context_size, cells or self.context_size), 1)
+        # What llama.cpp rounds up to a multiple of 256 is not more context.
+        size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native))
+        return self._session(kind, context, check, size)
 
     def self_draft(
         self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
@@ -113,13 +108,47 @@ class LlamaModel:
             self._lib.api.llama_model_free(self._handle)
             self._handle = None
 
-    def _rollback(self, context: Any) -> Rollback:
-        snapshots = self._lib.api.llama_n_rs_seq(context)
-        if snapshots:
-            return SnapshotRing(self._lib.api, context, snapshots)
+    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
+        """See backends.Model."""
+        params = self._params(cells)
+        return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
+
+    def _context(self, cells: int, slots: int) -> Context:
+        vocab_size, branches = self.tokenizer.vocab_size, not self.is_recurrent
+        return Context(self._lib, self._handle, self._params(cells), vocab_size, slots, branches=branches)
+
+    def _params(self, cells: int) -> Any:
+        api, options = self._lib.api, self._options
+        params = api.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_rs_seq = _STATE_SNAPSHOTS
+        params.n_threads = params.n_threads_batch = options.threads or idle_cores()
+        params.type_k = params.type_v = _KV_TYPES["q8_0" if options.exact else options.kv_type]
+        needs_flash = options.exact or options.kv_type != "f16"
+        params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
+        return params
+
+    def _number(self, key: str) -> int:
+        """A whole number of the architecture's metadata; 0 where there is none."""
+        buffer = ctypes.create_string_buffer(128)
+        read = self._lib.api.llama_model_meta_val_str
+        if read(self._handle, b"general.architecture", buffer, 128) < 0:
+            return 0
+        found = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
+        return int(buffer.value) if found >= 0 and buffer.value.isdigit() else 0
+
+    def _session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
+        member = context.enter(check)
+        rollback = self._rollback(context, member.sequence)
+        return kind(self._lib, context, member, rollback, self.tokenizer.vocab_size, size)
+
+    def _rollback(self, context: Context, sequence: int) -> Rollback:
+        api = self._lib.api
+        if snapshots := api.llama_n_rs_seq(context.native):
+            return SnapshotRing(api, context, sequence, snapshots)
         if self.is_recurrent:
-            return SnapshotCache(self._lib.api, context)
-        return (OrderedCutCache if self._options.exact else CutCache)(self._lib.api, context)
+            return SnapshotCache(api, context, sequence)
+        return (OrderedCutCache if self._options.exact else CutCache)(api, context, sequence)
 
 
 def load(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol
 
+from edgespec.backends.llamacpp.context import Context
 from edgespec.errors import RollbackError
 
 
 class Rollback(Protocol):
-    """Strategy for one context. Positions count tokens of sequence 0."""
+    """Strategy for one session. Positions count tokens of its sequence."""
 
     tree: bool
     max_draft: int
@@ -33,16 +34,15 @@ class Rollback(Protocol):
 class _Memory:
     """llama_memory calls of one context, with every return code checked."""
 
-    def __init__(self, api: Any, context: Any) -> None:
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
         self._api = api
         self._context = context
-        self._memory = api.llama_get_memory(context)
+        self._sequence = sequence
+        self._native = context.native
+        self._memory = api.llama_get_memory(context.native)
 
-    def cut(self, sequence: int, position: int) -> bool:
-        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, position, -1))
-
-    def reset(self) -> None:
-        self._api.llama_memory_clear(self._memory, True)
+    def cut(self, position: int) -> bool:
+        return bool(self._api.llama_memory_seq_rm(self._memory, self._sequence, position, -1))
 
 
 class CutCache(_Memory):
@@ -51,11 +51,15 @@ class CutCache(_Memory):
     tree = True
     max_draft = 2**31
 
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+        super().__init__(api, context, sequence)
+        self._branches: list[int] = []  # sequences of the branches but the first, which is the session's own
+
     def before_forward(self, position: int, n_draft: int) -> None:
         """Nothing to prepare."""
 
     def keep(self, position: int, end: int) -> int:
-        if position < end and not self.cut(0, position):
+        if position < end and not self.cut(position):
             raise RollbackError(f"llama.cpp could not cut its cache to {position} tokens.", hint="Start a new chat.")
         return position
 
@@ -65,25 +69,35 @@ class CutCache(_Memory):
     def rewind(self, position: int) -> int:
         return self.keep(position, position + 1)
 
-    def open_branches(self, n: int) -> None:
-        """Make sequences 1..n-1 share the cells of sequence 0."""
-        for branch in range(1, n):
-            self._api.llama_memory_seq_cp(self._memory, 0, branch, -1, -1)
+    def open_branches(self, n: int) -> list[int]:
+        """[n] sequences that share the session's cells, of which the first is its own."""
+        self._branches = self._context.borrow(n - 1)
+        for branch in self._branches:
+            self._api.llama_memory_seq_cp(self._memory, self._sequence, branch, -1, -1)
+        return [self._sequence, *self._branches]
 
-    def keep_branch(self, n: int, winner: int, start: int, end: int, *, in_order: bool) -> int:
-        """Keep positions start..end-1 of branch `winner` as sequence 0's tail, and drop all other branches.
+    def keep_branch(self, winner: int, start: int, end: int, *, in_order: bool) -> int:
+        """Keep positions start..end-1 of branch number `winner` as the sequence's tail, and drop all other branches.
 
         `in_order` says that its rows were the first of the batch. Returns how many positions are left, fewer than `end`
         where the tokens have to be run again.
         """
-        if winner and not self.cut(0, start):
-            raise RollbackError("llama.cpp could not drop a rejected branch.", hint="Start a new chat.")
         if winner:
-            self._api.llama_memory_seq_cp(self._memory, winner, 0, start, end)
-        for branch in range(1, n):
-            if not self.cut(branch, -1):
-                raise RollbackError(f"llama.cpp could not drop branch {branch}.", hint="Start a new chat.")
+            if not self.cut(start):
+                raise RollbackError("llama.cpp could not drop a rejected branch.", hint="Start a new chat.")
+            self._api.llama_memory_seq_cp(self._memory, self._branches[winner - 1], self._sequence, start, end)
+        self._drop_branches()
         return self.keep(end, end + 1)
+
+    def reset(self) -> None:
+        self._drop_branches()
+        self.cut(-1)
+
+    def _drop_branches(self) -> None:
+        for branch in self._branches:
+            self._api.llama_memory_seq_rm(self._memory, branch, -1, -1)
+        self._context.give_back(self._branches)
+        self._branches = []
 
 
 class OrderedCutCache(CutCache):
@@ -93,10 +107,10 @@ class OrderedCutCache(CutCache):
     order: noise like that of another number of rows (logits moved by up to 0.15 on a Q8_0 model, 0.01 on f16).
     """
 
-    def keep_branch(self, n: int, winner: int, start: int, end: int, *, in_order: bool) -> int:
+    def keep_branch(self, winner: int, start: int, end: int, *, in_order: bool) -> int:
         if in_order:
-            return super().keep_branch(n, winner, start, end, in_order=True)
-        return super().keep_branch(n, 0, start, start, in_order=True)
+            return super().keep_branch(winner, start, end, in_order=True)
+        return super().keep_branch(0, start, start, in_order=True)
 
 
 class SnapshotCache(_Memory):
@@ -105,8 +119,8 @@ class SnapshotCache(_Memory):
     tree = False
     max_draft = 2**31
 
-    def __init__(self, api: Any, context: Any) -> None:
-        super().__init__(api, context)
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+        super().__init__(api, context, sequence)
         self._pending: tuple[int, Any] | None = None
         self._mark: tuple[int, Any] | None = None
 
@@ -127,14 +141,14 @@ class SnapshotCache(_Memory):
         return self._restore(self._mark)
 
     def reset(self) -> None:
-        super().reset()
+        self._api.llama_memory_clear(self._memory, True)
         self._pending = self._mark = None
 
     def _save(self) -> Any:
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        size = self._api.llama_state_seq_get_size_ext(self._context, 0, flags)
+        size = self._api.llama_state_seq_get_size_ext(self._native, self._sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
-        if self._api.llama_state_seq_get_data_ext(self._context, buffer, size, 0, flags) != size:
+        if self._api.llama_state_seq_get_data_ext(self._native, buffer, size, self._sequence, flags) != size:
             raise RollbackError(
                 "llama.cpp could not save its recurrent state.", hint="Use --draft none for this model."
             )
@@ -146,11 +160,11 @@ class SnapshotCache(_Memory):
             return 0
         position, state = saved
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        if self._api.llama_state_seq_set_data_ext(self._context, state, len(state), 0, flags) == 0:
+        if self._api.llama_state_seq_set_data_ext(self._native, state, len(state), self._sequence, flags) == 0:
             raise RollbackError(
                 "llama.cpp could not restore its recurrent state.", hint="Use --draft none for this model."
             )
-        if not self.cut(0, position):  # the attention half keeps its tail until told
+        if not self.cut(position):  # the attention half keeps its tail until told
             raise RollbackError(f"llama.cpp could not cut its cache to {position} tokens.", hint="Start a new chat.")
         return position
 
@@ -158,15 +172,15 @@ class SnapshotCache(_Memory):
 class SnapshotRing(SnapshotCache):
     """Recurrent and hybrid models whose last states llama.cpp keeps during a decode: short rollbacks need no replay."""
 
-    def __init__(self, api: Any, context: Any, n_states: int) -> None:
-        super().__init__(api, context)
+    def __init__(self, api: Any, context: Context, sequence: int, n_states: int) -> None:
+        super().__init__(api, context, sequence)
         self.max_draft = n_states
 
     def before_forward(self, position: int, n_draft: int) -> None:
         """The ring is filled by the decode itself."""
 
     def keep(self, position: int, end: int) -> int:
-        if position < end and not self.cut(0, position):
+        if position < end and not self.cut(position):
             raise RollbackError(
                 f"llama.cpp could not roll back {end - position} tokens.", hint="Use a smaller --gamma."
             )

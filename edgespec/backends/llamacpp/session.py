@@ -2,98 +2,56 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Generator, Sequence
-from typing import Any
 
-import numpy as np
-
-from edgespec.backends.llamacpp.batch import Batch
+from edgespec.backends.llamacpp.context import PREFILL_CHUNK, Context, LlamaScores, Member
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.protocols import (
-    Capabilities,
-    CheckCancelled,
-    Draft,
-    Ints,
-    Logits,
-    PrefillProgress,
-    Scores,
-)
+from edgespec.core.company import PAUSE, Company, Pause
+from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Scores, Session
 from edgespec.core.rollout import step_by_step
-from edgespec.core.sampling import SamplingParams, not_numbers
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 
-PREFILL_CHUNK = 512
-MAX_ROWS = 64  # a root and 63 draft nodes; sizes the logits buffers and the number of sequences
-
-_ABORTED, _NO_ROOM = 2, 1
-
-
-class LlamaScores:
-    """Logits [rows, V] of the last decode, read from llama.cpp's own buffer."""
-
-    waited_s = 0.0
-
-    def __init__(self, rows: Logits) -> None:
-        self._rows = rows
-
-    def argmax(self) -> Ints:
-        best: Ints = self._rows.argmax(axis=1).astype(np.int32)
-        if not np.isfinite(self._rows[np.arange(len(best)), best]).all():
-            raise not_numbers()
-        return best
-
-    def logits(self, row: int) -> Logits:
-        z: Logits = self._rows[row]
-        return z
-
-    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
-        return None  # the logits are in host memory already
-
-    def hidden(self) -> object:
-        return None
-
 
 class LlamaSession:
-    """A Session over a llama.cpp context. Not thread-safe: one thread owns it."""
+    """A Session over a sequence of a llama.cpp context. Not thread-safe: one thread owns it.
+
+    Where the context is shared, a forward is done when the first of those who have asked for theirs reads its scores.
+    """
 
     def __init__(
-        self,
-        lib: Library,
-        context: Any,
-        abort: Any,
-        rollback: Rollback,
-        vocab_size: int,
-        context_size: int,
-        check: CheckCancelled,
+        self, lib: Library, context: Context, member: Member, rollback: Rollback, vocab_size: int, context_size: int
     ) -> None:
-        api = lib.api
         self._lib = lib
-        self._context = context
-        self._abort = abort  # the context keeps only a pointer to it
+        self._context: Context | None = context
+        self._member = member
         self._rollback = rollback
-        self._check = check
-        self._decode = api.llama_decode
-        self._get_logits = api.llama_get_logits
-        self._batch = Batch(api, PREFILL_CHUNK, MAX_ROWS)
         self._capabilities = Capabilities(vocab_size, context_size, rollback.tree, frozenset())
         self._tokens: list[int] = []  # what the cache holds
         self.revision = 0  # changes with them
         self._pending: tuple[int, Draft] | None = None
-        self._view: Logits = np.empty((0, vocab_size), np.float32)
-        self._address = 0
 
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
     @property
-    def context(self) -> Any:
-        """The native context, for sessions that copy from it."""
+    def context(self) -> Context:
+        """Raises BackendError once the session is closed."""
+        if self._context is None:
+            raise BackendError("the session is closed.", hint="Open another.")
         return self._context
+
+    @property
+    def sequence(self) -> int:
+        """Which of the context's sequences it is."""
+        return self._member.sequence
+
+    @property
+    def company(self) -> Company:
+        return self.context.company(self._member)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -107,39 +65,54 @@ class LlamaSession:
     @property
     def draft_limit(self) -> int:
         room = self._capabilities.context_size - len(self._tokens) - 1
-        return max(0, min(room, MAX_ROWS - 1, self._rollback.max_draft))
+        return max(0, min(room, self.context.most_nodes, self._rollback.max_draft))
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
-        self._require_open()
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
+        context = self.context
         check_prompt(tokens, self._capabilities)
-        done = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
-        while done < len(tokens):
-            self._check()
-            chunk = tokens[done : done + PREFILL_CHUNK]
-            self._run(self._batch.chain(chunk, done, outputs=1))
-            self._tokens += chunk
-            self.revision += 1
+        done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        while True:
+            self._member.check()
+            chunk = tokens[done : done + context.chunk(self._member)]
+            scores = context.chain(self._member, chunk, done, outputs=1, reads=True)
+            if context.is_shared:
+                yield PAUSE
+            self._finish(scores)
+            scores.waited_s = scores.waited_beside_s = 0.0  # it is this call that has waited
+            self._grow(chunk)
             done += len(chunk)
-            yield PrefillProgress(done, len(tokens))
-        return self._scores(1)
+            yield PrefillProgress(done, len(tokens), reused)
+            if done == len(tokens):
+                return scores
+
+    def adopt(self, other: Session, n: int) -> bool:
+        context = self.context
+        if not isinstance(other, LlamaSession) or other is self or other.context is not context:
+            return False
+        self.rewind(0)
+        n = min(n, other.position)  # what it has computed beyond is not certain to stay
+        api, memory = self._lib.api, self._lib.api.llama_get_memory(context.native)
+        api.llama_memory_seq_cp(memory, other.sequence, self.sequence, 0, n)
+        self._tokens = list(other.tokens[:n])
+        self.revision += 1
+        return True
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
-        self._require_open()
+        context = self.context
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
         check_ids((root,), self._capabilities.vocab_size)
         n, position = len(draft), len(self._tokens)
         if n > self.draft_limit or position >= self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
-        if not n:
-            batch = self._batch.chain((root,), position, outputs=1)
-        else:
+        if n:
             check_draft(draft, self._capabilities.vocab_size)
-            batch = self._draft_batch(root, draft, position)
-        self._rollback.before_forward(position, n)
+        scores = self._stage(context, root, draft, position)
         self._pending = (root, draft)
-        self._run(batch)
-        return self._scores(n + 1)
+        if not context.is_shared:
+            self._finish(scores)
+            scores.waited_s = 0.0  # as above
+        return scores
 
     def commit(self, path: Sequence[int]) -> None:
         if self._pending is None:
@@ -147,6 +120,8 @@ class LlamaSession:
         root, draft = self._pending
         if not is_path(draft, tuple(path)):
             raise ValueError(f"{tuple(path)} is not a path of the draft")
+        assert self._member.current is not None
+        self._finish(self._member.current)
         start = len(self._tokens)
         kept = [root, *draft.tokens[list(path)].tolist()]
         end = start + len(kept)
@@ -157,10 +132,9 @@ class LlamaSession:
             member = branches(draft)
             winner = member[path[-1]][0] if path else 0
             in_order = list(path) == list(range(len(path)))
-            reached = self._rollback.keep_branch(len(leaves(draft)), winner, start, end, in_order=in_order)
-        self._pending = None
-        self._tokens += kept
-        self.revision += 1
+            reached = self._rollback.keep_branch(winner, start, end, in_order=in_order)
+        self._pending = self._member.current = None
+        self._grow(kept)
         if reached < end:
             replay = self._tokens[reached:]
             del self._tokens[reached:]
@@ -176,77 +150,74 @@ class LlamaSession:
     def rewind(self, position: int) -> int:
         self._require_open()
         self.revision += 1
-        if self._pending is not None:
-            self._recover()
+        if self._member.is_unsettled:
+            self._abandon()
         if position < len(self._tokens):
             reached = self._rollback.rewind(position) if position else self._empty()
             del self._tokens[reached:]
         return len(self._tokens)
 
     def close(self) -> None:
-        if self._context:
-            self._lib.api.llama_free(self._context)
+        if (context := self._context) is not None:
             self._context = None
+            context.settle(self._member)
+            self._rollback.reset()
+            context.leave(self._member)
             self._pending = None
 
-    def _require_open(self) -> None:
-        if not self._context:
-            raise BackendError("the session is closed.", hint="Open another.")
-
-    def _draft_batch(self, root: int, draft: Draft, position: int) -> Any:
+    def _stage(self, context: Context, root: int, draft: Draft, position: int) -> LlamaScores:
         tokens = [root, *draft.tokens.tolist()]
         if draft.is_chain:
-            return self._batch.chain(tokens, position, outputs=len(tokens))
+            self._rollback.before_forward(position, len(draft))
+            return context.chain(self._member, tokens, position, outputs=len(tokens), reads=False)
         if not isinstance(self._rollback, CutCache):
             raise ValueError("this model takes chains only")
-        n_branches = len(leaves(draft))
-        self._rollback.open_branches(n_branches)
+        ids = self._rollback.open_branches(len(leaves(draft)))
         positions = [position, *(depths(draft) + position).tolist()]
-        return self._batch.tree(tokens, positions, [range(n_branches), *branches(draft)])
+        members = [ids, *([ids[branch] for branch in each] for each in branches(draft))]
+        return context.tree(self._member, tokens, positions, members)
 
     def _extend(self, tokens: Sequence[int]) -> None:
         """Run tokens that are certain to stay."""
+        context = self.context
         for i in range(0, len(tokens), PREFILL_CHUNK):
             chunk = tokens[i : i + PREFILL_CHUNK]
-            self._run(self._batch.chain(chunk, len(self._tokens), outputs=1))
-            self._tokens += chunk
+            self._finish(context.chain(self._member, chunk, len(self._tokens), outputs=1, reads=True))
+            self._grow(chunk)
 
-    def _run(self, batch: Any) -> None:
-        self._lib.log.clear_errors()
-        code = self._decode(self._context, batch)
-        if code == 0:
-            return
-        if code == _ABORTED:
-            self._recover()
-            raise Cancelled
-        if code == _NO_ROOM:
-            raise BackendError("llama.cpp found no room in its cache.", hint="Set a larger --ctx, or start a new chat.")
-        raise BackendError(
-            f"llama.cpp failed to decode (code {code}): {self._lib.log.reason()}.",
-            hint="Try again; if it persists, run with --verbose and report the log.",
-        )
+    def _grow(self, tokens: Sequence[int]) -> None:
+        """They are part of the text now."""
+        self._tokens += tokens
+        self._member.is_unsettled = False
+        self.revision += 1
 
-    def _recover(self) -> None:
-        """Forget an unfinished forward: cut to what was committed, or to less where the cache cannot."""
-        pending, self._pending = self._pending, None
+    def _require_open(self) -> None:
+        """Raises BackendError."""
+        _ = self.context
+
+    def _finish(self, scores: LlamaScores) -> None:
+        """Have them computed. Raises Cancelled, having forgotten what was under way; BackendError."""
+        try:
+            scores.read()
+        except Cancelled:
+            self._forget()
+            raise
+
+    def _abandon(self) -> None:
+        """Forget a forward that nobody is going to commit."""
+        self.context.settle(self._member)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Cut to what was committed, or to less where the cache cannot."""
+        self._pending = self._member.current = None
+        self._member.is_unsettled = False
         if isinstance(self._rollback, CutCache):
-            if pending is not None and not pending[1].is_chain:
-                at = len(self._tokens)
-                self._rollback.keep_branch(len(leaves(pending[1])), 0, at, at, in_order=True)
-            self._rollback.rewind(len(self._tokens))
+            at = len(self._tokens)
+            self._rollback.keep_branch(0, at, at, in_order=True)
         else:
             del self._tokens[self._rollback.rewind(len(self._tokens)) :]
 
     def _empty(self) -> int:
         self._rollback.reset()
         return 0
-
-    def _scores(self, rows: int) -> LlamaScores:
-        pointer = self._get_logits(self._context)
-        if not pointer:
-            raise BackendError("llama.cpp returned no logits.", hint="Report this as a bug, with --verbose output.")
-        address = ctypes.addressof(pointer.contents)
-        if address != self._address:  # making a view costs 20 us; only the rows of the last forward are ever read
-            self._address = address
-            self._view = np.ctypeslib.as_array(pointer, (MAX_ROWS, self._capabilities.vocab_size))
-        return LlamaScores(self._view[:rows])

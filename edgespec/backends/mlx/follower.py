@@ -16,7 +16,8 @@ from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores
+from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
 from edgespec.core.rollout import HostRows
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, ContextOverflow, RollbackError
@@ -67,10 +68,14 @@ class Follower:
         return self._target.position + (self._held if self._target.borrower is self else 0)
 
     @property
+    def company(self) -> Company:
+        return ALONE
+
+    @property
     def draft_limit(self) -> int:
         return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         """Runs what is not held of `tokens`, and their last one unless the target holds it: then the scores have no
         rows.
 
@@ -94,6 +99,9 @@ class Follower:
             self._tail += missing
         yield PrefillProgress(len(tokens), len(tokens))
         return scores
+
+    def adopt(self, other: Session, n: int) -> bool:
+        return False
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -73,6 +73,10 @@ class MlxModel:
         return self._description
 
     @property
+    def unshared(self) -> str | None:
+        return "MLX computes the answers of this program one by one"
+
+    @property
     def limitation(self) -> str | None:
         return self._findings.refusal
 
@@ -80,7 +84,7 @@ class MlxModel:
     def layer_count(self) -> int:
         return len(layers_of(self._model))
 
-    def open_session(self, check: CheckCancelled = lambda: None) -> MlxSession:
+    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
         """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
         form = self._findings.form
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
@@ -104,6 +108,10 @@ class MlxModel:
         return MlxSelfDraft(
             forwards, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
         )
+
+    def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
+        """See backends.Model."""
+        raise InvalidRequest("MLX makes no embeddings here.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None:
         if self._hooks is not None:

@@ -26,7 +26,8 @@ class MlxScores:
         self._logits = logits
         self._token_known = token_known
         self._rows: Logits | None = None
-        self.waited_s = 0.0
+        self.waited_s = self.waited_beside_s = 0.0
+        self.rows_beside = 0
         self.first: int | None = None  # the token that `token_known` was told, once the host has read it
 
     def argmax(self) -> Ints:

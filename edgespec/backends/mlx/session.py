@@ -13,7 +13,8 @@ from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.steps import Ahead, Borrower, Mark, Pending
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores
+from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 
@@ -60,6 +61,10 @@ class MlxSession:
         return len(self._tokens) + (len(self._unread) - 1 if self._unread is not None else 0)
 
     @property
+    def company(self) -> Company:
+        return ALONE
+
+    @property
     def draft_limit(self) -> int:
         return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
 
@@ -84,10 +89,10 @@ class MlxSession:
         self.borrower = borrower
         return self._forwards
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         self._require_open()
         check_prompt(tokens, self._capabilities)
-        done = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         self._settle()
         while done < len(tokens) - 1:  # the last token alone is scored
             self._check()
@@ -95,12 +100,15 @@ class MlxSession:
             self._run_unscored(chunk)
             self._tokens += chunk
             done += len(chunk)
-            yield PrefillProgress(done, len(tokens))
+            yield PrefillProgress(done, len(tokens), reused)
         self._check()
         logits = self._started(self._forwards.chain, tokens[-1:])
         self._tokens.append(tokens[-1])
-        yield PrefillProgress(len(tokens), len(tokens))
+        yield PrefillProgress(len(tokens), len(tokens), reused)
         return MlxScores(logits)
+
+    def adopt(self, other: Session, n: int) -> bool:
+        return False
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._require_open()

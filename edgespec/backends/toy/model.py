@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
-from edgespec.errors import UnknownModel
+from edgespec.errors import InvalidRequest, UnknownModel
 
 _END = 256
 _ALPHABET = b"etaoin shrdlu\n"
@@ -69,11 +70,12 @@ class ToyRuntimeModel:
         self.chat_template: str | None = None
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
+        self.unshared = None
         self.limitation = None if name in ("tree", "draft") else "it is made that way"
         self._rule = rule
         self._name = name
 
-    def open_session(self, check: CheckCancelled) -> Session:
+    def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
         if self._name == "recurrent":
             return RecurrentToySession(self._rule, context_size=self.context_size, check=check)
         return ToySession(self._rule, context_size=self.context_size, tree=self._name != "linear", check=check)
@@ -86,6 +88,10 @@ class ToyRuntimeModel:
         self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
         raise Refused("the toy model is one rule, of which nothing can be left out.", hint="Use --draft model.")
+
+    def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
+        """See backends.Model."""
+        raise InvalidRequest("the toy makes no embeddings here.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None: ...
 

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.protocols import (
-    Capabilities,
-    CheckCancelled,
-    Draft,
-    Ints,
-    Logits,
-    PrefillProgress,
-    Scores,
-)
+from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, Ints, Logits, PrefillProgress, Scores, Session
 from edgespec.core.rollout import step_by_step
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import check_draft, is_path
@@ -44,6 +37,8 @@ class ToyScores:
     model: ToyModel
     prefixes: tuple[tuple[int, ...], ...]
     waited_s: float = 0.0
+    waited_beside_s: float = 0.0
+    rows_beside: int = 0
 
     def argmax(self) -> Ints:
         return np.array([self.logits(row).argmax() for row in range(len(self.prefixes))], np.int32)
@@ -81,18 +76,25 @@ class ToySession:
         return len(self._cache)
 
     @property
+    def company(self) -> Company:
+        return ALONE
+
+    @property
     def draft_limit(self) -> int:
         return max(0, self._capabilities.context_size - self.position - 1)
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
         check_prompt(tokens, self._capabilities)
-        done = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
+        done = reused = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()
             done = min(done + self._chunk, len(tokens))
             self._advance(tokens[self.position : done])
-            yield PrefillProgress(done, len(tokens))
+            yield PrefillProgress(done, len(tokens), reused)
         return ToyScores(self.model, (tuple(self._cache),))
+
+    def adopt(self, other: Session, n: int) -> bool:
+        return False
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()

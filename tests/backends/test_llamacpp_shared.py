@@ -1,0 +1,210 @@
+"""Several sessions over one llama.cpp context: whatever the others do meanwhile, each computes what it would alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.options import LoadOptions
+from edgespec.core.company import ALONE, Company
+from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.tree import path_to
+from edgespec.errors import BackendError, Cancelled
+from tests.backends.player import CONTEXT, TOLERANCE, Alone, Player
+from tests.contract.runtimes import prefill
+from tests.contract.test_session import PROMPT
+from tests.models import MAKERS
+
+SLOTS = 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = tmp_path_factory.mktemp("shared") / "llama.gguf"
+    MAKERS["llama"](path)
+    loaded = load(path, LoadOptions(context_size=CONTEXT, threads=1, caches=SLOTS))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def alone(model: LlamaModel) -> Iterator[Alone]:
+    found = Alone(model)
+    yield found
+    found.close()
+
+
+def opened(model: LlamaModel, n: int) -> list[LlamaSession]:
+    return [model.open_session(shared=True) for _ in range(n)]
+
+
+def test_one_decode_serves_all(model: LlamaModel, alone: Alone) -> None:
+    one, two, three = sessions = opened(model, 3)
+    texts = [PROMPT[i:] for i in range(3)]
+    for session, text in zip(sessions, texts, strict=True):
+        prefill(session, text)
+    drafts = [NO_DRAFT, Draft.chain([4, 5, 6]), Draft(np.array([7, 8], np.int32), np.array([-1, -1], np.int32))]
+    scores = [session.forward(9, draft) for session, draft in zip(sessions, drafts, strict=True)]
+    assert one.company == Company(2, 4 + 3, False) and two.company == Company(2, 1 + 3, False)
+    for text, draft, each in zip(texts, drafts, scores, strict=True):
+        for node in range(-1, len(draft)):
+            path = draft.tokens[list(path_to(draft, node))].tolist()
+            assert np.abs(each.logits(node + 1) - alone.after([*text, 9, *path])).max() < TOLERANCE
+    assert [each.rows_beside for each in scores] == [7, 4, 5]
+    assert scores[0].waited_s > 0 and not scores[0].waited_beside_s
+    for each in scores[1:]:
+        assert not each.waited_s and each.waited_beside_s == scores[0].waited_s
+    for session in sessions:
+        session.commit(())
+        session.close()
+    assert three.position == len(texts[2]) + 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_anything(model: LlamaModel, alone: Alone, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keeper = model.open_session(shared=True)  # the context stays while the others come and go
+    players = [Player(model, alone, rng) for _ in range(SLOTS - 1)]
+    for player in players:
+        player.others = players
+    for _ in range(400):
+        players[int(rng.integers(len(players)))].act()
+    assert all(player.compared > 10 for player in players)
+    for player in players:
+        player.close()
+    keeper.close()
+
+
+def test_one_who_leaves_does_not_stop_the_others(model: LlamaModel, alone: Alone) -> None:
+    gone: set[int] = set()
+
+    def check(who: int) -> None:
+        if who in gone:
+            raise Cancelled
+
+    one, two = (model.open_session(lambda who=who: check(who), shared=True) for who in range(2))
+    prefill(one, PROMPT)
+    prefill(two, PROMPT[3:])
+    scores = [one.forward(1, NO_DRAFT), two.forward(2, Draft.chain([3, 4]))]
+    gone.add(0)
+    assert np.abs(scores[1].logits(2) - alone.after([*PROMPT[3:], 2, 3, 4])).max() < TOLERANCE
+    one.commit(())
+    two.commit((0,))
+    gone.add(1)
+    scores = [one.forward(1, NO_DRAFT), two.forward(2, NO_DRAFT)]
+    for each in scores:
+        with pytest.raises(Cancelled):
+            each.argmax()
+    gone.clear()
+    for session, text in ((one, [*PROMPT, 1, 5]), (two, [*PROMPT[3:], 2, 3, 6])):
+        assert np.abs(prefill(session, text) - alone.after(text)).max() < TOLERANCE
+        session.close()
+
+
+def test_a_failed_decode_is_told_to_all_who_shared_it(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = opened(model, 2)
+    prefill(one, PROMPT)
+    prefill(two, PROMPT)
+    scores = [one.forward(1, NO_DRAFT), two.forward(2, NO_DRAFT)]
+    monkeypatch.setattr(one.context, "_decode", lambda *_: -3)
+    for each in scores:
+        with pytest.raises(BackendError, match="code -3"):
+            each.argmax()
+    one.close()
+    two.close()
+    again = model.open_session(shared=True)  # over a new context
+    prefill(again, PROMPT)
+    again.close()
+
+
+def test_a_context_that_has_failed_is_not_used_again(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle, one = opened(model, 2)
+    prefill(idle, PROMPT)
+    prefill(one, PROMPT)
+    monkeypatch.setattr(one.context, "_decode", lambda *_: -3)
+    with pytest.raises(BackendError, match="code -3"):
+        one.forward(1, NO_DRAFT).argmax()
+    one.close()
+    again = model.open_session(shared=True)  # although `idle` still holds the other
+    assert again.context is not idle.context
+    prefill(again, PROMPT)
+    idle.close()
+    again.close()
+
+
+def test_more_rows_than_one_decode_takes(model: LlamaModel, alone: Alone) -> None:
+    """What is staged goes ahead when there is no room for more; whoever reads it later finds it, and what it took."""
+    sessions = opened(model, SLOTS)
+    for session in sessions:
+        prefill(session, PROMPT)
+    draft = Draft.chain(list(range(1, 21)))
+    scores = [session.forward(9, draft) for session in sessions]  # 105 rows, of which a decode takes 64
+    for each in scores:
+        assert np.abs(each.logits(20) - alone.after([*PROMPT, 9, *range(1, 21)])).max() < TOLERANCE
+        assert each.waited_s > 0 or each.waited_beside_s > 0
+    told = {each.rows_beside for each in scores if not each.waited_beside_s}
+    assert told <= {42, None, 21}, "one tells of each decode, or nobody where others were in its seconds"
+    for session in sessions:
+        session.commit(range(20))
+        session.close()
+
+
+def test_as_many_slots_as_there_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "llama.gguf"
+    MAKERS["llama"](path)
+    model = load(path, LoadOptions(context_size=32, threads=1, caches=64))
+    sessions = opened(model, 64)
+    for session in sessions:
+        prefill(session, PROMPT[:8])
+    tree = Draft(np.array([3, 4, 5, 6], np.int32), np.array([-1, -1, 0, 0], np.int32))
+    scores = [session.forward(9, tree if session.draft_limit >= 4 else NO_DRAFT) for session in sessions]
+    assert sum(len(each.read()) for each in scores) > 64 * 3
+    for session in sessions:
+        session.commit(())
+        session.close()
+    model.close()
+
+
+def test_there_are_as_many_slots_as_asked_for(model: LlamaModel) -> None:
+    sessions = opened(model, SLOTS)
+    with pytest.raises(BackendError, match="no more texts"):
+        model.open_session(shared=True)
+    sessions[2].close()
+    sessions[2] = model.open_session(shared=True)
+    assert sessions[0].company == ALONE
+    for session in sessions:
+        session.close()
+
+
+def test_what_is_read_in_company_is_read_in_small_parts(model: LlamaModel) -> None:
+    one, two = opened(model, 2)
+    prefill(one, PROMPT)
+    three = model.open_session(shared=True)
+    assert [event.done for event in three.prefill((PROMPT * 4)[:CONTEXT]) if hasattr(event, "done")] == [120]
+    three.close()
+    one.forward(1, NO_DRAFT)
+    reading = two.prefill((PROMPT * 4)[:CONTEXT])
+    next(reading)
+    assert one.company == Company(0, 0, True)
+    assert two.company == Company(1, 1, False)
+    done = [event.done for event in reading if hasattr(event, "done")]
+    assert done == [64, 120]
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("name", ["mamba", "hybrid"])
+def test_recurrent_models_share_nothing_and_say_so(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    MAKERS[name](path)
+    model = load(path, LoadOptions(context_size=64, threads=1, caches=3))
+    assert model.unshared == "its state is recurrent"
+    session = model.open_session(shared=True)
+    assert not session.context.is_shared
+    session.close()
+    model.close()

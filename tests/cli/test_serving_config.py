@@ -1,0 +1,64 @@
+"""The file of models that `edgespec serve --config` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.serving_config import configured
+from edgespec.errors import InvalidRequest
+from tests.server.serving import serving
+
+
+def test_each_model_has_its_own_options(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[coder]\nmodel = "./coder.gguf"\ndraft = "ngram"\nctx = 4096\nparallel = 2\nflash-attention = false\n'
+        '[small]\nkv_type = "q8_0"\ngamma = 0\nmmap = false\nexact = true\n'
+    )
+    found = configured(path)
+    coder, small = found["coder"], found["small"]
+    assert list(found) == ["coder", "small"]
+    assert (coder.model, coder.draft, coder.gamma) == ("./coder.gguf", "ngram", None)
+    assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)
+    assert (small.model, small.draft, small.gamma) == (None, "auto", 0)
+    assert (small.load.kv_type, small.load.mmap, small.load.exact, small.load.caches) == ("q8_0", False, True, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "names no model"),
+        ("[a", "cannot read"),
+        ("a = 3", "'a' is no table"),
+        ("[a]\nmodle = 'x'", "there is no setting 'modle'"),
+        ("[a]\nmodel = 3", "model is a text"),
+        ("[a]\nctx = 'much'", "'much' is not a valid integer"),
+        ("[a]\nparallel = 0", "0 is not in the range"),
+        ("[a]\nexact = 1", "exact is true or false"),
+        ("[a]\nkv-type = 'q2'", "'q2' is not one of"),
+        ("[a]\ndraft = ['x']", "draft is a text"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest) as caught:
+        configured(path)
+    assert told in caught.value.message and "\n" not in caught.value.message and caught.value.hint
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        configured(tmp_path / "none.toml")
+
+
+def test_the_server_has_those_of_the_file_and_those_named(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text('[a]\nmodel = "tree"\nbackend = "toy"\ndraft = "none"\nctx = 300\nparallel = 1\n')
+    with serving(tmp_path, "b=linear", "--backend", "toy", "--config", str(path)) as server:
+        assert [model.id for model in server.openai().models.list()] == ["a", "b"]
+        assert server.ask("a", max_tokens=3).status_code == 200
+        told = server.model("a")
+        assert (told["context_size"], told["answers_at_once"], told["draft"]) == (300, 1, "none")

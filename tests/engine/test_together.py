@@ -1,0 +1,205 @@
+"""Generations whose forwards are done as one: each says what it says alone, however the others draft, come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.forks import first_fork
+from edgespec.control.costs import Profile
+from edgespec.control.experience import Experience
+from edgespec.core.company import Pause
+from edgespec.core.protocols import PrefillProgress, Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine import Engine
+from edgespec.errors import BackendError, Cancelled
+from edgespec.events import Event, Finished, Request
+from edgespec.speculation import Speculation
+from edgespec.structure import json_structure
+from tests.engine.conftest import PLAIN, open_engine
+from tests.engine.prompts import CODE
+from tests.models import trained
+
+GREEDY = SamplingParams(temperature=0)
+AT_ONCE = 16
+KINDS = {
+    "plain": PLAIN,
+    "chains": Speculation("model", 4),
+    "trees": Speculation("model", 3, 9),
+    "lookups": Speculation("ngram", 5),
+    "autopilot": Speculation("model"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Engine]:
+    options = LoadOptions(threads=1, context_size=256, caches=AT_ONCE)
+    opened = open_engine(trained("target"), trained("draft"), options)
+    opened.experience = eager()
+    yield opened
+    opened.close()
+
+
+def eager() -> Experience:
+    """Rows cost little, so that the autopilot drafts for as many as there are."""
+    return Experience(Profile({1: 0.01, 8: 0.0104, 32: 0.012, 128: 0.016}, 0.0001, 0.00001))
+
+
+def together(engine: Engine, requests: Sequence[Request], kind: Speculation | None = None) -> list[list[Event]]:
+    """The events of each, all running from Pause to Pause in turn."""
+    found: list[list[Event]] = [[] for _ in requests]
+    generations = [engine.generate(request, speculation=kind) for request in requests]
+    running = list(zip(found, generations, strict=True))
+    while running:
+        running = [each for each in running if goes_on(*each)]
+    return found
+
+
+def goes_on(events: list[Event], generation: Iterator[Event | Pause]) -> bool:
+    for event in generation:
+        if isinstance(event, Pause):
+            return True
+        events.append(event)
+    return False
+
+
+def tokens(events: Sequence[Event]) -> tuple[int, ...]:
+    assert isinstance(events[-1], Finished)
+    return events[-1].tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_at_once_say_what_each_says_alone(engine: Engine, shared: Engine, kind: str) -> None:
+    requests = [Request(CODE[i], GREEDY, max_tokens=20 + 3 * i) for i in range(AT_ONCE)]
+    engine.speculation = PLAIN
+    alone = [tokens(list(engine.stream(request))) for request in requests]
+    beside = together(shared, requests, KINDS[kind])
+    session = engine.target.open_session(lambda: None)
+    for request, expected, events in zip(requests, alone, beside, strict=True):
+        assert isinstance(request.prompt, str)
+        fork = first_fork(session, engine.encode(request.prompt), expected, tokens(events))
+        assert fork is None or fork.is_near_tie, fork
+    session.close()
+    steps = [event for events in beside for event in events if isinstance(event, Step) and event.index]
+    assert max(step.n_beside or 0 for step in steps) >= AT_ONCE // 2, "they did share forwards"
+    assert (sum(step.n_accepted for step in steps) > 0) == (kind != "plain")
+
+
+def test_drawn_texts_are_those_of_their_seeds(shared: Engine) -> None:
+    """Logits move by rounding alone, so that a draw goes elsewhere now and then, but not often."""
+    requests = [Request(CODE[i], SamplingParams(temperature=0.8), 24, seed=i) for i in range(AT_ONCE)]
+    alone = [tokens(list(shared.stream(request))) for request in requests]
+    beside = [tokens(events) for events in together(shared, requests, KINDS["lookups"])]
+    assert sum(a == b for a, b in zip(alone, beside, strict=True)) >= AT_ONCE - 4
+
+
+def test_structures_hold_for_each(shared: Engine) -> None:
+    requests = [
+        Request(CODE[i], SamplingParams(temperature=0.9), 60, seed=i,
+                structure=json_structure({"type": "integer"}) if i % 2 else None)
+        for i in range(6)
+    ]  # fmt: skip
+    for i, events in enumerate(together(shared, requests)):
+        text = b"".join(shared.target.tokenizer.piece(token) for token in tokens(events)).strip()
+        assert text.lstrip(b"-").isdigit() == bool(i % 2), text
+
+
+def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
+    """Cancelled at any place, one frees its cache for the next, and the rest go on as if it had not been there."""
+    engine.speculation = PLAIN
+    gone: set[int] = set()
+
+    def check(who: int) -> None:
+        if who in gone:
+            raise Cancelled
+
+    requests = [Request(CODE[i], GREEDY, max_tokens=24) for i in range(20)]
+    running = {}
+    found: dict[int, list[Event]] = {i: [] for i in range(20)}
+    waiting = list(range(20))
+    rounds = 0
+    while waiting or running:
+        rounds += 1
+        while waiting and len(running) < 5:
+            who = waiting.pop(0)
+            running[who] = shared.generate(requests[who], lambda who=who: check(who), KINDS["trees"])  # type: ignore[misc]
+        if rounds % 4 == 0:
+            gone |= {who for who in running if who % 3 == 0}
+        running = {who: each for who, each in running.items() if goes_on(found[who], each)}
+    session = engine.target.open_session(lambda: None)
+    for who, events in found.items():
+        last = events[-1]
+        assert isinstance(last, Finished)
+        if who in gone:
+            assert last.reason == "cancelled" or len(last.tokens) == 24
+        else:
+            expected = tokens(list(engine.stream(requests[who])))
+            fork = first_fork(session, engine.encode(CODE[who]), expected, last.tokens)
+            assert fork is None or fork.is_near_tie
+    assert any(isinstance(events[-1], Finished) and events[-1].reason == "cancelled" for events in found.values())
+    session.close()
+
+
+def test_a_common_beginning_is_read_once(shared: Engine) -> None:
+    head = "".join(f"import module_{i}\n" for i in range(12))
+    requests = [Request(head + CODE[i], GREEDY, max_tokens=4) for i in range(6)]
+    n = len(shared.encode(head))
+    first = together(shared, requests[:1])
+    later = together(shared, requests[1:])
+    for events in (*first, *later):
+        assert isinstance(events[-1], Finished)
+    read = [events[-1].metrics.cached_tokens for events in later]  # type: ignore[union-attr]
+    assert min(read) >= n - 2
+
+
+def test_what_another_has_read_is_taken_over_where_it_is_more(shared: Engine) -> None:
+    """From one that is still reading, too; and a cache that holds more is not given up for it."""
+    long = "".join(f"value_{i} = compute(value_{i - 1}, {i})\n" for i in range(1, 13))
+    reader = shared.generate(Request(long, GREEDY, max_tokens=2))
+    held = 0
+    while not held:  # until it has read something, though not all
+        event = next(reader)
+        held = event.done if isinstance(event, PrefillProgress) else 0
+    (second,) = together(shared, [Request(long + "value", GREEDY, max_tokens=2)])
+    assert isinstance(second[-1], Finished) and second[-1].metrics.cached_tokens >= held - 1
+    while goes_on([], reader):
+        pass
+    (third,) = together(shared, [Request(long + "value_1", GREEDY, max_tokens=2)])
+    assert isinstance(third[-1], Finished)
+    assert third[-1].metrics.cached_tokens >= len(shared.encode(long)) - 1
+
+
+def test_a_failure_ends_those_who_shared_it_and_nobody_after_them(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = [shared.generate(Request(CODE[i], GREEDY, 30)) for i in range(3)]
+    for _ in range(4):
+        for each in running:
+            assert goes_on([], each)
+    context = shared._caches._kept[-1].target.context  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(context, "_decode", lambda *_: -3)
+        for each in running:
+            with pytest.raises(BackendError, match="code -3"):
+                goes_on([], each)
+    assert len(tokens(together(shared, [Request(CODE[0], GREEDY, 9)])[0])) == 9
+
+
+def test_more_than_there_are_caches_are_refused(shared: Engine) -> None:
+    running = [shared.generate(Request(CODE[0], GREEDY, 9)) for _ in range(AT_ONCE)]
+    for each in running:
+        assert goes_on([], each)
+    with pytest.raises(BackendError, match="all caches are in use"):
+        goes_on([], shared.generate(Request(CODE[0], GREEDY, 9)))
+    while running:
+        running = [each for each in running if goes_on([], each)]
+
+
+def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:
+    for _ in range(AT_ONCE + 1):
+        generation = shared.generate(Request(CODE[3], GREEDY, 9))
+        assert goes_on([], generation) and goes_on([], generation)
+        generation.close()  # type: ignore[attr-defined]
+    assert len(tokens(together(shared, [Request(CODE[0], GREEDY, 9)])[0])) == 9
