@@ -137,6 +137,7 @@ class Engine:
                 if not isinstance(event, Step):
                     yield event
                     continue
+                event = replace(event, plain_s=self._plain_s(event, cache.target))
                 pieces: list[Piece] = []
                 source = event.decision.source if event.decision else ""
                 for i, token in enumerate(event.tokens):
@@ -151,7 +152,7 @@ class Engine:
                         )
                         break
                 channel = pieces[-1].channel if pieces else passage
-                meter.add(event, self._plain_s(cache.target), is_reasoning=channel == "reasoning")
+                meter.add(event, is_reasoning=channel == "reasoning")
                 emitted += event.tokens
                 yield event
                 if scoring is not None:
@@ -277,9 +278,16 @@ class Engine:
             return self.draft.open_session(target, check)
         return self.draft.open_session(check) if self.draft is not None else None
 
-    def _plain_s(self, session: Session) -> float | None:
-        """What a token takes in plain decoding beside the present company, where that has been measured."""
-        return self._experience.costs.seconds(session.company.sessions + 1) if self._experience is not None else None
+    def _plain_s(self, step: Step, session: Session) -> float | None:
+        """See Step."""
+        if self._experience is None:
+            return None
+        costs, at_once = self._experience.costs, session.company.sessions + 1
+        plain_s = costs.seconds(at_once)
+        if not step.index or step.n_beside is None:
+            return plain_s
+        took_s = step.verify_s + (step.sample_s + step.commit_s) * at_once
+        return plain_s * took_s / costs.seconds(1 + step.n_drafted + step.n_beside)
 
     def _seconds(self, session: Session) -> Callable[[int], float]:
         """What so many rows of `session` take; where that has not been measured, the same for any number."""

@@ -65,13 +65,13 @@ class Meter:
         self._reasoning = 0
         self.cached_tokens = 0
 
-    def add(self, step: Step, plain_s: float | None = None, *, is_reasoning: bool = False) -> None:
-        """`plain_s` is what a token would have taken in plain decoding."""
+    def add(self, step: Step, *, is_reasoning: bool = False) -> None:
+        """The next round."""
         self._steps.append(step)
         if is_reasoning:
             self._reasoning += len(step.tokens)
         if step.index and self._plain_s is not None:
-            self._plain_s = None if plain_s is None else self._plain_s + plain_s * len(step.tokens)
+            self._plain_s = None if step.plain_s is None else self._plain_s + step.plain_s * len(step.tokens)
 
     def metrics(self) -> Metrics:
         steps = self._steps

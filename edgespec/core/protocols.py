@@ -284,6 +284,8 @@ class Step:
                 its seconds are those of something else too, such as a prompt
     at_s        time.perf_counter() when the tokens were ready; the other times are durations in seconds
     decision    why the round drafted what it did; None for step 0
+    plain_s     what a token would have taken then in plain decoding beside the same generations, where its usual
+                seconds are known: a forward that took twice what such a forward usually takes would have done so then
     """
 
     index: int
@@ -298,6 +300,7 @@ class Step:
     commit_s: float = 0.0
     decision: Decision | None = None
     n_beside: int | None = 0
+    plain_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ class ChatApp(Window):
         self.query_one(Progress).show(None)
         answer, self.answer = self.answer, None
         if answer is not None:
-            metrics = measured(self.finished, self.gauges.plain)
+            metrics = measured(self.finished)
             await answer.finish(foot(metrics))
             self.keeper.finish(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:

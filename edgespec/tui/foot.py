@@ -8,8 +8,8 @@ from typing import Any
 from edgespec.events import Finished
 
 
-def measured(finished: Finished | None, plain: float | None) -> dict[str, Any]:
-    """What is worth keeping of a generation; nothing of one that an error ended. `plain` in tokens a second."""
+def measured(finished: Finished | None) -> dict[str, Any]:
+    """What is worth keeping of a generation; nothing of one that an error ended."""
     if finished is None:
         return {}
     metrics = finished.metrics
@@ -21,7 +21,7 @@ def measured(finished: Finished | None, plain: float | None) -> dict[str, Any]:
         "accepted_tokens": metrics.accepted_tokens,
         "tau": metrics.tau,
         "tokens_per_second": metrics.tokens_per_second,
-        "plain_tokens_per_second": plain,
+        "times_plain": metrics.times_plain,
         "ttft_s": metrics.ttft_s,
     }
 
@@ -31,9 +31,9 @@ def foot(metrics: Mapping[str, Any]) -> str:
     if "emitted_tokens" not in metrics:
         return "ended by an error; what was written stays"
     parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
-    speed, plain = metrics.get("tokens_per_second"), metrics.get("plain_tokens_per_second")
+    speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
     if speed:
-        parts.append(f"{speed:.1f} tok/s" + (f", {speed / plain:.2f}x plain" if plain else ""))
+        parts.append(f"{speed:.1f} tok/s" + (f", {times:.2f}x plain" if times else ""))
     if metrics.get("drafted_tokens"):
         parts.append(f"{metrics.get('accepted_tokens')} of {metrics['drafted_tokens']} drafted accepted")
     return " · ".join(parts)

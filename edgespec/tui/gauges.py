@@ -15,7 +15,7 @@ _ROUNDS = 400  # kept for the details
 
 @dataclass
 class Gauges:
-    """One generation as it goes on. Speeds in tokens a second; `plain` is what plain decoding does here."""
+    """One generation as it goes on. Speeds in tokens a second; `plain` is what plain decoding is known to do here."""
 
     plain: float | None = None
     asked_s: float = 0.0
@@ -34,6 +34,7 @@ class Gauges:
     draft_s: float = 0.0
     verify_s: float = 0.0
     other_s: float = 0.0
+    plain_s: float = 0.0  # what the tokens after the first would have taken
     decision: Decision | None = None
     _tested: list[int] = field(default_factory=list)
     _right: list[int] = field(default_factory=list)
@@ -54,6 +55,9 @@ class Gauges:
         self.verify_s += step.verify_s
         self.other_s += step.sample_s + step.commit_s
         self.decision = step.decision
+        if step.plain_s is not None:  # beside a screen to draw, plain decoding is slower than what was measured on load
+            self.plain_s += step.plain_s * len(step.tokens)
+            self.plain = (self.tokens - 1) / self.plain_s
         for depth in range(step.n_tested):
             if depth == len(self._tested):
                 self._tested.append(0)
@@ -92,7 +96,7 @@ class Gauges:
 
     @property
     def times_plain(self) -> float | None:
-        return self.mean / self.plain if self.mean and self.plain else None
+        return self.mean / self.plain if self.mean and self.plain and self.plain_s else None
 
     @property
     def acceptance(self) -> float | None:
