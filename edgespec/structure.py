@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MOST_SCHEMA = 2**18  # characters
 _DEEPEST = 64
 _WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON's tokens; without a bound a model may write blanks for ever
+_MOST = 16  # of what there may be several
 _FORCED = 16  # tokens that a structure leaves no choice about, proposed at once
 _WINDOW = 16  # tokens that the end of the reasoning may be spelled in
 _EVERYTHING = 2**40
@@ -48,9 +49,16 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What an answer has to be: one of several sequences of parts."""
+    """What an answer has to be: one of several sequences of parts.
+
+    first, last  what is before and after it
+    between      what is between it and another one, where there may be up to 16; None where there is one
+    """
 
     alternatives: tuple[tuple[Text | Json, ...], ...]
+    first: tuple[Text, ...] = ()
+    last: tuple[Text, ...] = ()
+    between: tuple[Text, ...] | None = None
 
 
 def json_part(schema: Any) -> Json:
@@ -93,12 +101,18 @@ class Structures:
         return Constrained(matcher, sampler, self._tokenizer, prompt_length, after)
 
     def _lark(self, structure: Structure) -> str:
-        rules = [f"start: {' | '.join(f'way{i}' for i in range(len(structure.alternatives)))}"]
-        for i, parts in enumerate(structure.alternatives):
-            names = [f"part{i}x{j}" for j in range(len(parts))]
-            rules.append(f"way{i}: {' '.join(names)}")
-            rules += [f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True)]
-        return "\n".join(rules)
+        rules: list[str] = []
+
+        def sequence(parts: Sequence[Text | Json]) -> str:
+            names = [f"part{len(rules)}x{i}" for i in range(len(parts))]
+            rules.extend(f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True))
+            return " ".join(names)
+
+        ways = " | ".join(sequence(parts) for parts in structure.alternatives)
+        more = "" if structure.between is None else f"more{{0,{_MOST - 1}}}"
+        start = f"start: {sequence(structure.first)} way {more} {sequence(structure.last)}"
+        another = f"more: {sequence(structure.between or ())} way"
+        return "\n".join([start, f"way: {ways}", *([another] if more else ()), *rules])
 
     def _rule(self, part: Text | Json) -> str:
         if isinstance(part, Json):

@@ -86,6 +86,7 @@ class AnthropicTool(Body):
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class CountRequest(Body):
@@ -111,7 +112,8 @@ class CountRequest(Body):
         if wanted.type == "tool" and wanted.name is None:
             raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
         forced = wanted.name if wanted.type == "tool" else None
-        return Ask(self.prompt(), tools=tools, choice=choice, forced=forced)
+        several = wanted.disable_parallel_tool_use is False
+        return Ask(self.prompt(), tools=tools, choice=choice, forced=forced, several=several)
 
 
 class MessagesRequest(CountRequest):

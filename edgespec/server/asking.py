@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -51,6 +51,7 @@ class Ask:
 
     prompt     messages, or text to continue as it stands
     choice     'auto', 'none', 'required', or the one tool to call: Choice or a name in `forced`
+    several    whether an answer that has to be a call may be several, where the model's form has room for them
     structure  JSON that the answer has to be, unless a tool has to be called
     """
 
@@ -63,6 +64,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     choice: Choice = "auto"
     forced: str | None = None
+    several: bool = False
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class Ask:
             if isinstance(prompt, tuple) and "tools" not in (standing.template or ""):
                 prompt = _instructed(prompt, instructions(described))
             if self.choice == "required" or self.forced is not None:
-                structure = call_structure(form, self._callable())
+                structure = call_structure(form, self._callable(), several=self.several and self.forced is None)
         if structure is not None and self.stop:
             raise InvalidRequest("a stop text could break the answer's structure.", hint="Leave stop out.")
         sampling = self.settings.over(standing.sampling)
@@ -108,13 +110,13 @@ class Ask:
         return named
 
 
-def call_structure(form: ToolFormat, tools: Sequence[Tool]) -> Structure:
-    """An answer that is one call of one of `tools`. Raises InvalidRequest."""
-    before, after = form.frame
+def call_structure(form: ToolFormat, tools: Sequence[Tool], *, several: bool = False) -> Structure:
+    """An answer that is one call of one of `tools`, or `several`. Raises InvalidRequest."""
+    frame = form.frame
     ways: list[tuple[Text | Json, ...]] = []
     for tool in tools:
         body: dict[str, Any] = {"type": "object", **tool.parameters}
-        if not any("{name}" in part for part in before):
+        if not frame.holds_name:
             at_top: dict[str, Any] = {}  # where references look
             for key in ("$defs", "definitions"):
                 if key in body:
@@ -126,9 +128,14 @@ def call_structure(form: ToolFormat, tools: Sequence[Tool]) -> Structure:
                 "additionalProperties": False,
                 **at_top,
             }
-        named = (Text(part.replace("{name}", tool.name)) for part in before)
-        ways.append((*named, json_part(body), *(Text(part) for part in after)))
-    return Structure(tuple(ways))
+        before = (part.replace("{name}", tool.name) for part in frame.before)
+        ways.append((*_texts(before), json_part(body), *_texts(frame.after)))
+    between = _texts(frame.between) if several and frame.between is not None else None
+    return Structure(tuple(ways), _texts(frame.first), _texts(frame.last), between)
+
+
+def _texts(parts: Iterable[str]) -> tuple[Text, ...]:
+    return tuple(Text(part) for part in parts)
 
 
 def message(role: str, content: str, **extra: Any) -> Message:

@@ -75,6 +75,7 @@ class ChatRequest(Sampled):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=256)] | None = None
     tool_choice: Choice | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -99,6 +100,7 @@ class ChatRequest(Sampled):
             tools=tools,
             choice=choice or "auto",
             forced=named,
+            several=bool(self.parallel_tool_calls),
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self.chat_template_kwargs or {},
         )

@@ -73,6 +73,7 @@ class ResponsesRequest(Body):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     tools: Annotated[list[ResponseTool | OtherItem], Field(max_length=256)] | None = None
     tool_choice: Choice | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = None
     stream: bool | None = False
@@ -98,6 +99,7 @@ class ResponsesRequest(Body):
             tools=tools,
             choice=choice or "auto",
             forced=named,
+            several=bool(self.parallel_tool_calls),
         )
 
     def _tools(self) -> Iterator[Tool]:
@@ -138,7 +140,8 @@ class ResponsesWriter:
         self._head: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time()),
             "model": request.model, "error": None, "instructions": request.instructions, "metadata": {},
-            "parallel_tool_calls": True, "temperature": request.temperature, "top_p": request.top_p,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "temperature": request.temperature, "top_p": request.top_p,
             "tool_choice": request.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
             "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],
         }  # fmt: skip

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from edgespec.text.stops import unfinished
-from edgespec.text.toolcalls import Found, ToolFormat, call_of
+from edgespec.text.toolcalls import Found, Frame, ToolFormat, call_of
 
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -84,7 +84,7 @@ HARMONY = ToolFormat(
     "<|channel|>",
     "",
     lambda body: None,
-    frame=(("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>"), ()),
+    frame=Frame(("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")),
     visible=MARKERS,
 )
 FINAL = ("<|channel|>", "final", "<|message|>")

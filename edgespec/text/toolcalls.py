@@ -25,14 +25,33 @@ Found = str | ToolCall
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """What is around the JSON of calls in an answer that has to be calls.
+
+    before, after  of each call; "{name}" is the tool's name, and the JSON is the arguments alone where it appears
+    first, last    of all of them
+    between        of one call and the next; None where an answer holds one call
+    """
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    between: tuple[str, ...] | None = None
+
+    @property
+    def holds_name(self) -> bool:
+        return any("{name}" in part for part in self.before)
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How one family writes calls: blocks from `opening` to `closing`, or to the end of the answer where that is "".
 
     bare      a call may also be the whole answer, without `opening`
     read      the calls of a block without its markers; None if it holds none
     argument  the key of the arguments in a call that is one JSON object
-    frame     what is before and after the JSON of one call, for answers that have to be a call; "{name}" is the tool's
-              name, and the JSON is the arguments alone where it appears
+    frame     of answers that have to be calls
     """
 
     name: str
@@ -41,7 +60,7 @@ class ToolFormat:
     read: Callable[[str], list[ToolCall] | None]
     argument: str = "arguments"
     bare: bool = False
-    frame: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    frame: Frame = Frame()
     visible: tuple[str, ...] = ()
 
 
@@ -233,14 +252,15 @@ def _read_deepseek(body: str) -> list[ToolCall] | None:
 
 
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", _read_json,
-                    frame=(("<tool_call>", "\n"), ("\n", "</tool_call>")),
+                    frame=Frame(("<tool_call>", "\n"), ("\n", "</tool_call>"), between=("\n",)),
                     visible=("<tool_call>", "</tool_call>"))  # fmt: skip
 _XML = ToolFormat("xml", "<tool_call>", "</tool_call>", _read_xml, frame=HERMES.frame, visible=HERMES.visible)
 _LLAMA = ToolFormat("llama", "<|python_tag|>", "", _read_json, "parameters", True, visible=("<|python_tag|>",))
-_MISTRAL_LIST = ToolFormat("mistral", "[TOOL_CALLS]", "", _read_mistral, frame=(("[TOOL_CALLS]", "["), ("]",)),
+_MISTRAL_LIST = ToolFormat("mistral", "[TOOL_CALLS]", "", _read_mistral,
+                           frame=Frame(first=("[TOOL_CALLS]", "["), last=("]",), between=(", ",)),
                            visible=("[TOOL_CALLS]",))  # fmt: skip
 _MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", "", _read_mistral,
-                           frame=(("[TOOL_CALLS]", "{name}", "[ARGS]"), ()),
+                           frame=Frame(("[TOOL_CALLS]", "{name}", "[ARGS]"), between=()),
                            visible=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))  # fmt: skip
 _DEEP = (
     "<｜tool▁calls▁begin｜>",
@@ -250,10 +270,11 @@ _DEEP = (
     "<｜tool▁calls▁end｜>",
 )
 _DEEPSEEK_OLD = ToolFormat("deepseek", _DEEP[0], _DEEP[4], _read_deepseek, visible=_DEEP,
-                           frame=((*_DEEP[:2], "function", _DEEP[2], "{name}", "\n```json\n"), ("\n```", *_DEEP[3:]))
-                           )  # fmt: skip
+                           frame=Frame((_DEEP[1], "function", _DEEP[2], "{name}", "\n```json\n"), ("\n```", _DEEP[3]),
+                                       _DEEP[:1], _DEEP[4:], ("\n",)))  # fmt: skip
 _DEEPSEEK_NEW = ToolFormat("deepseek-v3.1", _DEEP[0], _DEEP[4], _read_deepseek, visible=_DEEP,
-                           frame=((*_DEEP[:2], "{name}", _DEEP[2]), _DEEP[3:]))  # fmt: skip
+                           frame=Frame((_DEEP[1], "{name}", _DEEP[2]), (_DEEP[3],), _DEEP[:1], _DEEP[4:], ())
+                           )  # fmt: skip
 
 # What a template must contain -> the form its model writes; the first that applies counts.
 _KNOWN: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (

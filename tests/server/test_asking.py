@@ -16,7 +16,7 @@ from edgespec.server.dialect import reader_of, tool_format
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tools import Tool
 from edgespec.structure import Structures
-from edgespec.text.toolcalls import ToolCall
+from edgespec.text.toolcalls import HERMES, ToolCall
 
 
 class Place(BaseModel):
@@ -38,27 +38,51 @@ TEMPLATES = {
 }
 
 
+SEVERAL = {"hermes", "mistral", "mistral since 2025", "deepseek", "deepseek since v3.1"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("cities", [("Oslo",), ("Oslo", "Rome", "Lima")], ids=["one", "three"])
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_forced_call_is_read_back(family: str) -> None:
-    """What the grammar lets through, followed token by token, is the call that the reader finds."""
+def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], several: bool) -> None:
+    """What the grammar lets through, followed token by token, are the calls that the reader finds."""
     form = tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
-    structure = call_structure(form, [tool])
+    structure = call_structure(form, [tool], several=several)
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     law = Structures(tokenizer).constrain(structure, sampler, 0)
-    arguments = {"place": {"city": "Oslo"}}
-    before, after = form.frame
-    whole = {"name": "weather", form.argument: arguments}
-    is_alone = any("{name}" in part for part in before)
-    text = "".join(before).replace("{name}", "weather") + json.dumps(arguments if is_alone else whole) + "".join(after)
+    frame = form.frame
+    before, after = "".join(frame.before).replace("{name}", "weather"), "".join(frame.after)
+    calls = []
+    for city in cities:
+        arguments: dict[str, Any] = {"place": {"city": city}}
+        if not frame.holds_name:
+            arguments = {"name": "weather", form.argument: arguments}
+        calls.append(before + json.dumps(arguments) + after)
+    between = "; " if frame.between is None else "".join(frame.between)
+    text = "".join(frame.first) + between.join(calls) + "".join(frame.last)
     tokens = tokenizer.encode(text, parse_special=False)
+    if len(cities) > 1 and not (several and family in SEVERAL):
+        assert not law._follow(tokens), "one call was asked for"
+        return
     assert law._follow(tokens), "the grammar refuses what the family writes"
     assert set(tokenizer.end_of_generation) & set(_allowed(law)), "and wants no more after it"
     reader = reader_of(form, [tool])
     found = [*reader.push(text), *reader.finish()]
-    (call,) = [each for each in found if isinstance(each, ToolCall)]
-    assert call.name == "weather" and json.loads(call.arguments) == arguments
+    read = [each for each in found if isinstance(each, ToolCall)]
+    assert [call.name for call in read] == ["weather"] * len(cities)
+    assert [json.loads(call.arguments) for call in read] == [{"place": {"city": city}} for city in cities]
+
+
+def test_no_more_calls_than_sixteen() -> None:
+    tool = Tool("f", "", {"type": "object", "additionalProperties": False})
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    for n, is_let in ((16, True), (17, False)):
+        law = Structures(tokenizer).constrain(call_structure(HERMES, [tool], several=True), sampler, 0)
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        assert law._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
 
 
 def _allowed(law: Any) -> list[int]:

@@ -193,6 +193,26 @@ def test_a_call_that_has_to_be_made_and_its_result(
     assert after.choices[0].message.content is not None
 
 
+def test_several_calls_that_have_to_be_made(pair: Server) -> None:
+    """Nothing but whole calls, whole or streamed, where several are asked for; one where they are not."""
+    client = pair.openai()
+    ask: Any = {"model": MODEL, "messages": USER, "max_tokens": 400, "temperature": 0}
+    ask.update(tools=[WEATHER, TIME], tool_choice="required")
+    answer = client.chat.completions.create(**ask, parallel_tool_calls=True).choices[0]
+    calls = answer.message.tool_calls or []
+    assert len(calls) > 1 and not (answer.message.content and answer.finish_reason == "tool_calls")
+    assert len({call.id for call in calls}) == len(calls)
+    for call in calls:
+        assert call.type == "function" and call.function.name in ("get_weather", "get_time")
+        assert isinstance(json.loads(call.function.arguments), dict)
+    chunks = client.chat.completions.create(**ask, parallel_tool_calls=True, stream=True)
+    streamed = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or ()]
+    assert [each.index for each in streamed] == [*range(len(calls))]
+    for parallel in ({}, {"parallel_tool_calls": False}):
+        alone = client.chat.completions.create(**ask, **parallel).choices[0]
+        assert alone.finish_reason == "tool_calls" and len(alone.message.tool_calls or ()) == 1
+
+
 def test_tools_that_may_not_be_used(pair: Server) -> None:
     client = pair.openai()
     plain = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=12, temperature=0)
