@@ -21,7 +21,7 @@ METRICS = {
 
 
 def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
-    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1")
+    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--gamma", "3")
     assert done.returncode == 0
     assert done.stdout.strip()
     assert "tok/s" not in done.stdout

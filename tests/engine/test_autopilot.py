@@ -10,7 +10,6 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
-from edgespec.control.costs import Costs, Profile
 from edgespec.control.experience import Experience
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
@@ -19,28 +18,13 @@ from edgespec.errors import Cancelled
 from edgespec.events import Finished, Request
 from edgespec.speculation import Rule, Speculation
 from tests.core.toys import Alarm
-from tests.engine.conftest import PLAIN, generate, open_engine
+from tests.engine.conftest import PLAIN, eager, generate, open_engine
 from tests.engine.prompts import CODE
 from tests.models import DRAFT, TARGET, hybrid, mamba
 
 GREEDY = SamplingParams(temperature=0)
 WARM = SamplingParams(temperature=0.8, top_p=0.95)
 KINDS = {"model": Speculation("model"), "ngram": Speculation("ngram")}
-
-
-class Cheap(Costs):
-    """Rows and drafted tokens cost next to nothing, whatever the clock says, so that as much as possible is drafted."""
-
-    def observe(self, rows: int, position: int, seconds: float) -> None:
-        super().observe(rows, position, 1.0 + 0.01 * rows)
-
-    def observe_drafted(self, seconds: float) -> None: ...
-
-
-def eager(read_s: float = 0.001) -> Experience:
-    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, read_s))
-    experience.costs = Cheap(experience.costs.profile)
-    return experience
 
 
 def loaded(path: Path, options: LoadOptions, n: int) -> Engine:

@@ -17,7 +17,7 @@ from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import Message
 from edgespec.text.stream import Piece
-from tests.engine.conftest import PLAIN, generate
+from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE
 from tests.models import hybrid, llama, mamba
 
@@ -75,7 +75,7 @@ def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Specu
     request = Request(CODE[1], GREEDY, max_tokens=60)
     engine.speculation = PLAIN
     expected = generate(engine, request)[1].tokens
-    engine.speculation = speculation
+    engine.speculation, engine.experience = speculation, eager()
     switches = {10: True, 30: False}  # tokens emitted: whether drafting is off from then on
     tokens: list[int] = []
     drafted: dict[bool, int] = {True: 0, False: 0}

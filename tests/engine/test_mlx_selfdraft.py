@@ -17,9 +17,8 @@ from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.text.chat import encode_prompt
 from tests.backends.test_mlx_selfdraft import METHODS, SIX, made
-from tests.engine.conftest import PLAIN, generate
+from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE
-from tests.engine.test_autopilot import eager
 from tests.mlx_models import make_folder
 from tests.models import TARGET, trained
 

@@ -15,9 +15,8 @@ from edgespec.engine import Engine
 from edgespec.errors import Cancelled
 from edgespec.events import Request
 from edgespec.speculation import Speculation
-from tests.engine.conftest import PLAIN, generate
+from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE
-from tests.engine.test_autopilot import eager
 from tests.models import TARGET
 
 GREEDY = SamplingParams(temperature=0)

@@ -8,8 +8,6 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
-from edgespec.control.costs import Profile
-from edgespec.control.experience import Experience
 from edgespec.core.company import Pause
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
@@ -18,7 +16,7 @@ from edgespec.errors import BackendError, Cancelled
 from edgespec.events import Event, Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.structure import json_structure
-from tests.engine.conftest import PLAIN, open_engine
+from tests.engine.conftest import PLAIN, eager, open_engine
 from tests.engine.prompts import CODE
 from tests.models import trained
 
@@ -40,11 +38,6 @@ def shared() -> Iterator[Engine]:
     opened.experience = eager()
     yield opened
     opened.close()
-
-
-def eager() -> Experience:
-    """Rows cost little, so that the autopilot drafts for as many as there are."""
-    return Experience(Profile({1: 0.01, 8: 0.0104, 32: 0.012, 128: 0.016}, 0.0001, 0.00001))
 
 
 def together(engine: Engine, requests: Sequence[Request], kind: Speculation | None = None) -> list[list[Event]]:
