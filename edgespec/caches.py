@@ -34,17 +34,18 @@ class Caches:
         self.at_most = at_most
         self._kept: list[Cache] = []  # the one used last is last
 
-    def take(self, prompt: Sequence[int], check: CheckCancelled) -> Cache:
+    def take(self, prompt: Sequence[int], check: CheckCancelled) -> Cache | None:
         """One that nobody else uses until `give_back`: the one that holds the longest beginning of `prompt`, if that is
         at least half of what it holds; else an empty one, else the one used least lately, which takes over what another
-        one holds of the beginning, if it can. Raises BackendError.
+        one holds of the beginning, if it can. None while all are in use. Raises BackendError.
         """
-
         common = {cache: shared_prefix(cache.tokens, prompt, len(prompt)) for cache in self._kept}
         free = [cache for cache in self._kept if not cache.is_taken]
         found = max(free, key=lambda cache: common[cache], default=None)
         if found is None or 2 * common[found] < len(found.tokens):
             found = self._another(free)
+            if found is None:
+                return None
         # While a prompt is being read, less is held than what is in common.
         held = {cache: min(n, cache.target.position) for cache, n in common.items()}
         source = max(held, key=lambda cache: held[cache], default=found)
@@ -73,7 +74,7 @@ class Caches:
         for cache in kept:
             cache.close()
 
-    def _another(self, free: Sequence[Cache]) -> Cache:
+    def _another(self, free: Sequence[Cache]) -> Cache | None:
         if len(self._kept) < self.at_most:
             try:
                 return self._opened()
@@ -81,6 +82,4 @@ class Caches:
                 if not self._kept:
                     raise
                 self.at_most = len(self._kept)
-        if not free:
-            raise BackendError("all caches are in use.", hint="Try again, or use a larger --parallel.")
-        return free[0]
+        return free[0] if free else None

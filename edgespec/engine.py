@@ -16,7 +16,7 @@ from edgespec.control.costs import Profile
 from edgespec.control.experience import Experience
 from edgespec.control.profile import measure
 from edgespec.control.share import Share
-from edgespec.core.company import Pause
+from edgespec.core.company import PAUSE, Pause
 from edgespec.core.control import Pausable
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
@@ -112,7 +112,9 @@ class Engine:
                 within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
             if spec.gamma is None and not spec.is_plain:
                 self._known(check)
-            cache = self._caches.take(prompt, check)
+            while (cache := self._caches.take(prompt, check)) is None:  # there was no memory for one more
+                check()
+                yield PAUSE
             rule = spec.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             way = f"{rule} at {request.sampling.temperature:.1f}{', structured' if request.structure else ''}"
             decides = self._controller(spec, cache, sampler, rule, seed, way)
@@ -166,6 +168,8 @@ class Engine:
                     break
         except Cancelled:
             reason = "cancelled"
+            if cache is not None:  # of an abandoned forward nothing is kept
+                cache.target.rewind(cache.target.position)
         except Exception as error:
             if cache is not None:  # between forward and commit it is in no defined state
                 self._caches.drop(cache)
@@ -203,6 +207,8 @@ class Engine:
     def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
         """What forwards and drafted tokens cost. Raises Cancelled, BackendError."""
         cache = self._caches.take((), check)
+        if cache is None:
+            raise BackendError("all caches are in use.", hint="Try again.")
         try:
             return measure(cache.target, cache.draft, seconds, check)
         finally:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import Budget, Controller, Decision, Draft, Logits, Scores, Step, Verdict
 from edgespec.core.sampling import Law, Sampler, SamplingParams
-from edgespec.errors import BackendError, InvalidRequest
+from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Constrained:
         self._begin: int | None = None if after else 0  # of the structure, counted from the prompt's end
 
     def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
-        """Raises BackendError where the grammar becomes too complex to follow."""
+        """Raises InvalidRequest where the grammar becomes too complex to follow."""
         if not self._follow(prefix):
             if self._begin is None:  # what is to follow the reasoning has to follow
                 logits = logits.copy()
@@ -224,7 +224,9 @@ class Constrained:
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             why = " ".join(self._matcher.get_error().split())[:300].rstrip(".")
-            raise BackendError(f"the answer's structure is too complex to follow: {why}.", hint="Simplify the schema.")
+            raise InvalidRequest(
+                f"the answer's structure is too complex to follow: {why}.", hint="Simplify the schema."
+            )
 
 
 class Forcing:

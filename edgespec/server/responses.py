@@ -140,7 +140,7 @@ class ResponsesWriter:
         self._head: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time()),
             "model": request.model, "error": None, "instructions": request.instructions, "metadata": {},
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "parallel_tool_calls": bool(request.parallel_tool_calls),
             "temperature": request.temperature, "top_p": request.top_p,
             "tool_choice": request.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
             "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],

@@ -198,12 +198,21 @@ def test_what_is_read_in_company_is_read_in_small_parts(model: LlamaModel) -> No
     two.close()
 
 
-@pytest.mark.parametrize("name", ["mamba", "hybrid"])
-def test_recurrent_models_share_nothing_and_say_so(tmp_path: Path, name: str) -> None:
+WINDOW = "cells that its attention's window has passed do not stay"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("mamba", "its state is recurrent"), ("hybrid", "its state is recurrent"), ("sliding-window", WINDOW)],
+)
+def test_models_that_share_nothing_say_so(tmp_path: Path, name: str, why: str) -> None:
+    """With windows test_any_order_of_anything fails: llama.cpp overwrites what others have moved on from, though they
+    may come back to it, or hand it on.
+    """
     path = tmp_path / "model.gguf"
     MAKERS[name](path)
     model = load(path, LoadOptions(context_size=64, threads=1, caches=3))
-    assert model.unshared == "its state is recurrent"
+    assert model.unshared == why
     session = model.open_session(shared=True)
     assert not session.context.is_shared
     session.close()

@@ -180,14 +180,43 @@ def test_a_failure_ends_those_who_shared_it_and_nobody_after_them(
     assert len(tokens(together(shared, [Request(CODE[0], GREEDY, 9)])[0])) == 9
 
 
-def test_more_than_there_are_caches_are_refused(shared: Engine) -> None:
+def test_more_than_there_are_caches_wait(shared: Engine) -> None:
+    late = Request(CODE[1], GREEDY, 9)
+    expected = tokens(together(shared, [late])[0])
     running = [shared.generate(Request(CODE[0], GREEDY, 9)) for _ in range(AT_ONCE)]
     for each in running:
         assert goes_on([], each)
-    with pytest.raises(BackendError, match="all caches are in use"):
-        goes_on([], shared.generate(Request(CODE[0], GREEDY, 9)))
+    events: list[Event] = []
+    running.append(waiting := shared.generate(late))
     while running:
-        running = [each for each in running if goes_on([], each)]
+        assert not events or len(running) <= AT_ONCE
+        running = [each for each in running if goes_on(events if each is waiting else [], each)]
+    assert tokens(events) == expected
+
+
+def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> None:
+    """All the sequences of its branches are there for the others, though nobody takes up its cache."""
+    gone = False
+
+    def check() -> None:
+        if gone:
+            raise Cancelled
+
+    def spare() -> set[int]:
+        contexts = {cache.target.context for cache in shared._caches._kept}  # type: ignore[attr-defined]
+        return {len(context._spare) for context in contexts}
+
+    together(shared, [Request(CODE[0], GREEDY, 9)])
+    before = spare()
+    generation = shared.generate(Request(CODE[0], GREEDY, 60), check, Speculation("model", 3, 12))
+    while spare() == before:
+        assert goes_on([], generation)
+    gone = True
+    events: list[Event] = []
+    while goes_on(events, generation):
+        pass
+    assert isinstance(events[-1], Finished) and events[-1].reason == "cancelled"
+    assert spare() == before
 
 
 def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:

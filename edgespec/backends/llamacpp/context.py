@@ -228,10 +228,10 @@ class Context:
         self._lib.log.clear_errors()
         started = perf_counter()
         code = self._decode(self.native, self._batch.native)
-        self._last.seconds = perf_counter() - started
         self._batch.clear()
         self._round = Round()
         self._last.error = self._failure(code) if code else self._found_outputs()
+        self._last.seconds = perf_counter() - started  # an accelerator has done its work when there are outputs
 
     def _others(self, member: Member) -> list[LlamaScores]:
         """What the others have asked for in this round, or else in the last one."""

@@ -49,7 +49,11 @@ class LlamaModel:
             return "one answer is made at a time"
         if self.is_recurrent:
             return "its state is recurrent"
+        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp gives such cells to other texts, without a word
+            return "cells that its attention's window has passed do not stay"
         original = self._number("rope.scaling.original_context_length")
+        if not original and self._metadata("rope.scaling.type") == b"longrope":
+            original = self._lib.api.llama_model_n_ctx_train(self._handle)
         if self.context_size <= original < self.context_size * self._options.caches:
             return "the size of the cache would change its positions"
         return "--exact keeps each text's cells in order" if self._options.exact else None
@@ -130,12 +134,17 @@ class LlamaModel:
 
     def _number(self, key: str) -> int:
         """A whole number of the architecture's metadata; 0 where there is none."""
+        found = self._metadata(key)
+        return int(found) if found.isdigit() else 0
+
+    def _metadata(self, key: str) -> bytes:
+        """A value of the architecture's metadata as text; nothing where there is none."""
         buffer = ctypes.create_string_buffer(128)
         read = self._lib.api.llama_model_meta_val_str
         if read(self._handle, b"general.architecture", buffer, 128) < 0:
-            return 0
+            return b""
         found = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
-        return int(buffer.value) if found >= 0 and buffer.value.isdigit() else 0
+        return buffer.value if found >= 0 else b""
 
     def _session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
         member = context.enter(check)
