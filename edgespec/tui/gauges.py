@@ -55,7 +55,7 @@ class Gauges:
         self.verify_s += step.verify_s
         self.other_s += step.sample_s + step.commit_s
         self.decision = step.decision
-        if step.plain_s is not None:  # beside a screen to draw, plain decoding is slower than what was measured on load
+        if step.plain_s:  # beside a screen to draw, plain decoding is slower than what was measured on load
             self.plain_s += step.plain_s * len(step.tokens)
             self.plain = (self.tokens - 1) / self.plain_s
         for depth in range(step.n_tested):
