@@ -292,8 +292,7 @@ class Engine:
         plain_s = costs.seconds(at_once)
         if not step.index or step.n_beside is None:
             return plain_s
-        took_s = step.verify_s + (step.sample_s + step.commit_s) * at_once
-        return plain_s * took_s / costs.seconds(1 + step.n_drafted + step.n_beside)
+        return plain_s * step.forward_s(at_once) / costs.seconds(1 + step.n_drafted + step.n_beside)
 
     def _seconds(self, session: Session) -> Callable[[int], float]:
         """What so many rows of `session` take; where that has not been measured, the same for any number."""

@@ -7,7 +7,7 @@ so a drafted token that breaks the structure has probability zero and is never a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,10 @@ class Structure:
     first: tuple[Text, ...] = ()
     last: tuple[Text, ...] = ()
     between: tuple[Text, ...] | None = None
+
+
+def texts(parts: Iterable[str]) -> tuple[Text, ...]:
+    return tuple(Text(part) for part in parts)
 
 
 def json_part(schema: Any) -> Json:

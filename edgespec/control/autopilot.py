@@ -152,8 +152,7 @@ class Autopilot:
         if self._spine:
             self._owed += self._read * costs.read_s / plain_s
         if step.n_beside is not None:
-            every_s = (step.sample_s + step.commit_s) * (1 + share.beside)  # the others' take about as long
-            costs.observe(rows + step.n_beside, self._position, step.verify_s + every_s)
+            costs.observe(rows + step.n_beside, self._position, step.forward_s(1 + share.beside))
         # What such a round usually takes, not what this one took: a busy machine would have slowed plain decoding too.
         steps = (drafted_s + share.seconds(rows)) / plain_s
         paid = self._owed / _AMORTISED

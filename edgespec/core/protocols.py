@@ -302,6 +302,10 @@ class Step:
     n_beside: int | None = 0
     plain_s: float | None = None
 
+    def forward_s(self, at_once: int) -> float:
+        """Seconds of a forward of `at_once` generations with all their sampling, which takes each about as long."""
+        return self.verify_s + (self.sample_s + self.commit_s) * at_once
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:

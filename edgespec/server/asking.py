@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.dialect import answer_structure, tool_format
 from edgespec.server.tools import Tool
 from edgespec.stage import Standing
-from edgespec.structure import Json, Structure, Text, is_shallow, json_part
+from edgespec.structure import Json, Structure, Text, is_shallow, json_part, texts
 from edgespec.text.chat import Message
 from edgespec.text.harmony import HARMONY
 from edgespec.text.toolcalls import ToolFormat, instructions
@@ -129,13 +129,9 @@ def call_structure(form: ToolFormat, tools: Sequence[Tool], *, several: bool = F
                 **at_top,
             }
         before = (part.replace("{name}", tool.name) for part in frame.before)
-        ways.append((*_texts(before), json_part(body), *_texts(frame.after)))
-    between = _texts(frame.between) if several and frame.between is not None else None
-    return Structure(tuple(ways), _texts(frame.first), _texts(frame.last), between)
-
-
-def _texts(parts: Iterable[str]) -> tuple[Text, ...]:
-    return tuple(Text(part) for part in parts)
+        ways.append((*texts(before), json_part(body), *texts(frame.after)))
+    between = texts(frame.between) if several and frame.between is not None else None
+    return Structure(tuple(ways), texts(frame.first), texts(frame.last), between)
 
 
 def message(role: str, content: str, **extra: Any) -> Message:

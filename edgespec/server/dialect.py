@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from edgespec.server.tools import Tool
-from edgespec.structure import Structure, Text
+from edgespec.structure import Structure, texts
 from edgespec.text.harmony import FINAL, HARMONY, HarmonyReader, Thought
 from edgespec.text.reasoning import detect_format
 from edgespec.text.toolcalls import Found, ToolCallReader, ToolFormat, format_of
@@ -34,8 +34,7 @@ def answer_structure(structure: Structure, form: ToolFormat) -> Structure:
     """`structure` where the answer begins, behind the header of a message where the model writes one."""
     if form is not HARMONY:
         return structure
-    head = tuple(Text(part) for part in FINAL)
-    return replace(structure, alternatives=tuple((*head, *parts) for parts in structure.alternatives))
+    return replace(structure, first=texts(FINAL))
 
 
 def _is_harmony(template: str | None) -> bool:
