@@ -98,8 +98,7 @@ class Engine:
             )
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tokenizer = self.target.tokenizer
-        splits = self._reasoning is not None and not self._reasoning.markers & set(request.visible)
-        text = TextStream(tokenizer, request.stop, self._reasoning if splits else None, tail, request.visible)
+        text = TextStream(tokenizer, request.stop, self._reasoning, tail, request.visible)
         meter = Meter(len(prompt), started_s)
         emitted: list[int] = []
         reason: FinishReason = "length"
@@ -141,9 +140,11 @@ class Engine:
                     continue
                 event = replace(event, plain_s=self._plain_s(event, cache.target))
                 pieces: list[Piece] = []
+                reasoning = 0
                 source = event.decision.source if event.decision else ""
                 for i, token in enumerate(event.tokens):
                     pieces += text.push(token, source if i < event.n_accepted else "")
+                    reasoning += text.channel == "reasoning"
                     if text.stopped:  # what the burst holds beyond the stop string was never asked for
                         kept = i + 1
                         event = replace(
@@ -153,15 +154,14 @@ class Engine:
                             n_tested=min(event.n_tested, kept),
                         )
                         break
-                channel = pieces[-1].channel if pieces else passage
-                meter.add(event, is_reasoning=channel == "reasoning")
+                meter.add(event, reasoning)
                 emitted += event.tokens
                 yield event
                 if scoring is not None:
                     yield TokenScores(tuple(self._told(score) for score in scoring.take(len(event.tokens))))
                 yield from pieces
-                if channel != passage:
-                    passage = channel
+                if text.channel != passage:
+                    passage = text.channel
                     controller.enter(passage)
                 if text.stopped or emitted[-1] in tokenizer.end_of_generation:
                     reason = "stop"

@@ -65,11 +65,10 @@ class Meter:
         self._reasoning = 0
         self.cached_tokens = 0
 
-    def add(self, step: Step, *, is_reasoning: bool = False) -> None:
-        """The next round."""
+    def add(self, step: Step, reasoning: int = 0) -> None:
+        """The next round; `reasoning`: how many of its tokens are."""
         self._steps.append(step)
-        if is_reasoning:
-            self._reasoning += len(step.tokens)
+        self._reasoning += reasoning
         if step.index and self._plain_s is not None:
             self._plain_s = None if step.plain_s is None else self._plain_s + step.plain_s * len(step.tokens)
 

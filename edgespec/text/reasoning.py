@@ -132,8 +132,14 @@ class ReasoningSplitter:
     def __init__(self, form: ReasoningFormat | None, starts_inside: bool) -> None:
         self._states = form.states if form else {"answer": State("answer", {})}
         self._state = self._states["reasoning" if form and starts_inside else "answer"]
+        self._channel = self._state.channel or "answer"
         self._held = ""
         self._start = 0  # position of _held in the stream
+
+    @property
+    def channel(self) -> Channel:
+        """Where text that came next would go; in a header, where the text before it went."""
+        return self._channel
 
     def push(self, text: str) -> list[Segment]:
         """Adds `text`; returns what is certain, without an end that may become a marker."""
@@ -152,6 +158,7 @@ class ReasoningSplitter:
                 return segments
             self._take(len(marker))
             self._state = self._states[self._state.markers[marker]]
+            self._channel = self._state.channel or self._channel
 
     def finish(self) -> list[Segment]:
         """What was held back: the beginning of a marker that never came is text."""

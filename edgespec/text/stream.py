@@ -28,10 +28,13 @@ class _Origins:
         self._runs: deque[tuple[int, str]] = deque()  # (position of its end, origin)
         self._end = 0
 
-    def add(self, length: int, origin: str) -> None:
+    def add(self, length: int, origin: str) -> int:
+        """The position at which the next `length` characters begin."""
+        start = self._end
         self._end += length
         if length:
             self._runs.append((self._end, origin))
+        return start
 
     def split(self, text: str, start: int) -> list[tuple[str, str]]:
         """`text`, which begins at position `start`, cut where the origin changes; forgets what lies before its end."""
@@ -68,7 +71,11 @@ class TextStream:
         prompt_tail: str = "",
         visible: Iterable[str] = (),
     ) -> None:
-        """`visible` are control tokens, by their spelling, that count as text."""
+        """`visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among them,
+        all text is answer, and only `channel` tells them apart.
+        """
+        visible = frozenset(visible)
+        self._is_split = reasoning is None or not reasoning.markers & visible
         shown = _control_tokens(tokenizer, (*visible, *(reasoning.markers if reasoning else ())))
         self._silent = tokenizer.end_of_generation
         self._decoder = StreamDecoder(tokenizer, shown)
@@ -80,6 +87,11 @@ class TextStream:
         self._shown = 0  # characters of the answer released by the stop strings
         self._stop: str | None = None
         self._origin = ""  # of the latest token
+
+    @property
+    def channel(self) -> Channel:
+        """Where the text is now."""
+        return self._splitter.channel
 
     @property
     def stopped(self) -> bool:
@@ -101,12 +113,14 @@ class TextStream:
     def finish(self) -> list[Piece]:
         """Ends the reply and releases what was held back."""
         pieces = self._split(self._decoder.finish())
-        pieces += self._route(self._splitter.finish())
+        if self._is_split:
+            pieces += self._route(self._splitter.finish())
         return pieces + self._release(self._stops.finish())
 
     def _split(self, text: str) -> list[Piece]:
-        self._decoded.add(len(text), self._origin)
-        return self._route(self._splitter.push(text))
+        start = self._decoded.add(len(text), self._origin)
+        segments = self._splitter.push(text)
+        return self._route(segments if self._is_split else [Segment("answer", text, start)])
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -47,12 +47,12 @@ def test_by_hand() -> None:
 def test_what_plain_decoding_would_have_taken() -> None:
     meter = Meter(5, 10.0)
     meter.cached_tokens = 3
-    meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0), is_reasoning=True)
-    meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0, plain_s=0.5), is_reasoning=True)
+    meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0), reasoning=1)
+    meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0, plain_s=0.5), reasoning=2)
     meter.add(Step(2, (4,), 0, 0, 0, at_s=15.0, plain_s=0.9))
     metrics = meter.metrics()
     assert metrics.times_plain == pytest.approx((3 * 0.5 + 0.9) / 3)
-    assert (metrics.cached_tokens, metrics.reasoning_tokens) == (3, 4)
+    assert (metrics.cached_tokens, metrics.reasoning_tokens) == (3, 3)
     meter.add(Step(3, (4,), 0, 0, 0, at_s=16.0))
     assert meter.metrics().times_plain is None, "not known of all of it"
 

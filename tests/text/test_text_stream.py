@@ -92,6 +92,20 @@ def test_control_tokens_without_a_format_are_silent(table: Table) -> None:
     assert run(TextStream(table(LETTERS)), [(OPEN, ""), (A, "")]) == [Piece("a", "answer", "")]
 
 
+def test_visible_markers_are_text_and_still_tell_the_channel(table: Table) -> None:
+    tokenizer = table(LETTERS)
+    stream = TextStream(tokenizer, [], THINK, visible=["<think>", "</think>"])
+    tokens = [(A, ""), (CLOSE, "ngram"), (B, "")]
+    channels = []
+    stream.push(OPEN, "")
+    for token, origin in tokens:
+        stream.push(token, origin)
+        channels.append(stream.channel)
+    assert channels == ["reasoning", "answer", "answer"]
+    shown = run(TextStream(tokenizer, [], THINK, visible=["<think>", "</think>"]), [(OPEN, ""), *tokens])
+    assert text(shown, "answer") == "<think>a</think>b" and not text(shown, "reasoning")
+
+
 def test_prompt_that_opened_the_block(table: Table) -> None:
     stream = TextStream(table(LETTERS), [], THINK, prompt_tail="assistant\n<think>\n")
     assert stream.push(A, "") == [Piece("a", "reasoning", "")]
