@@ -11,7 +11,7 @@ from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.backends.selfdraft import SelfDraft, parse
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.registry.fit import DeviceMemory, Facts, Fit, check_fit, host_memory
+from edgespec.registry.fit import DeviceMemory, Facts, Fit, check_fit, host_memory, keeps_texts_together
 from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
@@ -189,10 +189,12 @@ def _fitting(
     context = options.context_size
     assert context is not None  # made definite by _sized
 
+    together = keeps_texts_together(target) and not options.exact
+
     def price(with_draft: Facts | None) -> Fit:
         return check_fit(
             target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
-            force=request.force,
+            together=together, force=request.force,
         )  # fmt: skip
 
     try:

@@ -104,8 +104,15 @@ def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
     return Memory(int(psutil.virtual_memory().available), devices)
 
 
-def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1) -> Price:
-    """What a model takes with `caches` of `context` tokens; raises InvalidRequest for an unknown KV type.
+def keeps_texts_together(model: Facts) -> bool:
+    """Whether llama.cpp keeps several texts of the model in one context, as far as its header tells."""
+    apart = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
+    return isinstance(model, Header) and not any(part in key for key in model.metadata for part in apart)
+
+
+def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False) -> Price:
+    """What a model takes with `caches` of `context` tokens, `together` in one llama.cpp context or each with scratch
+    memory of its own; raises InvalidRequest for an unknown KV type.
 
     Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
     MLX on a CPU widens half precision, and takes up to twice as much.
@@ -123,7 +130,8 @@ def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1) -> 
     else:
         rows = model.own("vocab_size") or _vocabulary(model)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
-    return Price(model.weight_bytes, caches * kv, caches * (4 * MICRO_BATCH * rows + 2 * MICRO_BATCH * context))
+    graphs = 1 if together else caches
+    return Price(model.weight_bytes, caches * kv, graphs * 4 * MICRO_BATCH * rows + caches * 2 * MICRO_BATCH * context)
 
 
 def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
@@ -156,12 +164,16 @@ def check_fit(
     memory: Memory,
     kv_type: str = "f16",
     caches: int = 1,
+    together: bool = False,
     force: bool = False,
 ) -> Fit:
-    """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`."""
+    """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`.
+
+    `together`: see `price`, of the target; a draft always has a context for each.
+    """
     fit = Fit(
         context=context,
-        target=price(target, context, kv_type, caches),
+        target=price(target, context, kv_type, caches, together=together),
         draft=price(draft, context, kv_type, caches) if draft else None,
         memory=memory,
     )

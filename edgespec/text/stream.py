@@ -71,8 +71,8 @@ class TextStream:
         prompt_tail: str = "",
         visible: Iterable[str] = (),
     ) -> None:
-        """`visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among them,
-        all text is answer, and only `channel` tells them apart.
+        """`visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among
+        them, all text is answer, and only `channel` tells them apart.
         """
         visible = frozenset(visible)
         self._is_split = reasoning is None or not reasoning.markers & visible

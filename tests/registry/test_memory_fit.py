@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DoesNotFit, InvalidRequest
-from edgespec.registry.fit import GIB, RESERVE_BYTES, DeviceMemory, Memory, check_fit, host_memory, kv_bytes, price
+from edgespec.registry.fit import (
+    GIB,
+    RESERVE_BYTES,
+    DeviceMemory,
+    Memory,
+    check_fit,
+    host_memory,
+    keeps_texts_together,
+    kv_bytes,
+    price,
+)
 from edgespec.registry.ggml_types import GGML_TYPES
 from edgespec.registry.gguf import Header, TensorInfo, join_parts, read_file
 from tests.registry.ggufs import write_gguf
@@ -87,6 +97,20 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
     assert "--draft ngram" not in caught.value.hint
     forced = check_fit(llama_70b(), draft, context=32_768, memory=memory, force=True)
     assert forced.headroom < 0
+
+
+def test_texts_in_one_context_have_one_scratch_memory() -> None:
+    header = llama_70b()
+    assert keeps_texts_together(header)
+    apart, together = price(header, 1024, caches=8), price(header, 1024, caches=8, together=True)
+    assert together.kv == apart.kv == 8 * price(header, 1024).kv
+    assert price(header, 1024).compute < together.compute < apart.compute == 8 * price(header, 1024).compute
+    enough = Memory(RESERVE_BYTES + together.total)
+    assert check_fit(header, None, context=1024, memory=enough, caches=8, together=True).headroom == 0
+    with pytest.raises(DoesNotFit):
+        check_fit(header, None, context=1024, memory=enough, caches=8)
+    header.metadata["llama.attention.sliding_window"] = 512
+    assert not keeps_texts_together(header)
 
 
 def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None:
