@@ -9,6 +9,8 @@ from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError
 
+_LITTLE = 64  # tokens that are read again sooner than another cache is opened
+
 
 @dataclass(eq=False)
 class Cache:
@@ -29,20 +31,23 @@ class Cache:
 class Caches:
     """Opened when they are first needed, `at_most` of them; the one used least lately makes way."""
 
-    def __init__(self, opened: Callable[[], Cache], at_most: int) -> None:
+    def __init__(self, opened: Callable[[], Cache], at_most: int, *, adopts: bool = False) -> None:
+        """`adopts`: whether one takes over what another one holds at no cost."""
         self._opened = opened
         self.at_most = at_most
+        self._adopts = adopts
         self._kept: list[Cache] = []  # the one used last is last
 
     def take(self, prompt: Sequence[int], check: CheckCancelled) -> Cache | None:
         """One that nobody else uses until `give_back`: the one that holds the longest beginning of `prompt`, if that is
-        at least half of what it holds; else an empty one, else the one used least lately, which takes over what another
-        one holds of the beginning, if it can. None while all are in use. Raises BackendError.
+        at least half of what it holds, or, where a new one could take that over, all but little of it; else an empty
+        one, else the one used least lately, which takes over what another one holds of the beginning, if it can. None
+        while all are in use. Raises BackendError.
         """
         common = {cache: shared_prefix(cache.tokens, prompt, len(prompt)) for cache in self._kept}
         free = [cache for cache in self._kept if not cache.is_taken]
         found = max(free, key=lambda cache: common[cache], default=None)
-        if found is None or 2 * common[found] < len(found.tokens):
+        if found is None or self._is_spoilt(found, common[found]):
             found = self._another(free)
             if found is None:
                 return None
@@ -73,6 +78,11 @@ class Caches:
         kept, self._kept = self._kept, []
         for cache in kept:
             cache.close()
+
+    def _is_spoilt(self, cache: Cache, common: int) -> bool:
+        """Whether too much is lost of what it holds if no more than `common` tokens are kept."""
+        lost = len(cache.tokens) - common
+        return lost > common or (self._adopts and lost > _LITTLE and len(self._kept) < self.at_most)
 
     def _another(self, free: Sequence[Cache]) -> Cache | None:
         if len(self._kept) < self.at_most:

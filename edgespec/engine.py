@@ -65,7 +65,7 @@ class Engine:
         self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
         self._structures = Structures(tokenizer)
-        self._caches = Caches(self._open_cache, caches)
+        self._caches = Caches(self._open_cache, caches, adopts=target.unshared is None)
         self._experience: Experience | None = None
         self._has_complained = False
         self._closed = False

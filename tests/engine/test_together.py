@@ -225,3 +225,21 @@ def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:
         assert goes_on([], generation) and goes_on([], generation)
         generation.close()  # type: ignore[attr-defined]
     assert len(tokens(together(shared, [Request(CODE[0], GREEDY, 9)])[0])) == 9
+
+
+def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_cache() -> None:
+    options = LoadOptions(threads=1, context_size=512, caches=2)
+    engine = open_engine(trained("target"), trained("draft"), options)
+    beginning = "".join(CODE[:12])
+    first, second = beginning + CODE[12] * 5, beginning + CODE[13] * 5
+
+    def reused(prompt: str) -> int:
+        (read, *_) = [e for e in engine.stream(Request(prompt, GREEDY, 4)) if isinstance(e, PrefillProgress)]
+        return read.reused
+
+    n, common = len(engine.encode(first)), len(engine.encode(beginning))
+    assert 64 < n - common < common, "enough to be kept, less than what is in common"
+    assert reused(first) == 0
+    assert reused(second) >= common - 2, "taken over from the first one"
+    assert reused(first) == n - 1 and reused(second) == len(engine.encode(second)) - 1, "both are kept"
+    engine.close()
