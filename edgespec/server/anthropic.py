@@ -112,7 +112,7 @@ class CountRequest(Body):
         if wanted.type == "tool" and wanted.name is None:
             raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
         forced = wanted.name if wanted.type == "tool" else None
-        several = wanted.disable_parallel_tool_use is False
+        several = None if wanted.disable_parallel_tool_use is None else not wanted.disable_parallel_tool_use
         return Ask(self.prompt(), tools=tools, choice=choice, forced=forced, several=several)
 
 

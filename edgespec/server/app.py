@@ -183,7 +183,8 @@ async def _parts(models: Models, name: str, ask: Ask, copies: int) -> AsyncGener
             request = ask.request(standing, most_tokens=standing.context_size, copy=copy)
             form = tool_format(standing.template)
             reader = reader_of(form, ask.tools_in_use) if ask.needs_reader(form) else None
-            reply, started = Reply(reader, standing.plain_speed), room.stream(request)
+            reply = Reply(reader, standing.plain_speed, is_several=ask.several is not False)
+            started = room.stream(request)
         except BaseException:
             room.leave()
             raise

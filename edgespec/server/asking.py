@@ -51,7 +51,8 @@ class Ask:
 
     prompt     messages, or text to continue as it stands
     choice     'auto', 'none', 'required', or the one tool to call: Choice or a name in `forced`
-    several    whether an answer that has to be a call may be several, where the model's form has room for them
+    several    whether an answer may hold several calls, where the model's form has room for them; None: as many as the
+               model likes, and one where a call has to be made
     structure  JSON that the answer has to be, unless a tool has to be called
     """
 
@@ -64,7 +65,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     choice: Choice = "auto"
     forced: str | None = None
-    several: bool = False
+    several: bool | None = None
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -92,7 +93,7 @@ class Ask:
             if isinstance(prompt, tuple) and "tools" not in (standing.template or ""):
                 prompt = _instructed(prompt, instructions(described))
             if self.choice == "required" or self.forced is not None:
-                structure = call_structure(form, self._callable(), several=self.several and self.forced is None)
+                structure = call_structure(form, self._callable(), several=bool(self.several) and self.forced is None)
         if structure is not None and self.stop:
             raise InvalidRequest("a stop text could break the answer's structure.", hint="Leave stop out.")
         sampling = self.settings.over(standing.sampling)

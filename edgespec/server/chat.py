@@ -100,7 +100,7 @@ class ChatRequest(Sampled):
             tools=tools,
             choice=choice or "auto",
             forced=named,
-            several=bool(self.parallel_tool_calls),
+            several=self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self.chat_template_kwargs or {},
         )

@@ -103,10 +103,13 @@ def merged(parts: list[Part]) -> list[Part]:
 class Reply:
     """One answer as it comes."""
 
-    def __init__(self, reader: Reader | None, plain_speed: float | None) -> None:
-        """`reader` splits the text; None where all of it is the answer."""
+    def __init__(self, reader: Reader | None, plain_speed: float | None, *, is_several: bool = True) -> None:
+        """`reader` splits the text; None where all of it is the answer. Unless `is_several`, calls after the first
+        are left out.
+        """
         self._reader = reader
         self._plain_speed = plain_speed
+        self._is_several = is_several
         self._calls = 0
         self._has_begun = False
 
@@ -136,6 +139,6 @@ class Reply:
                 yield Said(each)
             elif isinstance(each, Thought):
                 yield Reasoning(each.text)
-            else:
+            elif self._is_several or not self._calls:
                 yield Called(self._calls, each)
                 self._calls += 1

@@ -99,7 +99,7 @@ class ResponsesRequest(Body):
             tools=tools,
             choice=choice or "auto",
             forced=named,
-            several=bool(self.parallel_tool_calls),
+            several=self.parallel_tool_calls,
         )
 
     def _tools(self) -> Iterator[Tool]:

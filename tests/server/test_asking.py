@@ -10,13 +10,20 @@ from pydantic import BaseModel
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.model import load
+from edgespec.core.metrics import Meter
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.events import Finished
 from edgespec.server.asking import call_structure
+from edgespec.server.chat import ChatRequest
 from edgespec.server.dialect import reader_of, tool_format
+from edgespec.server.replying import Called, Ended, Reply, Said
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tools import Tool
 from edgespec.structure import Structures
+from edgespec.text.stream import Piece
 from edgespec.text.toolcalls import HERMES, ToolCall
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 class Place(BaseModel):
@@ -83,6 +90,22 @@ def test_no_more_calls_than_sixteen() -> None:
         law = Structures(tokenizer).constrain(call_structure(HERMES, [tool], several=True), sampler, 0)
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         assert law._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
+
+
+@pytest.mark.parametrize("told", [True, False, None])
+def test_calls_after_the_first_are_left_out_where_one_is_wanted(told: bool | None) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"n": %d}}\n</tool_call>'
+    text = "Well, " + call % 1 + call % 2 + " so."
+    request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
+                                          "parallel_tool_calls": told, "tools": [FUNCTION]})  # fmt: skip
+    ask = request.ask()
+    reply = Reply(reader_of(HERMES, ask.tools), None, is_several=ask.several is not False)
+    metrics = Meter(1, 0.0).metrics()
+    parts = [*reply.parts(Piece(text, "answer", "")), *reply.parts(Finished("stop", (), 0, metrics))]
+    calls = [part.call.arguments for part in parts if isinstance(part, Called)]
+    assert calls == (['{"n": 1}'] if told is False else ['{"n": 1}', '{"n": 2}'])
+    assert "".join(part.text for part in parts if isinstance(part, Said)) == "Well,  so."
+    assert isinstance(parts[-1], Ended) and parts[-1].reason == "tool_calls"
 
 
 def _allowed(law: Any) -> list[int]:
