@@ -71,7 +71,11 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation. `bound_s`: what its rounds would have taken by the calibrated cost curve alone."""
+    """One generation.
+
+    bound_s   what its rounds would have taken by the calibrated cost curve alone
+    copied_tokens, copied_s   of the rounds where the text repeats (bench/copies.py)
+    """
 
     arm: str
     prompt: str
@@ -79,6 +83,8 @@ class Run:
     temperature: float
     warm: bool
     metrics: Metrics
+    copied_tokens: int
+    copied_s: float
     bound_s: float | None
     fork: Fork | None
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgespec.bench.copies import where_it_repeats
 from edgespec.bench.forks import first_fork
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import AUTOPILOT, PLAIN
@@ -139,6 +140,7 @@ class Bench:
             if arm is _PLAIN:
                 self._plain[key] = text, finished
             plain_text, plain = self._plain[key]
+            copied_tokens, copied_s = where_it_repeats(text, steps)
             comparable = temperature == 0 and text == plain_text  # or an answer before has already parted
             yield {
                 "kind": "run",
@@ -149,6 +151,8 @@ class Bench:
                 "repeat": repeat,
                 "warm": False,
                 "metrics": finished.metrics.to_dict(),
+                "copied_tokens": copied_tokens,
+                "copied_s": copied_s,
                 "bound_s": self._bound(plain, steps) if arm.gamma is None else None,
                 "fork": self._fork(session, text, plain, finished) if comparable else None,
             }

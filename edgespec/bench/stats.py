@@ -114,6 +114,15 @@ def _group(
     drafted, forwards = sum(m.drafted_tokens for m in metrics), sum(m.target_forwards for m in metrics)
     times = {part: sum(getattr(m, f"{part}_s") for m in timed) for part in ("draft", "verify", "sample", "commit")}
     decoded = [(r.bound_s, (r.metrics.tpot_s or 0) * (r.metrics.emitted_tokens - 1)) for r in runs]
+    copied: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for r in runs:
+        if r.copied_tokens and r.copied_s:
+            copied[r.prompt, r.temperature].append(r.copied_tokens / r.copied_s)
+    repeating = [
+        (p.prompt, float(np.median(copied[p.prompt, p.temperature])) * p.ratio / p.tokens_per_second)
+        for p in points
+        if p.ratio is not None and (p.prompt, p.temperature) in copied
+    ]
     return Group(
         arm=arm,
         category=category,
@@ -122,6 +131,7 @@ def _group(
         short_runs=len(runs) - len(timed),
         unpaired=len(points) - len(paired),
         speedup=_ratio([prompt for prompt, _ in paired], ratios),
+        where_repeating=_ratio([prompt for prompt, _ in repeating], np.array([ratio for _, ratio in repeating])),
         worst_decile=float(np.percentile(ratios, 10)) if paired else None,
         below_one=float((ratios < 1).mean()) if paired else None,
         tokens_per_second=tuple(np.percentile(speeds, (25, 50, 75)).tolist()) if speeds else (),

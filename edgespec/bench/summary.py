@@ -42,6 +42,7 @@ class Group:
 
     short_runs      of fewer than two tokens, which have no speed
     unpaired        points without plain decoding's of the same prompt, left out of the ratios
+    where_repeating    speedup of the rounds where the text repeats (bench/copies.py), over plain decoding's whole text
     worst_decile    10th percentile of the ratios; `below_one` is the share of them under 1
     tokens_per_second    25th, 50th and 75th percentile over points
     tau, acceptance_rate    ratios of sums over runs
@@ -58,6 +59,7 @@ class Group:
     short_runs: int
     unpaired: int
     speedup: Ratio | None
+    where_repeating: Ratio | None
     worst_decile: float | None
     below_one: float | None
     tokens_per_second: tuple[float, ...]
@@ -93,13 +95,16 @@ class Part:
 
     def findings(self) -> dict[str, str]:
         """What the autopilot is judged by, as text."""
+        autopilot = next((g for g in self.arms if g.arm == AUTOPILOT), None)
+        repeating = autopilot.where_repeating if autopilot else None
         return {
             "best fixed (with hindsight)": self.best_fixed or "-",
             "autopilot / best fixed": str(self.autopilot_to_best_fixed or "-"),
             "oracle / plain": str(self.oracle or "-"),
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
             "over": f"{self.finished} prompts, by temperature, that every arm has",
-            "achieved / bound (autopilot)": shown(next((g.achieved for g in self.arms if g.arm == AUTOPILOT), None)),
+            "achieved / bound (autopilot)": shown(autopilot.achieved if autopilot else None),
+            "where the text repeats": f"{repeating} x plain, {repeating.n} prompts" if repeating else "-",
         }
 
     @property

@@ -25,7 +25,7 @@ def run(arm: str, prompt: str, speed: float | None, **changes: object) -> dict[s
     }  # fmt: skip
     line: dict[str, object] = {
         "kind": "run", "arm": arm, "prompt": prompt, "category": "chat", "temperature": 0, "repeat": 0, "warm": False,
-        "metrics": metrics, "bound_s": None, "fork": None,
+        "metrics": metrics, "copied_tokens": 0, "copied_s": 0.0, "bound_s": None, "fork": None,
     }  # fmt: skip
     for name, value in changes.items():
         (metrics if name in metrics else line)[name] = value

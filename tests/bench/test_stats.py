@@ -272,6 +272,23 @@ def test_times(tmp_path: Path) -> None:
     assert (own.ttft_s, own.step_p50_s, own.step_p99_s) == pytest.approx((0.25, 0.03, 0.08))
 
 
+def test_where_the_text_repeats(tmp_path: Path) -> None:
+    """Against plain decoding of the same prompt, whole; prompts without such a passage have no part in it."""
+    part = summary_of(
+        tmp_path,
+        *(run("plain", prompt, 10) for prompt in "abc"),
+        run("autopilot", "a", 15, copied_tokens=40, copied_s=2.0),
+        run("autopilot", "a", 15, copied_tokens=44, copied_s=2.0, repeat=1),
+        run("autopilot", "b", 12, copied_tokens=30, copied_s=0.75),
+        run("autopilot", "c", 9),
+    ).parts[0]
+    found = group(part, "autopilot").where_repeating
+    assert found is not None and found.n == 2
+    assert found.geomean == pytest.approx((2.1 * 4.0) ** 0.5)
+    assert part.findings()["where the text repeats"].endswith(" x plain, 2 prompts")
+    assert group(part, "plain").where_repeating is None
+
+
 def test_forks(tmp_path: Path) -> None:
     near = {"position": 17, "gap": 0.01, "noise": 0.03, "near_tie": True}
     lines = [
