@@ -65,7 +65,9 @@ class Engine:
         self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
         self._structures = Structures(tokenizer)
-        self._caches = Caches(self._open_cache, caches, adopts=target.unshared is None)
+        # A draft model of a fixed length reads all of what another cache hands over.
+        adopts = target.unshared is None and not (draft and speculation.gamma)
+        self._caches = Caches(self._open_cache, caches, adopts=adopts)
         self._experience: Experience | None = None
         self._has_complained = False
         self._closed = False
@@ -98,7 +100,10 @@ class Engine:
             )
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tokenizer = self.target.tokenizer
-        text = TextStream(tokenizer, request.stop, self._reasoning, tail, request.visible)
+        # A prompt that is text is continued as it stands, markers of reasoning and all.
+        raw = self._reasoning.markers if self._reasoning and isinstance(request.prompt, str) else frozenset()
+        form = None if raw else self._reasoning
+        text = TextStream(tokenizer, request.stop, form, tail, (*request.visible, *raw))
         meter = Meter(len(prompt), started_s)
         emitted: list[int] = []
         reason: FinishReason = "length"

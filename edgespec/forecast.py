@@ -16,7 +16,6 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.registry.fit import host_memory
 from edgespec.registry.gguf import Header
 
-ACCEPTANCES = (0.5, 0.8)  # of a drafted token, from a paired draft model: what is assumed where nothing is known
 _TOLERANCE = 0.2  # of a speed that is put together from a few blocks
 _MEASURED_S = 3.0
 _CONTEXT = 256

@@ -7,12 +7,14 @@ from typing import Any
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
-from edgespec.forecast import ACCEPTANCES, forecast
+from edgespec.forecast import forecast
 from edgespec.planning import OpenRequest, Plan, Reporter, plan
 from edgespec.registry.fit import gib
 from edgespec.registry.gguf import Header
 from edgespec.registry.hub import Hub
 from edgespec.registry.schema import Registry
+
+_ASSUMED = (0.5, 0.8)  # acceptance of a drafted token, where the registry knows of none
 
 
 def outlook(
@@ -62,9 +64,10 @@ def measured(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     }
     if planned.self_draft is not None:
         return plain
-    chains = {a: expected.speculative(a) for a in ACCEPTANCES}
+    chains = {a: expected.speculative(a) for a in planned.acceptance or _ASSUMED}
     return plain | {
         "drafted_token_cost": round(expected.draft_s / expected.rows[1], 3) if expected.draft_s else None,
+        "acceptance_known": planned.acceptance is not None,
         "speculation_pays_from_acceptance": expected.pays_from,
         "speedup_at_acceptance": {a: round(speedup, 2) for a, (_, speedup) in chains.items()},
         "drafts_at_acceptance": {a: depth for a, (depth, _) in chains.items()},
@@ -97,7 +100,8 @@ def table(facts: dict[str, Any]) -> Iterator[str]:
     for acceptance, speedup in facts["speedup_at_acceptance"].items():
         depth = facts["drafts_at_acceptance"][acceptance]
         told = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
-        yield f"  if {float(acceptance):.0%} of drafted tokens are right (assumed): {told}"
+        source = "the registry's figure" if facts["acceptance_known"] else "assumed"
+        yield f"  if {float(acceptance):.0%} of drafted tokens are right ({source}): {told}"
     if facts["speculation_pays_from_acceptance"] is None:
         yield "  speculation cannot pay with this quantization on this machine"
     else:

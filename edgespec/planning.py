@@ -16,8 +16,8 @@ from edgespec.registry.hub import Hub
 from edgespec.registry.pairing import tokenizer_mismatch
 from edgespec.registry.reference import Alias, Reference, parse_reference
 from edgespec.registry.resolve import Source, best_backend, open_pair, open_source, source_facts, source_path
+from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.schema import BackendName as FileBackend
-from edgespec.registry.schema import Registry, SamplingDefaults
 from edgespec.speculation import DraftKind, Rule
 
 
@@ -68,7 +68,9 @@ class PlannedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be opened: `options` have a definite context size; without any draft, n-grams or plain decoding."""
+    """What will be opened: `options` have a definite context size; without any draft, n-grams or plain decoding.
+    `acceptance` is what the registry says of the draft model that it pairs with the target, if that is the draft.
+    """
 
     name: str
     backend: FileBackend
@@ -80,6 +82,7 @@ class Plan:
     sampling: SamplingDefaults
     facts: Facts
     fit: Fit
+    acceptance: Acceptance | None = None
 
 
 def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
@@ -95,9 +98,11 @@ def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter)
     options = _sized(request.load, facts, reporter)
     draft, fit = _fitting(request, options, backend, facts, draft, reporter)
     kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
+    acceptance = resolved.acceptance if draft is not None and draft.reference == resolved.draft else None
     return Plan(
-        resolved.name, backend, resolved.target, draft, self_draft, kind, options, resolved.sampling, facts, fit
-    )
+        resolved.name, backend, resolved.target, draft, self_draft, kind, options, resolved.sampling, facts, fit,
+        acceptance,
+    )  # fmt: skip
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:

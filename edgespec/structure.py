@@ -85,6 +85,11 @@ def json_structure(schema: Any = None) -> Structure:
     return Structure(((json_part({"type": "object"} if schema is None else schema),),))
 
 
+def either(one: Structure, other: Structure) -> Structure:
+    """An answer of one kind or of the other, of which there may be no several."""
+    return Structure(tuple((*each.first, *way, *each.last) for each in (one, other) for way in each.alternatives))
+
+
 class Structures:
     """Structures over one vocabulary."""
 

@@ -108,12 +108,21 @@ class Experience:
             rows = {int(rows): float(seconds) for rows, seconds in state["rows"].items()}
             found = Experience(Profile(rows, state["draft_s"], state["read_s"]))
             for name, evidence in state["matches"].items():
-                _restore(found.lookup(name).rates, evidence)
+                matches = found.lookup(name)
+                _restore(matches.rates, evidence)
+                _require_shares(matches.rates)
             for name, evidence in state["models"].items():
-                _restore(found.model(name).rates, evidence)
+                model = found.model(name)
+                _restore(model.rates, evidence)
+                _require_shares([model.first_choice, *model.calibration.rates])
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("no experience") from error
         return found
+
+
+def _require_shares(rates: Sequence[Rate]) -> None:
+    if not all(0 <= total <= weight * (1 + 1e-9) for total, weight in (rate.evidence for rate in rates)):
+        raise ValueError("more was right than was tested")
 
 
 def _restore(rates: Sequence[Rate], evidence: Sequence[tuple[float, float]]) -> None:

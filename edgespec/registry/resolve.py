@@ -26,7 +26,7 @@ from edgespec.registry.reference import (
     is_gguf_name,
     parse_reference,
 )
-from edgespec.registry.schema import DEFAULT_ALIAS, BackendName, Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, BackendName, Entry, Pair, Registry, SamplingDefaults
 from edgespec.registry.selection import part_names
 from edgespec.registry.transfer import Progress
 
@@ -71,7 +71,8 @@ Source = LocalGguf | PackagedGguf | HubGguf | LocalMlx | HubMlx
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A named target, the draft model that goes with it (None: n-grams), and the sampling its authors recommend.
+    """A named target, the draft model that goes with it (None: n-grams) with what was measured of it, and the sampling
+    that the target's authors recommend.
 
     The draft is a reference still, for whoever drafts without it should not need it to be reachable.
     """
@@ -80,6 +81,7 @@ class Resolved:
     target: Source
     draft: Reference | None
     sampling: SamplingDefaults
+    acceptance: Acceptance | None = None
 
 
 def open_pair(text: str | None, backend: BackendName, registry: Registry, hub: Hub) -> Resolved:
@@ -94,7 +96,7 @@ def open_pair(text: str | None, backend: BackendName, registry: Registry, hub: H
         return Resolved(str(reference), open_source(reference, backend, hub), None, SamplingDefaults())
     pair = _pair(entry, backend)
     target = pair.target if isinstance(reference, Alias) else reference
-    return Resolved(str(reference), open_source(target, backend, hub), pair.draft, entry.sampling)
+    return Resolved(str(reference), open_source(target, backend, hub), pair.draft, entry.sampling, pair.acceptance)
 
 
 def open_source(reference: Reference, backend: BackendName, hub: Hub) -> Source:

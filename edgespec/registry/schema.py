@@ -20,9 +20,11 @@ FILE_NAME = "models.toml"
 NO_DRAFT = "ngram"
 
 Table = dict[str, object]
+Acceptance = tuple[float, float]
+"""Shares of a draft model's tokens that are right after right ones: of texts that suit it less, and more."""
 
 _ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
-_PAIR_KEYS = ("target", "draft", "verified")
+_PAIR_KEYS = ("target", "draft", "acceptance", "verified")
 # Key: whether it must be whole, smallest, largest.
 _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "temperature": (False, 0.0, 100.0),
@@ -46,12 +48,14 @@ class SamplingDefaults:
 class Pair:
     """A target and its draft model; without a draft, drafting is by n-grams.
 
-    `verified` says that the file names were seen in a public source; a pull checks them either way.
+    `verified` says that the file names were seen in a public source; a pull checks them either way. `acceptance` is
+    what was measured of the draft, None where nothing was.
     """
 
     target: Reference
     draft: Reference | None
     verified: bool
+    acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,16 @@ def _pair_table(origin: str, where: str, value: object) -> Table:
         table[key] = reference
     if not isinstance(table.get("verified", False), bool):
         raise _wrong(origin, where, "verified is not true or false")
+    if "acceptance" in table:
+        table["acceptance"] = _acceptance(origin, where, table["acceptance"])
     return table
+
+
+def _acceptance(origin: str, where: str, value: object) -> Acceptance:
+    match value:
+        case [int() | float() as low, int() | float() as high] if 0 <= low <= high <= 1:
+            return float(low), float(high)
+    raise _wrong(origin, where, "acceptance is not two numbers from 0 to 1, the smaller one first")
 
 
 def _sampling_table(origin: str, where: str, value: object) -> Table:
@@ -203,7 +216,12 @@ def _merged(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
         entry = merged.setdefault(alias, {})
         for key, value in table.items():
             old = entry.get(key)
-            entry[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
+            if not isinstance(value, dict) or not isinstance(old, dict):
+                entry[key] = value
+                continue
+            if {"target", "draft"} & value.keys():  # what was measured was another pair
+                old = {name: kept for name, kept in old.items() if name != "acceptance"}
+            entry[key] = {**old, **value}
     return merged
 
 
@@ -223,7 +241,8 @@ def _pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
     if "target" not in pair:
         raise _wrong(origin, f"[{alias}.{name}]", "the key 'target' is missing")
     draft = pair.get("draft", NO_DRAFT)
-    return Pair(pair["target"], None if draft == NO_DRAFT else draft, bool(pair.get("verified", False)))
+    verified = bool(pair.get("verified", False))
+    return Pair(pair["target"], None if draft == NO_DRAFT else draft, verified, pair.get("acceptance"))
 
 
 def _wrong(origin: str, where: str, detail: str) -> RegistryError:

@@ -13,7 +13,7 @@ from pydantic import Field
 from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, message
-from edgespec.server.fields import Body, ModelName, Name, Stops, Tokens
+from edgespec.server.fields import MANY, Body, ModelName, Name, Stops, Tokens
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
 from edgespec.server.tools import Tool
@@ -44,7 +44,7 @@ class OtherBlock(Body):
 class ResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock | OtherBlock] | None = None
+    content: str | Annotated[list[TextBlock | OtherBlock], MANY] | None = None
 
 
 Block = TextBlock | ThinkingBlock | UseBlock | ResultBlock | OtherBlock
@@ -52,7 +52,7 @@ Block = TextBlock | ThinkingBlock | UseBlock | ResultBlock | OtherBlock
 
 class AnthropicMessage(Body):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], MANY]
 
     def messages(self) -> Iterator[Message]:
         """One, and one more for each result of a tool. Raises InvalidRequest."""
@@ -93,9 +93,9 @@ class CountRequest(Body):
     """The body of /v1/messages/count_tokens."""
 
     model: ModelName
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=4096)]
-    system: str | list[TextBlock] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
+    messages: Annotated[list[AnthropicMessage], MANY, Field(min_length=1)]
+    system: str | Annotated[list[TextBlock], MANY] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=256, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
 
     def prompt(self) -> tuple[Message, ...]:

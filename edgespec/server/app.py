@@ -178,7 +178,7 @@ async def _parts(models: Models, name: str, ask: Ask, copies: int) -> AsyncGener
     """The parts of all answers, one answer after the other. Raises any EdgespecError."""
     room = models.find(name)
     for copy in range(copies):
-        standing = await models.enter(room)
+        standing = await models.enter(room, is_new=copy == 0)
         try:
             request = ask.request(standing, most_tokens=standing.context_size, copy=copy)
             form = tool_format(standing.template)

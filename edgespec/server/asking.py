@@ -14,7 +14,7 @@ from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.dialect import answer_structure, tool_format
 from edgespec.server.tools import Tool
 from edgespec.stage import Standing
-from edgespec.structure import Json, Structure, Text, is_shallow, json_part, texts
+from edgespec.structure import Json, Structure, Text, either, is_shallow, json_part, texts
 from edgespec.text.chat import Message
 from edgespec.text.harmony import HARMONY
 from edgespec.text.toolcalls import ToolFormat, instructions
@@ -53,7 +53,7 @@ class Ask:
     choice     'auto', 'none', 'required', or the one tool to call: Choice or a name in `forced`
     several    whether an answer may hold several calls, where the model's form has room for them; None: as many as the
                model likes, and one where a call has to be made
-    structure  JSON that the answer has to be, unless a tool has to be called
+    structure  JSON that the answer has to be, unless it is a call of a tool
     """
 
     prompt: str | tuple[Message, ...]
@@ -92,8 +92,11 @@ class Ask:
             variables["tools"] = described
             if isinstance(prompt, tuple) and "tools" not in (standing.template or ""):
                 prompt = _instructed(prompt, instructions(described))
-            if self.choice == "required" or self.forced is not None:
+            is_demanded = self.choice == "required" or self.forced is not None
+            if is_demanded:
                 structure = call_structure(form, self._callable(), several=bool(self.several) and self.forced is None)
+            elif structure is not None:
+                structure = either(structure, call_structure(form, tools))
         if structure is not None and self.stop:
             raise InvalidRequest("a stop text could break the answer's structure.", hint="Leave stop out.")
         sampling = self.settings.over(standing.sampling)

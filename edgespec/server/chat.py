@@ -13,7 +13,7 @@ from edgespec import __version__
 from edgespec.errors import InvalidRequest
 from edgespec.events import Scored
 from edgespec.server.asking import Ask, Choice, loaded_arguments, message
-from edgespec.server.fields import Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
+from edgespec.server.fields import MANY, Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
 from edgespec.server.http import DONE, event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.text.chat import Message
@@ -36,7 +36,7 @@ class ChatMessage(Body):
     content: str | Parts | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[PastCall] | None = None
+    tool_calls: Annotated[list[PastCall], MANY] | None = None
     tool_call_id: str | None = None
 
     def message(self) -> Message:
@@ -69,11 +69,11 @@ class NamedChoice(Body):
 class ChatRequest(Sampled):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=256)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=256, fail_fast=True)] | None = None
     tool_choice: Choice | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None

@@ -23,7 +23,7 @@ _DEFAULT_TOKENS = 16  # as OpenAI has it
 class CompletionRequest(Sampled):
     """The body of /v1/completions. `response_format` is ours."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[Any]
     max_tokens: Tokens | None = None
     echo: bool | None = False
     suffix: str | None = None
@@ -38,7 +38,7 @@ class CompletionRequest(Sampled):
         """Raises InvalidRequest."""
         given = self.prompt
         if isinstance(given, list) and len(given) == 1:
-            given = given[0]  # type: ignore[assignment]
+            given = given[0]
         if not isinstance(given, str):
             raise InvalidRequest("the prompt is no single text.", hint="Send one text; token ids are not taken.")
         return given

@@ -27,7 +27,7 @@ def tool_format(template: str | None) -> ToolFormat:
 
 
 def reader_of(form: ToolFormat, tools: Sequence[Tool]) -> Reader:
-    return HarmonyReader() if form is HARMONY else ToolCallReader(form, [tool.name for tool in tools])
+    return HarmonyReader() if form is HARMONY else ToolCallReader(form, {tool.name: tool.parameters for tool in tools})
 
 
 def answer_structure(structure: Structure, form: ToolFormat) -> Structure:

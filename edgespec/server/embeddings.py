@@ -13,6 +13,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.fields import Body, ModelName
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_ITEMS = Field(max_length=2**20, fail_fast=True)
+Ids = Annotated[list[Id], _ITEMS]
 _MOST = 2048  # inputs, as OpenAI has it
 
 
@@ -20,7 +22,7 @@ class EmbeddingRequest(Body):
     """The body of /v1/embeddings."""
 
     model: ModelName
-    input: str | Annotated[list[str] | list[Id] | list[list[Id]], Field(min_length=1, max_length=2**20)]
+    input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
@@ -29,6 +31,8 @@ class EmbeddingRequest(Body):
         if self.dimensions is not None:
             raise InvalidRequest("embeddings have the model's own size.", hint="Leave dimensions out.")
         given: list[Any] = self.input if isinstance(self.input, list) else [self.input]
+        if not given:
+            raise InvalidRequest("there is no input.", hint="Send a text.")
         if isinstance(given[0], int):
             given = [given]
         if len(given) > _MOST:

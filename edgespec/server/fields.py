@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Settings
@@ -13,11 +13,21 @@ from edgespec.structure import Structure, json_structure
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-Stops = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Tokens = Annotated[int, Field(ge=1, le=2**31)]
+MANY = Field(max_length=4096, fail_fast=True)
+"""Of a list: pydantic would tell of everything that is wrong with any number of items."""
+_MOST_BIASES = 4096
+
+
+def _bounded(given: object) -> object:
+    if isinstance(given, dict) and len(given) > _MOST_BIASES:  # before all of it is checked
+        raise ValueError(f"there are more than {_MOST_BIASES:,}")
+    return given
 
 
 class Body(BaseModel):
@@ -43,7 +53,7 @@ class Sampled(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=4096)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_bounded)] = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
     stop: str | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -112,7 +122,7 @@ class OtherPart(Body):
     type: str
 
 
-Parts = list[TextPart | OtherPart]
+Parts = Annotated[list[TextPart | OtherPart], MANY]
 
 
 def joined(content: str | Parts | None) -> str:

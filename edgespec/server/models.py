@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from edgespec.apart import Apart
+from edgespec.core.protocols import PrefillProgress
 from edgespec.embedding import Embedding
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.events import Event, Finished, Notice, Request
@@ -51,7 +52,7 @@ class Room:
     def __init__(self, name: str, request: OpenRequest, policy: Policy, tally: Tally) -> None:
         self.name = name
         self.turns = Turns(request.load.caches)
-        self.opening = asyncio.Lock()
+        self.opening: asyncio.Task[Standing] | None = None
         self.used_s = monotonic()
         self._request = request
         self._policy = policy
@@ -75,17 +76,17 @@ class Room:
 
     @property
     def is_busy(self) -> bool:
-        return self.turns.inside > 0 or self.turns.waiting > 0
+        return self.turns.inside > 0 or self.turns.waiting > 0 or self.opening is not None
 
     @property
     def resident(self) -> int:
         """Bytes of memory, this process included."""
         return self._stage.resident if self._stage is not None else 0
 
-    async def enter(self) -> None:
-        """Wait for one's turn; `leave` ends it. Raises Busy."""
+    async def enter(self, *, is_new: bool = True) -> None:
+        """Wait for one's turn; `leave` ends it. Raises Busy for a call that `is_new`, where too many wait already."""
         turns = self.turns
-        if turns.is_full and turns.waiting >= self._policy.waiting_at_most:
+        if is_new and turns.is_full and turns.waiting >= self._policy.waiting_at_most:
             self._tally.refused.labels(self.name).inc()
             after_s = max(1, round(self._tally.seconds_a_call(self.name) * turns.waiting / turns.at_once))
             told = f"{turns.waiting} calls are waiting for this model already."
@@ -98,12 +99,13 @@ class Room:
         self.turns.leave()
 
     async def open(self) -> Standing:
-        """Open the model, within one's turn. Raises any EdgespecError."""
+        """Open the model. Raises any EdgespecError."""
         if self._stage is None:
             self._stage = Apart("The next call opens it again.")
         async with Reading(self._stage.open(self._request, self._tally)) as opening:
             ((standing,),) = [batch async for batch in opening]
         self.turns.at_once = standing.at_once
+        self.used_s = monotonic()
         return standing
 
     def stream(self, request: Request) -> Reading[Event]:
@@ -111,16 +113,24 @@ class Room:
         assert self._stage is not None
         job = self._stage.stream(request)
         began_s = monotonic()
-        late = self._limited(job)
+        loop = asyncio.get_running_loop()
+        late: list[asyncio.TimerHandle] = []  # from the first event on: the engine may be busy with others before
+
+        def started() -> None:
+            if not late:
+                late.append(self._limited(job))
 
         def note(event: Event) -> None:
-            if isinstance(event, Finished):
+            if isinstance(event, PrefillProgress) and not late:
+                loop.call_soon_threadsafe(started)
+            elif isinstance(event, Finished):
                 self._tally.add(self.name, event, monotonic() - began_s)
             elif isinstance(event, Notice):
                 self._tally.notice(event.text)
 
         def ended() -> None:
-            late.cancel()
+            for timer in late:
+                timer.cancel()
             if (standing := self.standing) is not None:
                 self.turns.at_once = standing.at_once
             self.leave()
@@ -182,22 +192,27 @@ class Models:
             raise UnknownModel(f"there is no model '{name}' here.", hint=f"There are: {names}.")
         return room
 
-    async def enter(self, room: Room) -> Standing:
-        """Wait for one's turn in `room` and have its model open. Raises Busy, any EdgespecError."""
-        await room.enter()
+    async def enter(self, room: Room, *, is_new: bool = True) -> Standing:
+        """Wait for one's turn in `room` and have its model open. Raises Busy (see Room.enter), any EdgespecError."""
+        await room.enter(is_new=is_new)
         try:
             if (standing := room.standing) is not None:
                 return standing
-            # One of its callers alone waits for other rooms to make way, since those may be waiting for the others.
-            async with room.opening:
-                if (standing := room.standing) is not None:
-                    return standing
-                async with self._opening:
-                    await self._make_way(room)
-                    return await room.open()
+            if room.opening is None:
+                room.opening = asyncio.create_task(self._open(room))
+                room.opening.add_done_callback(_looked_at)
+            return await asyncio.shield(room.opening)  # who leaves does not spoil it for those who wait
         except BaseException:
             room.leave()
             raise
+
+    async def _open(self, room: Room) -> Standing:
+        try:
+            async with self._opening:  # others may have to make way, and only one can for one
+                await self._make_way(room)
+                return await room.open()
+        finally:
+            room.opening = None
 
     @asynccontextmanager
     async def turn(self, room: Room) -> AsyncIterator[Standing]:
@@ -218,6 +233,9 @@ class Models:
                     await room.rest()
 
     async def close(self) -> None:
+        for room in self.rooms.values():
+            if room.opening is not None:
+                room.opening.cancel()
         await asyncio.gather(*(room.close() for room in self.rooms.values()))
 
     async def _make_way(self, room: Room) -> None:
@@ -229,6 +247,12 @@ class Models:
             while each.holds_memory and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
                 pass
             resting.cancel()
+
+
+def _looked_at(opening: asyncio.Task[Standing]) -> None:
+    """Its callers may have left: nobody is to be told of its error."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 class Reading(Generic[T]):

@@ -130,6 +130,8 @@ class Reply:
         elif isinstance(event, Finished):
             if self._reader is not None:
                 yield from self._found(self._reader.finish())
+            if not self._has_begun:  # it was ended before
+                yield Begun(event.metrics.prompt_tokens, event.metrics.cached_tokens)
             reason: Ending = "length" if event.reason != "stop" else "tool_calls" if self._calls else "stop"
             yield Ended(reason, event.stop, event.metrics, self._plain_speed)
 

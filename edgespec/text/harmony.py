@@ -13,7 +13,7 @@ from edgespec.text.toolcalls import Found, Frame, ToolFormat, call_of
 
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+_FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:/-]+)")
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 
 
@@ -83,7 +83,7 @@ HARMONY = ToolFormat(
     "harmony",
     "<|channel|>",
     "",
-    lambda body: None,
+    lambda body, tools: None,
     frame=Frame(("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")),
     visible=MARKERS,
 )

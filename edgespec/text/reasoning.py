@@ -141,6 +141,11 @@ class ReasoningSplitter:
         """Where text that came next would go; in a header, where the text before it went."""
         return self._channel
 
+    @property
+    def decided(self) -> int:
+        """The position of the stream before which all is certain: text of a segment, or a marker or header."""
+        return self._start
+
     def push(self, text: str) -> list[Segment]:
         """Adds `text`; returns what is certain, without an end that may become a marker."""
         self._held += text

@@ -28,13 +28,10 @@ class _Origins:
         self._runs: deque[tuple[int, str]] = deque()  # (position of its end, origin)
         self._end = 0
 
-    def add(self, length: int, origin: str) -> int:
-        """The position at which the next `length` characters begin."""
-        start = self._end
+    def add(self, length: int, origin: str) -> None:
         self._end += length
         if length:
             self._runs.append((self._end, origin))
-        return start
 
     def split(self, text: str, start: int) -> list[tuple[str, str]]:
         """`text`, which begins at position `start`, cut where the origin changes; forgets what lies before its end."""
@@ -72,10 +69,12 @@ class TextStream:
         visible: Iterable[str] = (),
     ) -> None:
         """`visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among
-        them, all text is answer, and only `channel` tells them apart.
+        them, all text is answer, whoever reads it tells its parts apart, and stop strings count in the same part of it.
         """
         visible = frozenset(visible)
-        self._is_split = reasoning is None or not reasoning.markers & visible
+        self._is_whole = reasoning is not None and bool(reasoning.markers & visible)
+        self._text = ""  # from position `_routed` on, up to which it has been dealt with
+        self._routed = 0
         shown = _control_tokens(tokenizer, (*visible, *(reasoning.markers if reasoning else ())))
         self._silent = tokenizer.end_of_generation
         self._decoder = StreamDecoder(tokenizer, shown)
@@ -113,18 +112,20 @@ class TextStream:
     def finish(self) -> list[Piece]:
         """Ends the reply and releases what was held back."""
         pieces = self._split(self._decoder.finish())
-        if self._is_split:
-            pieces += self._route(self._splitter.finish())
+        pieces += self._route(self._splitter.finish())
         return pieces + self._release(self._stops.finish())
 
     def _split(self, text: str) -> list[Piece]:
-        start = self._decoded.add(len(text), self._origin)
-        segments = self._splitter.push(text)
-        return self._route(segments if self._is_split else [Segment("answer", text, start)])
+        self._decoded.add(len(text), self._origin)
+        self._text += text
+        return self._route(self._splitter.push(text))
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []
         for segment in segments:
+            pieces += self._between(segment.start)
+            self._text = self._text[len(segment.text) :]
+            self._routed += len(segment.text)
             if self.stopped:
                 break
             parts = self._decoded.split(segment.text, segment.start)
@@ -132,12 +133,24 @@ class TextStream:
                 for text, origin in parts:
                     self._answer.add(len(text), origin)
                 pieces += self._release(self._stops.push(segment.text))
-                continue
-            pieces += self._release(self._stops.finish())
-            if not self.stopped:
-                self._stops = StopStrings(self._stop_strings)
-                pieces += [Piece(text, segment.channel, origin) for text, origin in parts]
-        return pieces
+            else:
+                pieces += self._past_stops("answer" if self._is_whole else segment.channel, parts)
+        return pieces + self._between(self._splitter.decided)
+
+    def _between(self, end: int) -> list[Piece]:
+        """Markers and headers before position `end`: dropped, or text that no stop string is looked for in."""
+        text, self._text = self._text[: end - self._routed], self._text[end - self._routed :]
+        start, self._routed = self._routed, end
+        if not text or not self._is_whole or self.stopped:
+            return []
+        return self._past_stops("answer", self._decoded.split(text, start))
+
+    def _past_stops(self, channel: Channel, parts: Iterable[tuple[str, str]]) -> list[Piece]:
+        pieces = self._release(self._stops.finish())
+        if self.stopped:
+            return pieces
+        self._stops = StopStrings(self._stop_strings)
+        return pieces + [Piece(text, channel, origin) for text, origin in parts]
 
     def _release(self, result: StopResult) -> list[Piece]:
         parts = self._answer.split(result.text, self._shown)

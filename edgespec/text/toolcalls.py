@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ class ToolCall:
 
 
 Found = str | ToolCall
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each tool's arguments, by the tool's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class ToolFormat:
     name: str
     opening: str
     closing: str
-    read: Callable[[str], list[ToolCall] | None]
+    read: Callable[[str, Schemas], list[ToolCall] | None]
     argument: str = "arguments"
     bare: bool = False
     frame: Frame = Frame()
@@ -90,10 +92,10 @@ def instructions(tools: list[dict[str, Any]]) -> str:
 class ToolCallReader:
     """Splits the text of an answer into text and calls. What looks like a call and is none stays text."""
 
-    def __init__(self, form: ToolFormat, names: Iterable[str]) -> None:
-        """`names` of the tools: JSON that is the whole answer is a call only if it calls one of them."""
+    def __init__(self, form: ToolFormat, tools: Schemas) -> None:
+        """JSON that is the whole answer is a call only if it calls one of `tools`."""
         self._form = form
-        self._names = frozenset(names)
+        self._tools = tools
         self._held = ""
         self._is_inside = False
         self._is_start = True  # nothing but blanks so far
@@ -151,9 +153,9 @@ class ToolCallReader:
             self._is_start = self._is_start and not text.strip()
 
     def _block(self, body: str, verbatim: str) -> list[Found]:
-        calls = self._form.read(body)
+        calls = self._form.read(body, self._tools)
         if calls and self._is_bare:
-            is_meant = self._names.issuperset(call.name for call in calls) and _HAS_KEY.search(body)
+            is_meant = all(call.name in self._tools for call in calls) and _HAS_KEY.search(body)
             calls = calls if is_meant else None
         return [*calls] if calls else [verbatim]
 
@@ -181,7 +183,7 @@ def _loaded(text: str) -> Any:
         return None
 
 
-def _read_json(body: str) -> list[ToolCall] | None:
+def _read_json(body: str, _: Schemas) -> list[ToolCall] | None:
     """One object, a list of them, or several one after the other, separated by ';' or blanks."""
     decoder, at, calls = json.JSONDecoder(), 0, list[ToolCall]()
     while at < len(body):
@@ -203,24 +205,45 @@ _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-def _read_xml(body: str) -> list[ToolCall] | None:
-    """Qwen3-Coder's: a tag for the function and one for each parameter; a value that is JSON is taken as such."""
+def _read_xml(body: str, tools: Schemas) -> list[ToolCall] | None:
+    """Qwen3-Coder's: a tag for the function and one for each parameter, whose type the tool's schema tells."""
     calls = []
     for name, inside in _FUNCTION.findall(body):
-        values = {key.strip(): _value(text) for key, text in _PARAMETER.findall(inside)}
+        declared = tools.get(name.strip(), {}).get("properties")
+        schemas = declared if isinstance(declared, Mapping) else {}
+        values = {key.strip(): _value(text, schemas.get(key.strip())) for key, text in _PARAMETER.findall(inside)}
         calls.append(ToolCall(name.strip(), json.dumps(values)))
-    return calls or _read_json(body)
+    return calls or _read_json(body, tools)
 
 
-def _value(text: str) -> Any:
+def _value(text: str, schema: object) -> Any:
+    """What may be a string is one, however much it looks like JSON; of anything else, what is JSON is taken as such."""
+    types = _types(schema)
+    if "string" in types:
+        return None if "null" in types and text.strip() == "null" else text
     loaded = _loaded(text)
     return text if loaded is None and text.strip() != "null" else loaded
 
 
-_MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
+def _types(schema: object) -> frozenset[str]:
+    """The types that a schema allows, as far as it says so without references."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    found = {each for each in named if isinstance(each, str)}
+    if isinstance(schema.get("enum"), list) and any(isinstance(each, str) for each in schema["enum"]):
+        found.add("string")
+    for key in ("anyOf", "oneOf"):
+        for each in schema[key] if isinstance(schema.get(key), list) else ():
+            found |= _types(each)
+    return frozenset(found)
 
 
-def _read_mistral(body: str) -> list[ToolCall] | None:
+_MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([A-Za-z0-9_.:/-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
+
+
+def _read_mistral(body: str, tools: Schemas) -> list[ToolCall] | None:
     """A list of objects, or since 2025 NAME[ARGS]{...} for each call."""
     calls, at = list[ToolCall](), 0
     while match := _MISTRAL.match(body, at):
@@ -231,13 +254,13 @@ def _read_mistral(body: str) -> list[ToolCall] | None:
         if not isinstance(arguments, dict):
             return None
         calls.append(ToolCall(match[1], json.dumps(arguments)))
-    return calls if calls and not body[at:].strip() else _read_json(body)
+    return calls if calls and not body[at:].strip() else _read_json(body, tools)
 
 
 _DEEPSEEK = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL)
 
 
-def _read_deepseek(body: str) -> list[ToolCall] | None:
+def _read_deepseek(body: str, _: Schemas) -> list[ToolCall] | None:
     """Since V3.1 NAME and arguments around the separator; before, 'function', NAME and a fenced block of JSON."""
     calls = []
     for before, after in _DEEPSEEK.findall(body):

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.control.calibration import Calibration, of_match_length, of_probability
@@ -225,7 +225,34 @@ def test_what_untried_drafts_would_have_won_makes_room_and_what_they_would_have_
     )
     for _ in range(5):
         ledger.add_untried(9, 1.0)
-    assert ledger.room() == pytest.approx(4.0 + 0.03), "twice of what there is at first, beside the share of the time"
+    assert ledger.room() == pytest.approx(2.0 + 0.03), "as much as there is at first is lent at most"
+    ledger.add(3, 1.0)
+    assert ledger.room() == pytest.approx(2.0 + 0.04), "what is won pays back"
+    ledger.add(3, 1.0)
+    assert ledger.room() == pytest.approx(4.0 + 0.05)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("round"), st.floats(0, 1), st.integers(1, 12)),
+            st.tuples(st.just("untried"), st.floats(0, 1), st.integers(1, 12)),
+        ),
+        max_size=300,
+    )
+)
+@example([("untried", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
+def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -> None:
+    """Whatever drafts do: a round may cost one plain step and what there is room for, and emits a token at least."""
+    ledger, emitted, steps = Ledger(), 0, 0.0
+    for kind, share, tokens in events:
+        took = 1.0 + share * max(0.0, ledger.room())
+        if kind == "untried":
+            ledger.add_untried(tokens, took)
+            continue
+        ledger.add(tokens, took)
+        emitted, steps = emitted + tokens, steps + took
+        assert steps - emitted <= 4.0 + 0.01 * steps + 1e-6
 
 
 def test_experience_outlives_the_process() -> None:
@@ -253,6 +280,8 @@ def test_experience_outlives_the_process() -> None:
         lambda s: s["matches"]["greedy"].pop(),
         lambda s: s["matches"].update(greedy=None),
         lambda s: s["matches"]["greedy"].__setitem__(0, [float("nan"), 1.0]),
+        lambda s: s["matches"]["greedy"].__setitem__(0, [2.0, 1.0]),
+        lambda s: s["models"]["greedy"].__setitem__(0, [-1.0, 1.0]),
         lambda s: s["models"].update(greedy=[["a", "b"]] * 13),
     ],
 )

@@ -21,6 +21,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.events import Finished, Request
 from edgespec.speculation import Speculation
 from edgespec.structure import Json, Structure, Structures, Text, json_part, json_structure
+from edgespec.text.chat import Message
 from edgespec.text.harmony import MARKERS
 from edgespec.text.stream import Piece
 from tests.engine.prompts import CODE
@@ -181,9 +182,10 @@ def test_reasoning_before_it_is_free(engine: Engine) -> None:
 def test_reasoning_is_counted_where_its_markers_are_text() -> None:
     """As where GPT-OSS is asked for a call: its messages are read by another reader, the engine counts all the same."""
     target = load_toy("tree", LoadOptions(context_size=1024))
-    target.chat_template = "<|channel|> <|message|> analysis"
+    target.chat_template = "{{ messages[0].content }}{# <|channel|> <|message|> analysis #}"
     thought, end = "<|channel|>analysis<|message|>abc", "<|end|><|start|>assistant<|channel|>final<|message|>de"
-    request = Request("a b", max_tokens=200, seed=0, structure=Structure(((Text(thought + end),),)), visible=MARKERS)
+    prompt = (Message("user", "a b"),)
+    request = Request(prompt, max_tokens=200, seed=0, structure=Structure(((Text(thought + end),),)), visible=MARKERS)
     text, finished, _ = answer(Engine(target, None, PLAIN), request, WAYS[0])
     assert text == thought + end
     # The token that completes the marker before it, and the three letters; `<|end|>` is reasoning until it is complete.

@@ -43,6 +43,19 @@ def test_the_default_is_the_embedded_pair(tmp_path: Path) -> None:
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
 
 
+def test_what_was_measured_of_a_draft_goes_with_it(tmp_path: Path) -> None:
+    def acceptance(text: str) -> tuple[float, float] | None:
+        pair = load(tmp_path, text).get(DEFAULT_ALIAS).pair("llamacpp")
+        assert pair is not None
+        return pair.acceptance
+
+    shipped_ = acceptance("")
+    assert shipped_ is not None and 0 < shipped_[0] < shipped_[1] < 1
+    assert acceptance(f"[{DEFAULT_ALIAS}.gguf]\nverified = false\n") == shipped_
+    assert acceptance(f'[{DEFAULT_ALIAS}.gguf]\ndraft = "a/b"\n') is None, "another draft"
+    assert acceptance(f"[{DEFAULT_ALIAS}.gguf]\nacceptance = [0.25, 1]\n") == (0.25, 1.0)
+
+
 def test_the_70b_pair_names_its_files(tmp_path: Path) -> None:
     pair = shipped(tmp_path).get("llama-70b-q4").pair("llamacpp")
     assert pair is not None
@@ -91,6 +104,10 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
         ('[x.gguf]\ntarget = "llama-70b-q4"\n', "another alias"),
         ('[x.gguf]\ntarget = "hf:a/b/../c.gguf"\n', "leaves its folder"),
         ('[x.gguf]\ntarget = "a/b"\nverified = "yes"\n', "verified is not true or false"),
+        *(
+            (f'[x.gguf]\ntarget = "a/b"\nacceptance = {value}\n', "two numbers from 0 to 1")
+            for value in ("0.5", "[0.5]", "[0.8, 0.5]", "[-0.1, 0.5]", "[0.5, 1.5]", '["a", 1]', "[nan, 1]")
+        ),
         ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
         ("[x]\ndescription = 3\n", "description is not text"),
         ("[x.sampling]\ntemperature = true\n", "temperature is not a number"),

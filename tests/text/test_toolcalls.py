@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.text.harmony import HarmonyReader
 from edgespec.text.toolcalls import ToolCall, ToolCallReader, format_of, instructions
 
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
 
 
 def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
-    reader = ToolCallReader(format_of(template), ["f", "g"])
+    reader = ToolCallReader(format_of(template), {"f": {}, "g": {}})
     found = [each for piece in pieces for each in reader.push(piece)] + reader.finish()
     joined: list[str | ToolCall] = []
     for each in found:
@@ -92,6 +93,38 @@ def test_arguments_come_back(arguments: dict[str, Any]) -> None:
         return
     (call,) = read("<tool_call>", [f"<tool_call>{body}</tool_call>"])
     assert isinstance(call, ToolCall) and json.loads(call.arguments) == arguments
+
+
+WRITE = {"properties": {
+    "text": {"type": "string"}, "mode": {"enum": ["a", "7"]}, "n": {"type": "integer"}, "free": {}, "odd": 7,
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "list": {"type": ["array", "null"]},
+}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameter", "written", "expected"),
+    [
+        ("text", '{"name": "x"}', '{"name": "x"}'), ("text", "12", "12"), ("text", "null", "null"),
+        ("text", "[1", "[1"), ("mode", "7", "7"), ("maybe", "true", "true"), ("maybe", "null", None),
+        ("list", "[1, 2]", [1, 2]), ("list", "null", None), ("n", "12", 12), ("free", "12", 12), ("odd", "true", True),
+        ("unknown", '{"a": 1}', {"a": 1}), ("free", "so be it", "so be it"),
+    ],
+)  # fmt: skip
+def test_what_the_schema_calls_a_string_stays_one(parameter: str, written: str, expected: Any) -> None:
+    """Qwen3-Coder writes values without quotes."""
+    reader = ToolCallReader(format_of("<tool_call> <function="), {"write": WRITE})
+    text = f"<tool_call>\n<function=write>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = [*reader.push(text), *reader.finish()]
+    assert isinstance(call, ToolCall) and json.loads(call.arguments) == {parameter: expected}
+
+
+@pytest.mark.parametrize("name", ["fs/read", "srv:read", "a.b-c_d"])
+def test_names_of_all_kinds_are_read_back(name: str) -> None:
+    text = f'[TOOL_CALLS]{name}[ARGS]{{"a": 1}}'
+    assert read("[TOOL_CALLS] [ARGS]", [text]) == [ToolCall(name, '{"a": 1}')]
+    header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    reader = HarmonyReader()
+    assert [*reader.push(header + '{"a": 1}<|call|>'), *reader.finish()] == [ToolCall(name, '{"a": 1}')]
 
 
 def test_instructions_name_the_tools() -> None:
