@@ -192,6 +192,24 @@ def test_reasoning_is_counted_where_its_markers_are_text() -> None:
     assert finished.metrics.reasoning_tokens == 1 + len("abc") + len("<|end|>") - 1
 
 
+def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
+    """Markers are text there, also for stop strings; a chat has them read."""
+    target = load_toy("tree", LoadOptions(context_size=1024))
+    target.chat_template = "{{ messages[0].content }}{# <think></think> #}"
+    engine = Engine(target, None, PLAIN)
+    structure = Structure(((Text("<think>ab</think>cd"),),))
+
+    def written(prompt: str | tuple[Message, ...], *stop: str) -> tuple[str, str | None]:
+        text, finished, _ = answer(engine, Request(prompt, max_tokens=99, stop=stop, structure=structure), PLAIN)
+        return text, finished.stop
+
+    assert written("x") == ("<think>ab</think>cd", None)
+    assert written("x", "</think>") == ("<think>ab", "</think>")
+    assert written("x", "b") == ("<think>a", "b")
+    chat = (Message("user", "x"),)
+    assert written(chat) == written(chat, "b") == ("abcd", None), "the pieces of both channels"
+
+
 @pytest.fixture
 def laws(engine: Engine) -> Iterator[Any]:
     tokenizer = engine.target.tokenizer

@@ -13,13 +13,16 @@ from edgespec.backends.toy.model import load
 from edgespec.core.metrics import Meter
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.events import Finished
+from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.asking import call_structure
 from edgespec.server.chat import ChatRequest
-from edgespec.server.dialect import reader_of, tool_format
-from edgespec.server.replying import Called, Ended, Reply, Said
+from edgespec.server.dialect import answer_structure, reader_of, tool_format
+from edgespec.server.replying import Begun, Called, Ended, Reply, Said
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tools import Tool
-from edgespec.structure import Structures
+from edgespec.speculation import Speculation
+from edgespec.stage import Standing
+from edgespec.structure import Structures, either, json_structure
 from edgespec.text.stream import Piece
 from edgespec.text.toolcalls import HERMES, ToolCall
 
@@ -80,6 +83,48 @@ def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], severa
     read = [each for each in found if isinstance(each, ToolCall)]
     assert [call.name for call in read] == ["weather"] * len(cities)
     assert [json.loads(call.arguments) for call in read] == [{"place": {"city": city}} for city in cities]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) -> None:
+    """As agents ask whose last answer has a schema."""
+    form = tool_format(TEMPLATES[family])
+    tool = Tool("weather", "", Ask.model_json_schema())
+    answer = answer_structure(json_structure({"const": {"done": True}}), form)
+    frame = form.frame
+    call = '{"place": {"city": "Oslo"}}'
+    if not frame.holds_name:
+        call = f'{{"name": "weather", "{form.argument}": {call}}}'
+    called = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "weather")
+    said = "".join(part.text for part in answer.first) + '{"done": true}'
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
+        law = Structures(tokenizer).constrain(either(answer, call_structure(form, [tool])), sampler, 0)
+        assert law._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
+    reader = reader_of(form, [tool])
+    found = [*reader.push(said), *reader.finish()]
+    assert "".join(map(str, found)) == '{"done": true}'
+
+
+def test_tools_beside_a_structure_in_a_request() -> None:
+    request = ChatRequest.model_validate({
+        "model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+    })  # fmt: skip
+    standing = Standing(
+        "m", "toy", "none", SamplingDefaults(), None, None, None, 64, Speculation("none", 0), False, (), 1, None
+    )
+    structure = request.ask().request(standing, most_tokens=64).structure
+    assert structure is not None and len(structure.alternatives) == 2
+    only = request.model_copy(update={"tool_choice": "none"}).ask().request(standing, most_tokens=64).structure
+    assert only is not None and len(only.alternatives) == 1
+
+
+def test_an_answer_that_is_ended_before_it_begins_has_a_beginning() -> None:
+    """Anthropic's clients want message_start before anything else."""
+    parts = [*Reply(None, None).parts(Finished("cancelled", (), 0, Meter(7, 0.0).metrics()))]
+    assert [type(part) for part in parts] == [Begun, Ended] and parts[0] == Begun(7, 0)
 
 
 def test_no_more_calls_than_sixteen() -> None:

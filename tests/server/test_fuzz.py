@@ -9,7 +9,13 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from edgespec.server.anthropic import MessagesRequest
+from edgespec.server.chat import ChatRequest
+from edgespec.server.embeddings import EmbeddingRequest
+from edgespec.server.fields import Body
+from edgespec.server.responses import ResponsesRequest
 from tests.server.serving import Server
 
 JSON = st.recursive(
@@ -84,3 +90,33 @@ def test_any_schema(schema: Any, tool: dict[str, Any], small: Server) -> None:
         **CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}))  # fmt: skip
     function = {"type": "function", "function": {"name": "f", "parameters": tool}}
     sound(small.post("/v1/chat/completions", json={**CHAT, "tools": [function], "tool_choice": "required"}))
+
+
+MANY = 20_000
+FAULTY: list[tuple[type[Body], dict[str, Any]]] = [
+    *((ChatRequest, {"model": "m", "messages": messages}) for messages in (
+        [0] * MANY,
+        [{"role": "user", "content": [0] * MANY}],
+        [{"role": "assistant", "tool_calls": [0] * MANY}],
+    )),
+    (ChatRequest, {**CHAT, "logit_bias": {f"x{i}": "y" for i in range(MANY)}}),
+    (ChatRequest, {**CHAT, "stop": [0] * MANY}),
+    (ChatRequest, {**CHAT, "tools": [0] * MANY}),
+    *((MessagesRequest, {"model": "m", "max_tokens": 3, "messages": messages}) for messages in (
+        [0] * MANY,
+        [{"role": "user", "content": [0] * MANY}],
+    )),
+    (MessagesRequest, {**CHAT, "system": [0] * MANY}),
+    (ResponsesRequest, {"model": "m", "input": [0] * MANY}),
+    (ResponsesRequest, {"model": "m", "input": [{"role": "user", "content": [0] * MANY}]}),
+    (EmbeddingRequest, {"model": "m", "input": [None] * MANY}),
+    (EmbeddingRequest, {"model": "m", "input": [["x"] * MANY] * 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "body"), FAULTY)
+def test_no_body_has_more_than_a_few_faults(kind: type[Body], body: dict[str, Any]) -> None:
+    """Of millions, telling would take the server's memory, and its time from everybody else."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 40

@@ -180,6 +180,27 @@ def test_models_come_and_go(tmp_path: Path) -> None:
         assert done == [200] * 16
 
 
+def test_who_leaves_while_a_model_opens_does_not_spoil_it_for_the_next(tmp_path: Path) -> None:
+    """Opening measures what forwards cost, for two seconds; callers with less patience would have it begin for ever."""
+    with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "512") as server:
+        caller = raw(server, {"model": "embedded", "stream": True})
+        while not server.engines():
+            sleep(0.02)
+        (engine,) = server.engines()
+        patient = ThreadPoolExecutor(1).submit(server.ask, "embedded", max_tokens=3)
+        server.until("embedded", is_busy=True)
+        caller.close()
+        assert patient.result(60).status_code == 200
+        assert [each.pid for each in server.engines()] == [engine.pid]
+    with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "500") as server:
+        caller = raw(server, {"model": "embedded", "stream": True})
+        while not server.engines():
+            sleep(0.02)
+        caller.close()
+        server.until("embedded", is_open=True, is_busy=False)
+        assert server.ask("embedded", max_tokens=3).status_code == 200
+
+
 def test_a_model_that_makes_way_while_others_call_it(tmp_path: Path) -> None:
     """Closing, calls that wait for what is being closed, and a call that needs the room: nobody waits for ever."""
     arguments = ("a=tree", "b=linear", "--backend", "toy", "--draft", "none", "--ctx", "200000")

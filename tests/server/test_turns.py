@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.planning import OpenRequest
+from edgespec.server.models import Busy, Policy, Room
+from edgespec.server.tally import Tally
 from edgespec.server.turns import Turns
 
 
@@ -94,5 +97,23 @@ def test_it_may_be_widened_while_others_wait() -> None:
         assert (turns.inside, turns.waiting) == (3, 1)
         turns.leave()
         await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
+def test_the_next_answer_to_a_call_is_not_refused() -> None:
+    """As of a call with n = 2, whose first answer would be lost."""
+
+    async def main() -> None:
+        room = Room("m", OpenRequest(), Policy(waiting_at_most=0), Tally())
+        await room.enter()
+        with pytest.raises(Busy):
+            await room.enter()
+        again = asyncio.create_task(room.enter(is_new=False))
+        await asyncio.sleep(0)
+        assert not again.done()
+        room.leave()
+        await again
+        room.leave()
 
     asyncio.run(main())

@@ -106,6 +106,19 @@ def test_visible_markers_are_text_and_still_tell_the_channel(table: Table) -> No
     assert text(shown, "answer") == "<think>a</think>b" and not text(shown, "reasoning")
 
 
+def test_stops_spare_reasoning_and_headers_that_are_shown(trained: Tokenizer) -> None:
+    """GPT-OSS' messages where another reader tells them apart."""
+    form = detect_format("<|channel|> <|message|> analysis")
+    written = "<|channel|>analysis<|message|>b final b<|end|><|start|>assistant<|channel|>final<|message|>a final b"
+    tokens = [(token, "") for token in trained.encode(written, parse_special=False)]
+    assert form is not None
+    for stops, shown in (([], written), (["final"], written[:-7]), (["b"], written[:-1]), (["assistant"], written)):
+        stream = TextStream(trained, stops, form, visible=form.markers)
+        pieces = run(stream, tokens)
+        assert text(pieces, "answer") == shown and not text(pieces, "reasoning")
+        assert stream.stopped == (shown != written)
+
+
 def test_prompt_that_opened_the_block(table: Table) -> None:
     stream = TextStream(table(LETTERS), [], THINK, prompt_tail="assistant\n<think>\n")
     assert stream.push(A, "") == [Piece("a", "reasoning", "")]
