@@ -95,15 +95,11 @@ class Engine:
         spec = speculation or self.speculation
         prompt, tail = self._encode(request.prompt, request.variables)
         if request.max_tokens is not None and request.max_tokens < 1:
-            raise InvalidRequest(
-                f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger number."
-            )
+            raise InvalidRequest(f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger one.")
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tokenizer = self.target.tokenizer
-        # A prompt that is text is continued as it stands, markers of reasoning and all.
-        raw = self._reasoning.markers if self._reasoning and isinstance(request.prompt, str) else frozenset()
-        form = None if raw else self._reasoning
-        text = TextStream(tokenizer, request.stop, form, tail, (*request.visible, *raw))
+        is_raw = isinstance(request.prompt, str)
+        text = TextStream(tokenizer, request.stop, self._reasoning, tail, request.visible, is_raw=is_raw)
         meter = Meter(len(prompt), started_s)
         emitted: list[int] = []
         reason: FinishReason = "length"

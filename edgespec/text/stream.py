@@ -67,11 +67,17 @@ class TextStream:
         reasoning: ReasoningFormat | None = None,
         prompt_tail: str = "",
         visible: Iterable[str] = (),
+        *,
+        is_raw: bool = False,
     ) -> None:
-        """`visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among
-        them, all text is answer, whoever reads it tells its parts apart, and stop strings count in the same part of it.
+        """`is_raw`: the text is shown as it stands, markers of reasoning and all.
+
+        `visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among them,
+        all text is answer, whoever reads it tells its parts apart, and stop strings count in the same part of it.
         """
         visible = frozenset(visible)
+        if is_raw and reasoning is not None:
+            visible, reasoning = visible | reasoning.markers, None
         self._is_whole = reasoning is not None and bool(reasoning.markers & visible)
         self._text = ""  # from position `_routed` on, up to which it has been dealt with
         self._routed = 0

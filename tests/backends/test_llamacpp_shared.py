@@ -80,10 +80,11 @@ def test_any_order_of_anything(model: LlamaModel, alone: Alone, seed: int) -> No
     keeper.close()
 
 
+@pytest.mark.parametrize("soon_s", [0.0, 1e9], ids=["asked at each node", "asked once"])
 def test_one_who_leaves_does_not_stop_the_others(
-    model: LlamaModel, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    soon_s: float, model: LlamaModel, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.backends.llamacpp.context._SOON_S", 0.0)  # as if each decode took long
+    monkeypatch.setattr("edgespec.backends.llamacpp.context._SOON_S", soon_s)
     gone: set[int] = set()
 
     def check(who: int) -> None:

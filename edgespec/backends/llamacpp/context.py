@@ -233,7 +233,8 @@ class Context:
         self._lib.log.clear_errors()
         self._ask(self._last.n_tokens * self._row_s > _SOON_S)
         started = perf_counter()
-        code = self._decode(self.native, self._batch.native)
+        is_wanted = self._is_asked or not self._aborts(None)
+        code = self._decode(self.native, self._batch.native) if is_wanted else _ABORTED
         self._batch.clear()
         self._round = Round()
         self._last.error = self._failure(code) if code else self._found_outputs()
@@ -243,7 +244,7 @@ class Context:
 
     def _ask(self, is_asked: bool) -> None:
         """Whether llama.cpp asks if it is to go on, which it does for each node of its graph: a sixth of the time of a
-        model of 6M parameters, though nobody minds a tenth of a second.
+        model of 6M parameters, though nobody minds a tenth of a second. Where it does not, we ask once.
         """
         if is_asked != self._is_asked:
             self._is_asked = is_asked
