@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from edgespec.core.protocols import Step
 from edgespec.drafters.lookup import LONGEST, SuffixLookup
@@ -20,13 +20,10 @@ def repeating(prompt: Sequence[int], emitted: Sequence[int]) -> list[bool]:
     for token in emitted:
         text.append(token)
         copied.append(any(length >= _LEAST_MATCH and right for length, right in lookup.extend(text)))
-    found = [False] * len(copied)
-    start = 0
-    for at in range(len(copied) + 1):
-        if at == len(copied) or not copied[at]:
-            if at - start >= _LEAST_STRETCH:
-                found[start:at] = [True] * (at - start)
-            start = at + 1
+    found: list[bool] = []
+    for is_copied, stretch in groupby(copied):
+        n = len(list(stretch))
+        found += [is_copied and n >= _LEAST_STRETCH] * n
     return found
 
 

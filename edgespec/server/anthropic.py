@@ -13,7 +13,7 @@ from pydantic import Field
 from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, message
-from edgespec.server.fields import MANY, Body, ModelName, Name, Stops, Tokens
+from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
 from edgespec.server.tools import Tool
@@ -95,7 +95,7 @@ class CountRequest(Body):
     model: ModelName
     messages: Annotated[list[AnthropicMessage], MANY, Field(min_length=1)]
     system: str | Annotated[list[TextBlock], MANY] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=256, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], FEW] | None = None
     tool_choice: ToolChoice | None = None
 
     def prompt(self) -> tuple[Message, ...]:

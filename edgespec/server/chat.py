@@ -13,7 +13,7 @@ from edgespec import __version__
 from edgespec.errors import InvalidRequest
 from edgespec.events import Scored
 from edgespec.server.asking import Ask, Choice, loaded_arguments, message
-from edgespec.server.fields import MANY, Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
+from edgespec.server.fields import FEW, MANY, Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
 from edgespec.server.http import DONE, event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.text.chat import Message
@@ -73,7 +73,7 @@ class ChatRequest(Sampled):
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=256, fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], FEW] | None = None
     tool_choice: Choice | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None

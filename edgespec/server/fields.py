@@ -10,8 +10,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Settings
 from edgespec.server.tools import Tool
 from edgespec.structure import Structure, json_structure
+from edgespec.text.toolcalls import NAME
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+Name = Annotated[str, StringConstraints(pattern=rf"^{NAME}{{1,256}}$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
@@ -19,7 +20,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Tokens = Annotated[int, Field(ge=1, le=2**31)]
-MANY = Field(max_length=4096, fail_fast=True)
+FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_fast=True)
 """Of a list: pydantic would tell of everything that is wrong with any number of items."""
 _MOST_BIASES = 4096
 

@@ -121,7 +121,7 @@ class Room:
                 late.append(self._limited(job))
 
         def note(event: Event) -> None:
-            if isinstance(event, PrefillProgress) and not late:
+            if isinstance(event, PrefillProgress):
                 loop.call_soon_threadsafe(started)
             elif isinstance(event, Finished):
                 self._tally.add(self.name, event, monotonic() - began_s)

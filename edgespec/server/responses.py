@@ -11,7 +11,7 @@ from pydantic import Field
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Ask, Choice, Settings, loaded_arguments, message
-from edgespec.server.fields import MANY, Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
+from edgespec.server.fields import FEW, MANY, Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.server.tools import Tool
@@ -71,7 +71,7 @@ class ResponsesRequest(Body):
     max_output_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    tools: Annotated[list[ResponseTool | OtherItem], Field(max_length=256, fail_fast=True)] | None = None
+    tools: Annotated[list[ResponseTool | OtherItem], FEW] | None = None
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 
 from edgespec.text.stops import unfinished
-from edgespec.text.toolcalls import Found, Frame, ToolFormat, call_of
+from edgespec.text.toolcalls import NAME, Found, Frame, ToolFormat, call_of
 
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:/-]+)")
+_FUNCTION = re.compile(rf"\bto=functions\.({NAME}+)")
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 
 

@@ -22,6 +22,8 @@ class ToolCall:
 
 
 Found = str | ToolCall
+NAME = "[A-Za-z0-9_.:/-]"
+"""A character of a tool's name."""
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each tool's arguments, by the tool's name."""
 
@@ -240,7 +242,7 @@ def _types(schema: object) -> frozenset[str]:
     return frozenset(found)
 
 
-_MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([A-Za-z0-9_.:/-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
+_MISTRAL = re.compile(rf"\s*(?:\[TOOL_CALLS\])?\s*({NAME}+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 
 
 def _read_mistral(body: str, tools: Schemas) -> list[ToolCall] | None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from edgespec.bench.records import read
+from edgespec.bench.stats import summarize
+from edgespec.bench.summary import Summary
+
 HEADER = {
     "kind": "header", "date": "2026-11-21", "processor": "Xeon", "system": "Linux x86_64",
     "versions": {"edgespec": "0.1.0", "mlx_lm": None}, "files": {"target.gguf": "f4ada450"}, "backend": "llamacpp",
@@ -12,6 +16,11 @@ HEADER = {
     "label": "",
 }  # fmt: skip
 COST = {"kind": "cost", "position": 64, "rows": {"1": 0.02, "2": 0.03}, "draft_s": None}
+
+HINDSIGHT = {
+    "a": {"plain": 10, "autopilot": 18, "model 3": 12, "ngram 7": 20},
+    "b": {"plain": 10, "autopilot": 11, "model 3": 12, "ngram 7": 5},
+}
 
 
 def run(arm: str, prompt: str, speed: float | None, **changes: object) -> dict[str, object]:
@@ -35,3 +44,7 @@ def run(arm: str, prompt: str, speed: float | None, **changes: object) -> dict[s
 def write(path: Path, *lines: object) -> Path:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def summary_of(folder: Path, *runs: dict[str, object]) -> Summary:
+    return summarize(read(write(folder / "bench.jsonl", HEADER, COST, *runs)))

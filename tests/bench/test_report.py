@@ -15,7 +15,7 @@ from edgespec.bench.records import read
 from edgespec.bench.report import write_report
 from edgespec.bench.stats import summarize
 from edgespec.errors import CacheError
-from tests.bench.test_stats import COST, HEADER, HINDSIGHT, run, write
+from tests.bench.lines import COST, HEADER, HINDSIGHT, run, write
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=//x onerror=alert(1)> $\\frac{1}$ &amp; \x1b\u202e\ud800 漢字"

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import read
-from edgespec.bench.stats import summarize
-from edgespec.bench.summary import Group, Part, Summary, table
-from tests.bench.lines import COST, HEADER, run, write
-
-
-def summary_of(folder: Path, *runs: dict[str, object]) -> Summary:
-    return summarize(read(write(folder / "bench.jsonl", HEADER, COST, *runs)))
+from edgespec.bench.summary import Group, Part
+from tests.bench.lines import HINDSIGHT, run, summary_of
 
 
 def group(part: Part, arm: str) -> Group:
@@ -164,12 +157,6 @@ def test_nothing_accepted(tmp_path: Path) -> None:
     assert group(part, "plain").acceptance_rate is None
 
 
-HINDSIGHT = {
-    "a": {"plain": 10, "autopilot": 18, "model 3": 12, "ngram 7": 20},
-    "b": {"plain": 10, "autopilot": 11, "model 3": 12, "ngram 7": 5},
-}
-
-
 def test_best_fixed_and_oracle(tmp_path: Path) -> None:
     lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
     (part,) = summary_of(tmp_path, *lines).parts
@@ -297,32 +284,3 @@ def test_forks(tmp_path: Path) -> None:
     ]
     summary = summary_of(tmp_path, *lines)
     assert (summary.forks, summary.faults) == (2, 1)
-
-
-def test_the_dictionary_is_json(tmp_path: Path) -> None:
-    lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
-    summary = summary_of(tmp_path, *lines)
-    loaded = json.loads(json.dumps(summary.to_dict(), allow_nan=False))
-    assert loaded["header"]["model"] == "python-6m"
-    assert loaded["parts"][0]["best_fixed"] == "model 3"
-    assert loaded["parts"][0]["arms"][1]["speedup"]["geomean"] == pytest.approx(math.sqrt(1.8 * 1.1))
-    assert len(loaded["points"]) == 8
-
-
-def test_table(tmp_path: Path) -> None:
-    lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
-    shown = [line.split() for line in table(summary_of(tmp_path, *lines)).splitlines()]
-    assert ["plain", "2", "1.00", "(1.00-1.00)", "1.00", "0%", "1.00", "-", "10.0"] in shown
-    assert ["ngram", "7", "2", "1.00", "(0.50-2.00)", "0.65", "50%", "1.00", "-", "12.5"] in shown
-    assert ["chat", "2", "1.41", "(1.10-1.80)", "1.17", "0%", "1.00", "-", "14.5"] in shown
-    assert ["autopilot", "/", "best", "fixed:", "1.17", "(0.92-1.50)"] in shown
-
-
-def test_the_table_fits_and_steers_no_terminal(tmp_path: Path) -> None:
-    long = "\x1b[31m\u202e" + "x" * 150
-    header = HEADER | {"model": long, "label": "cost-faithful 1B", "processor": long, "versions": {long: long}}
-    lines = [run(arm, p, 10, category=long) for p in "ab" for arm in ("plain", "autopilot", long)]
-    text = table(summarize(read(write(tmp_path / "bench.jsonl", header, *lines))))
-    assert max(map(len, text.splitlines())) <= 100
-    assert text.replace("\n", "").isprintable()
-    assert text.startswith("*** cost-faithful 1B ***\n")
