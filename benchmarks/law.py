@@ -20,8 +20,8 @@ from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.law import compare
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.speculation import Speculation
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
 
 ARMS = {
     "plain": Speculation("none", 0, 0),

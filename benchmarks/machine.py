@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from edgespec.calibration import machine
+from edgespec.controller.store import machine
 
 
 def describe(*models: Path) -> dict[str, Any]:

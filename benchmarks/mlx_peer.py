@@ -30,10 +30,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 from tests.engine.prompts import CODE
 from tests.mlx_models import quantized_copy
 

@@ -21,10 +21,10 @@ from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 from tests.engine.prompts import CODE
 from tests.mlx_models import CONFIGS, make_folder
 

@@ -22,10 +22,10 @@ from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 
 PROMPT = "def read_lines(path):\n    "
 

@@ -25,13 +25,13 @@ from benchmarks.machine import describe
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import shipped
-from edgespec.control.experience import Experience
-from edgespec.core.company import Pause
+from edgespec.controller.stats import Experience
+from edgespec.core.batching import Pause
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Event, Request
-from edgespec.speculation import Speculation
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Event, Request
 
 ARMS = {
     "plain": Speculation("none", 0),

@@ -35,10 +35,10 @@ from benchmarks.peers_server import LlamaServer, help_of, version_of, ways_to_dr
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, shipped, some_of_each
-from edgespec.control.experience import Experience
-from edgespec.engine import Engine
+from edgespec.controller.stats import Experience
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow, EdgespecError
-from edgespec.speculation import Speculation
 
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("
 NO_PEER = (

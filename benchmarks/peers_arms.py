@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
 
 MLX_DRAFT_TOKENS = 3  # what mlx_lm's own commands draft unless told otherwise
 

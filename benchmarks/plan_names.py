@@ -26,9 +26,9 @@ import click
 from benchmarks.machine import describe
 from benchmarks.published import Published
 from benchmarks.published_files import FILES
-from edgespec.outlook import table
-from edgespec.registry.gguf_cursor import LARGEST_BLOCK
-from tests.registry.hubserver import HubServer
+from edgespec.formats.gguf_reader import LARGEST_BLOCK
+from edgespec.planner.report import table
+from tests.hub.hubserver import HubServer
 
 COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
 KEPT = ("needed_bytes", "free_bytes", "fits", "plain_tokens_per_second", "speedup_at_acceptance", "not_foretold")

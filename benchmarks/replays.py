@@ -17,7 +17,7 @@ from statistics import median
 
 import click
 
-from tests.control.replay import CURVES, Trace, autopilot_speeds, clock_of, fixed_speeds, mean, oracle, read_traces
+from tests.controller.replay import CURVES, Trace, autopilot_speeds, clock_of, fixed_speeds, mean, oracle, read_traces
 
 
 def compared(traces: list[Trace], curve: str, seeds: int) -> dict[str, object]:

@@ -17,8 +17,8 @@ import click
 
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
+from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import parse
 from edgespec.core.protocols import NO_DRAFT, Session
 
 _STEPS = 3  # drafted tokens of each turn

@@ -23,15 +23,15 @@ import psutil
 
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel, parse
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel, parse
 from edgespec.bench.prompt_sets import shipped
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import Message
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import Message
 
 
 @dataclass

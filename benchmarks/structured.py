@@ -21,10 +21,10 @@ from benchmarks.machine import describe
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.structure import Structure, Structures, json_structure
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.engine.structured_output import Structure, Structures, json_structure
 
 ASSETS = Path(__file__).parent.parent / "edgespec" / "assets" / "python-6m"
 PROMPTS = (

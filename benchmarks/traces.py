@@ -19,11 +19,11 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.walk import BestFirst, Walk
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.drafters.draft_model import BestFirst, Walk
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 
 DEPTH = 8
 CONTEXT = 2048

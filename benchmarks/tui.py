@@ -29,12 +29,12 @@ from time import monotonic, perf_counter, sleep, thread_time
 import click
 
 from benchmarks.machine import describe
-from edgespec.apart import Apart
-from edgespec.chat import Chat
 from edgespec.conversations import Store
+from edgespec.conversations.chat import Chat
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.planning import OpenRequest
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.process import Apart
 from edgespec.tui.app import ChatApp
 from edgespec.tui.messages import Batch
 

@@ -13,7 +13,7 @@ from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import NO_DRAFT, Logits, Session
-from edgespec.text.chat import encode_prompt
+from edgespec.text.chat_template import encode_prompt
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef read_lines(path):\n    ",

@@ -16,7 +16,7 @@ from benchmarks.embedding import vocabulary
 from benchmarks.embedding.shapes import Shape
 from benchmarks.embedding.vocabulary import Field
 from edgespec.backends.mlx.library import load_mlx
-from edgespec.registry.llama_parts import PARTS
+from edgespec.formats.tensor_names import PARTS
 
 Floats = npt.NDArray[np.float32]
 

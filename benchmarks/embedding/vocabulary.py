@@ -10,8 +10,8 @@ import click
 from gguf import GGUFValueType as Value
 from gguf import TokenType
 
-from edgespec.registry.folder import read_folder
-from edgespec.text.chat import template_from_folder
+from edgespec.formats.mlx_folder import read_folder
+from edgespec.text.chat_template import template_from_folder
 
 
 class Field(NamedTuple):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel
+from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
-from edgespec.core.company import Pause
+from edgespec.core.batching import Pause
 from edgespec.core.protocols import CheckCancelled, Logits, Session
-from edgespec.registry.fit import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
 
 BackendName = Literal["llamacpp", "mlx", "toy"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from edgespec.core.protocols import Step
-from edgespec.drafters.lookup import LONGEST, SuffixLookup
+from edgespec.drafters.ngram import LONGEST, SuffixLookup
 
 _LEAST_MATCH = 8  # tokens before the place that have been there before, in this order
 _LEAST_STRETCH = 16  # tokens on end that follow as they did then

@@ -9,9 +9,9 @@ import numpy as np
 
 from edgespec.core.protocols import NO_DRAFT
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 
 
 @dataclass(frozen=True, slots=True)

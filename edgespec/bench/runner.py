@@ -11,15 +11,15 @@ from edgespec.bench.copies import where_it_repeats
 from edgespec.bench.forks import first_fork
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import AUTOPILOT, PLAIN
-from edgespec.control.costs import Costs, Profile
-from edgespec.control.experience import Experience
+from edgespec.controller.cost_model import Costs, Profile
+from edgespec.controller.stats import Experience
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import DraftKind, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
 from edgespec.errors import ContextOverflow
-from edgespec.events import Finished, Request
-from edgespec.speculation import DraftKind, Speculation
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
 

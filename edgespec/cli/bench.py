@@ -58,10 +58,10 @@ def bench_command(
     from edgespec.bench.runner import Bench, Skipped, arms
     from edgespec.bench.stats import summarize
     from edgespec.bench.summary import table
-    from edgespec.calibration import machine
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import Progress
+    from edgespec.controller.store import machine
     from edgespec.core.sampling import SamplingParams
     from edgespec.errors import Cancelled, InvalidRequest
 

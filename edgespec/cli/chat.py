@@ -27,9 +27,9 @@ def chat_command(
     Without REF the embedded pair answers; it completes Python code. F1 (or /help) lists keys and commands. On a
     terminal conversations are kept in the data folder that `edgespec doctor` names.
     """
-    from edgespec.chat import Chat
     from edgespec.cli.host import Host
     from edgespec.cli.repl import Repl
+    from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
     from edgespec.errors import InvalidRequest
     from edgespec.registry.schema import SamplingDefaults
@@ -38,7 +38,7 @@ def chat_command(
     sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     chat = Chat(given["system"], SamplingParams(), given["max_tokens"], given["seed"], given["stop"])
     if not plain and not given["verbose"] and _is_terminal():
-        from edgespec.apart import Apart
+        from edgespec.service.process import Apart
         from edgespec.tui.app import ChatApp
         from edgespec.tui.keeping import opened_store
 

@@ -116,7 +116,7 @@ def _tried(program: str, fix: str) -> dict[str, Any]:
 
 def _cache() -> dict[str, Any]:
     from edgespec.conversations.database import folder
-    from edgespec.registry.hub import Hub
+    from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
     hub = Hub.from_environment()
@@ -162,7 +162,7 @@ def _problems(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
-    from edgespec.registry.fit import gib
+    from edgespec.units import gib
 
     machine, cache = report["machine"], report["cache"]
     click.echo(f"machine    {machine['system']}, Python {machine['python']}")

@@ -13,7 +13,7 @@ from edgespec.cli.options import load_options, open_request
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.selfdrafts import Choice
+    from edgespec.planner.selfdraft_search import Choice
 
 
 RIVAL = "draft model"
@@ -43,14 +43,14 @@ def build_command(
 
     A draft model that is paired with REF is tried beside them. Ctrl-C keeps the copies that are finished.
     """
-    from edgespec.backends.selfdraft import parse
+    from edgespec.backends.attached_draft import parse
     from edgespec.cli.host import on_worker
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
-    from edgespec.opening import build_drafts
-    from edgespec.registry.hub import Hub
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.selfdraft_search import Workshop
     from edgespec.registry.schema import load_registry
-    from edgespec.selfdrafts import Workshop
+    from edgespec.service.load import build_drafts
 
     asked = []
     for text in methods:
@@ -84,8 +84,8 @@ def build_command(
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def list_command(as_json: bool) -> None:
     """What is kept for self-drafts, by model."""
-    from edgespec.registry.fit import gib
-    from edgespec.selfdrafts import kept
+    from edgespec.planner.selfdraft_search import kept
+    from edgespec.units import gib
 
     found = kept()
     if as_json:
@@ -107,8 +107,8 @@ def list_command(as_json: bool) -> None:
 def rm_command(model: str) -> None:
     """Remove what is kept for NAME, as `edgespec draft list` shows it; `all` removes everything."""
     from edgespec.errors import UnknownModel
-    from edgespec.registry.fit import gib
-    from edgespec.selfdrafts import kept, remove
+    from edgespec.planner.selfdraft_search import kept, remove
+    from edgespec.units import gib
 
     found = [each for each in kept() if model in ("all", each.model)]
     if not found:

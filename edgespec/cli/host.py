@@ -8,12 +8,12 @@ from typing import TypeVar
 from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, echo_native_log
 from edgespec.core.protocols import CheckCancelled
-from edgespec.events import Event, Request
-from edgespec.opening import Opened, change_draft, open_engine
-from edgespec.planning import OpenRequest
-from edgespec.registry.hub import Hub
+from edgespec.engine.events import Event, Request
+from edgespec.hub.hub import Hub
+from edgespec.planner.plan import OpenRequest
 from edgespec.registry.schema import load_registry
-from edgespec.worker import Worker
+from edgespec.service.load import Opened, change_draft, open_engine
+from edgespec.service.worker import Worker
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.worker import Job
+    from edgespec.service.worker import Job
 
 INTERRUPTED = 130  # the shells' exit code for an end by Ctrl-C
 

@@ -10,7 +10,7 @@ import click
 from edgespec.cli.options import backend_named, backend_option
 
 if TYPE_CHECKING:
-    from edgespec.registry.reference import Reference
+    from edgespec.hub.reference import Reference
 
 
 _backend_option = backend_option("Of an alias, the model for this runtime.")
@@ -36,8 +36,8 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     """
     from edgespec.backends.options import LoadOptions
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.planning import OpenRequest, fetch, plan
-    from edgespec.registry.hub import Hub
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import OpenRequest, fetch, plan
     from edgespec.registry.resolve import HubGguf, HubMlx
     from edgespec.registry.schema import load_registry
 
@@ -57,10 +57,10 @@ def list_command(as_json: bool) -> None:
 
     The last are GGUF files of LM Studio, Ollama and llama.cpp; `--model PATH` opens them where they are.
     """
-    from edgespec.registry.elsewhere import elsewhere
-    from edgespec.registry.fit import gib
-    from edgespec.registry.hub import Hub
+    from edgespec.hub.hub import Hub
+    from edgespec.registry.external_models import elsewhere
     from edgespec.registry.schema import load_registry
+    from edgespec.units import gib
 
     entries = load_registry().entries.values()
     cached = Hub.from_environment().cached_models()
@@ -100,11 +100,11 @@ def list_command(as_json: bool) -> None:
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model from the cache; an alias removes its target, not its draft."""
     from edgespec.errors import UnknownModel
-    from edgespec.planning import OpenRequest, choose_backend
-    from edgespec.registry.fit import gib
-    from edgespec.registry.hub import Hub
-    from edgespec.registry.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
+    from edgespec.hub.hub import Hub
+    from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
+    from edgespec.planner.plan import OpenRequest, choose_backend
     from edgespec.registry.schema import load_registry
+    from edgespec.units import gib
 
     reference: Reference = parse_reference(model)
     if isinstance(reference, Alias):

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
     from edgespec.core.sampling import SamplingParams
-    from edgespec.planning import OpenRequest
+    from edgespec.planner.plan import OpenRequest
     from edgespec.registry.schema import SamplingDefaults
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ def load_options(command: F) -> F:
 def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
     """What to open, from the options. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
-    from edgespec.planning import OpenRequest
+    from edgespec.planner.plan import OpenRequest
 
     return OpenRequest(
         model=model,

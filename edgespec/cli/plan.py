@@ -27,9 +27,9 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **given: Any)
     """
     from edgespec.cli.host import on_worker
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.outlook import known, measured, table
-    from edgespec.planning import plan
-    from edgespec.registry.hub import Hub
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import plan
+    from edgespec.planner.report import known, measured, table
     from edgespec.registry.schema import load_registry
 
     request = open_request(model, {**given, "force": True})

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import click
 
-from edgespec.chat import SETTINGS, Chat, change_speculation, path_of, speculation_told
 from edgespec.cli.host import Host
 from edgespec.cli.terminal import report_bug, summary
+from edgespec.conversations.chat import SETTINGS, Chat, change_speculation, path_of, speculation_told
 from edgespec.core.metrics import Metrics
+from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.events import Finished, Notice
-from edgespec.planning import OpenRequest
-from edgespec.text.chat import Message
+from edgespec.planner.plan import OpenRequest
+from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
 _HELP = """\

@@ -12,8 +12,8 @@ import click
 from edgespec.cli.options import generation_options, open_request, sampling_params
 
 if TYPE_CHECKING:
-    from edgespec.events import Finished, Request
-    from edgespec.opening import Opened
+    from edgespec.engine.events import Finished, Request
+    from edgespec.service.load import Opened
 
 
 @click.command("run")
@@ -35,7 +35,7 @@ def run_command(
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import explanation, summary
     from edgespec.core.protocols import Step
-    from edgespec.events import Finished, Notice
+    from edgespec.engine.events import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.text.stream import Piece
 
@@ -70,8 +70,8 @@ def run_command(
 
 
 def _request(text: str, raw: bool, given: dict[str, Any], opened: Opened) -> Request:
-    from edgespec.events import Request
-    from edgespec.text.chat import Message
+    from edgespec.engine.events import Request
+    from edgespec.text.chat_template import Message
 
     system = [Message("system", given["system"])] if given["system"] else []
     return Request(

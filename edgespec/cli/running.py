@@ -29,7 +29,7 @@ def server_options(command: F) -> F:
 @server_options
 def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     """The models of the server that is running, and how they do."""
-    from edgespec.registry.fit import gib
+    from edgespec.units import gib
 
     props = asked("GET", url, "/props", api_key)
     if as_json:

@@ -12,7 +12,7 @@ import click
 from edgespec.cli.options import PARALLEL, open_request, serving_options
 
 if TYPE_CHECKING:
-    from edgespec.planning import OpenRequest
+    from edgespec.planner.plan import OpenRequest
     from edgespec.server.guard import Rules
 
 PORT = 7437

@@ -12,7 +12,7 @@ from edgespec.cli.options import PARALLEL, open_request, serving_options
 from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.planning import OpenRequest
+    from edgespec.planner.plan import OpenRequest
 
 _FORM = 'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192.'
 

@@ -10,8 +10,8 @@ import click
 from edgespec.cli.options import backend_named, backend_option
 
 if TYPE_CHECKING:
-    from edgespec.registry.folder import Folder
-    from edgespec.registry.gguf import Header
+    from edgespec.formats.gguf import Header
+    from edgespec.formats.mlx_folder import Folder
 
 
 @click.command("show")
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """What a model is: architecture, sizes, memory, draft. Reads only the header of what is not downloaded."""
     from edgespec.backends.options import LoadOptions
-    from edgespec.planning import OpenRequest, choose_backend
-    from edgespec.registry.fit import gib, price
-    from edgespec.registry.folder import Folder
-    from edgespec.registry.hub import Hub
+    from edgespec.formats.mlx_folder import Folder
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.memory import price
+    from edgespec.planner.plan import OpenRequest, choose_backend
     from edgespec.registry.resolve import open_pair, source_facts
     from edgespec.registry.schema import load_registry
+    from edgespec.units import gib
 
     hub, registry = Hub.from_environment(), load_registry()
     chosen = choose_backend(OpenRequest(model, backend_named(backend)), registry, hub)
@@ -77,7 +78,7 @@ def _of_gguf(header: Header) -> dict[str, Any]:
 
 
 def _of_folder(folder: Folder) -> dict[str, Any]:
-    from edgespec.text.chat import template_from_folder
+    from edgespec.text.chat_template import template_from_folder
 
     return {
         "file": folder.name,

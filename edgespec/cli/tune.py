@@ -11,7 +11,7 @@ import click
 from edgespec.cli.options import load_options, open_request
 
 if TYPE_CHECKING:
-    from edgespec.control.costs import Profile
+    from edgespec.controller.cost_model import Profile
     from edgespec.core.protocols import CheckCancelled
 
 
@@ -31,11 +31,11 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import Progress
-    from edgespec.control.experience import Experience
+    from edgespec.controller.stats import Experience
     from edgespec.core.sampling import SamplingParams
+    from edgespec.engine.events import Finished, Request
     from edgespec.errors import ContextOverflow, InvalidRequest
-    from edgespec.events import Finished, Request
-    from edgespec.text.chat import Message
+    from edgespec.text.chat_template import Message
 
     if given["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from time import perf_counter
 
-from edgespec.core.company import PAUSE, Pause
+from edgespec.core.batching import PAUSE, Pause
 from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.core.company import Company, Pause
+from edgespec.core.batching import Company, Pause
 
 if TYPE_CHECKING:
     from edgespec.core.sampling import SamplingParams

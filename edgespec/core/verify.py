@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.chance import Chance
 from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict, Verifier
+from edgespec.core.rng import Chance
 from edgespec.core.sampling import Law, SamplingParams
 from edgespec.core.tree import depths
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import assert_never
 
 from edgespec.errors import InvalidModelFile, UnknownModel
-from edgespec.registry.cache import RemoteModel
-from edgespec.registry.fit import Facts
-from edgespec.registry.folder import read_config, read_folder
-from edgespec.registry.gguf import join_parts, read_file
-from edgespec.registry.hub import Hub
-from edgespec.registry.reference import (
+from edgespec.formats.gguf import join_parts, read_file
+from edgespec.formats.metadata import Facts
+from edgespec.formats.mlx_folder import read_config, read_folder
+from edgespec.hub.cache import RemoteModel
+from edgespec.hub.download import Progress
+from edgespec.hub.file_selection import part_names
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import (
     FORMS,
     Alias,
     HubFile,
@@ -27,8 +29,6 @@ from edgespec.registry.reference import (
     parse_reference,
 )
 from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, BackendName, Entry, Pair, Registry, SamplingDefaults
-from edgespec.registry.selection import part_names
-from edgespec.registry.transfer import Progress
 
 
 @dataclass(frozen=True, slots=True)

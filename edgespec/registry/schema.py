@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
-from edgespec.registry.reference import Alias, Reference, parse_reference
+from edgespec.hub.reference import Alias, Reference, parse_reference
 
 BackendName = Literal["llamacpp", "mlx"]
 DEFAULT_ALIAS = "python-6m"

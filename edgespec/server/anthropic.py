@@ -17,7 +17,7 @@ from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Toke
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
 from edgespec.server.tools import Tool
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 
 
 class TextBlock(Body):

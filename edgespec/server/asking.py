@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Request
+from edgespec.engine.structured_output import Json, Structure, Text, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
-from edgespec.events import Request
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.dialect import answer_structure, tool_format
 from edgespec.server.tools import Tool
-from edgespec.stage import Standing
-from edgespec.structure import Json, Structure, Text, either, is_shallow, json_part, texts
-from edgespec.text.chat import Message
+from edgespec.service.client import Standing
+from edgespec.text.chat_template import Message
 from edgespec.text.harmony import HARMONY
 from edgespec.text.toolcalls import ToolFormat, instructions
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgespec import __version__
+from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
-from edgespec.events import Scored
 from edgespec.server.asking import Ask, Choice, loaded_arguments, message
 from edgespec.server.fields import FEW, MANY, Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
 from edgespec.server.http import DONE, event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 
 FINGERPRINT = f"edgespec-{__version__}"
 

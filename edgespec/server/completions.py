@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
-from edgespec.events import Scored
 from edgespec.server.asking import Ask
 from edgespec.server.chat import FINGERPRINT
 from edgespec.server.fields import ResponseFormat, Sampled, Tokens

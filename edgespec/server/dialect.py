@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from edgespec.engine.structured_output import Structure, texts
 from edgespec.server.tools import Tool
-from edgespec.structure import Structure, texts
 from edgespec.text.harmony import FINAL, HARMONY, HarmonyReader, Thought
 from edgespec.text.reasoning import detect_format
 from edgespec.text.toolcalls import Found, ToolCallReader, ToolFormat, format_of

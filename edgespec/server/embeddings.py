@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from edgespec.embedding import Embedding
+from edgespec.engine.embeddings import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import Body, ModelName
 

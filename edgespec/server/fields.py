@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.asking import Settings
 from edgespec.server.tools import Tool
-from edgespec.structure import Structure, json_structure
 from edgespec.text.toolcalls import NAME
 
 Name = Annotated[str, StringConstraints(pattern=rf"^{NAME}{{1,256}}$")]

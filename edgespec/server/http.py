@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from edgespec.engine.structured_output import is_shallow
 from edgespec.errors import (
     CacheError,
     DoesNotFit,
@@ -25,7 +26,6 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.server.models import Busy
-from edgespec.structure import is_shallow
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)

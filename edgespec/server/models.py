@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from edgespec.apart import Apart
 from edgespec.core.protocols import PrefillProgress
-from edgespec.embedding import Embedding
+from edgespec.engine.embeddings import Embedding
+from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, UnknownModel
-from edgespec.events import Event, Finished, Notice, Request
-from edgespec.planning import OpenRequest
+from edgespec.planner.plan import OpenRequest
 from edgespec.server.tally import Tally
 from edgespec.server.turns import Turns
-from edgespec.stage import Standing
-from edgespec.worker import Job
+from edgespec.service.client import Standing
+from edgespec.service.process import Apart
+from edgespec.service.worker import Job
 
 T = TypeVar("T")
 

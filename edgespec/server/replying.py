@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
-from edgespec.events import Event, Finished, Scored, TokenScores
+from edgespec.engine.events import Event, Finished, Scored, TokenScores
 from edgespec.server.dialect import Reader
 from edgespec.text.harmony import Thought
 from edgespec.text.stream import Piece

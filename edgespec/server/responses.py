@@ -15,7 +15,7 @@ from edgespec.server.fields import FEW, MANY, Body, JsonSchema, ModelName, Name,
 from edgespec.server.http import event_of
 from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
 from edgespec.server.tools import Tool
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 
 
 class InputMessage(Body):

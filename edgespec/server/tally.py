@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from edgespec.events import Finished
-from edgespec.registry.fit import gib
+from edgespec.engine.events import Finished
+from edgespec.units import gib
 
 _RECENT = 50
 _LOG = logging.getLogger("edgespec.server")

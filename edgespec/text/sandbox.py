@@ -23,7 +23,7 @@ from jinja2.utils import Namespace, pass_context
 
 from edgespec.errors import EdgespecError, TemplateError
 from edgespec.text.limits import Limits
-from edgespec.text.template_tree import GenerationTag, Guards
+from edgespec.text.sandbox_ast import GenerationTag, Guards
 
 _FILE = "<chat template>"
 _UNIT = 64  # what a list element or any value counts beside its characters; about its bytes

@@ -13,16 +13,17 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from edgespec.chat import Chat
 from edgespec.conversations import Store
+from edgespec.conversations.chat import Chat
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Finished
+from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.events import Finished
-from edgespec.events import Notice as EngineNotice
-from edgespec.planning import OpenRequest
+from edgespec.planner.plan import OpenRequest
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.stage import Stage, standing_of
+from edgespec.service.client import Stage, standing_of
+from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
 from edgespec.tui import commands
 from edgespec.tui.colours import HIGH_CONTRAST
@@ -41,7 +42,6 @@ from edgespec.tui.race import FRAME_S
 from edgespec.tui.screenside import Screenside
 from edgespec.tui.turns import Answer, Said
 from edgespec.tui.window import Window
-from edgespec.worker import Job
 
 _READ_EVERY_S = 0.1
 # What the engine decodes on may be all that this machine has, so the screen takes an eighth of a processor at most.

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.chat import SETTINGS
+from edgespec.conversations.chat import SETTINGS
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.tui import steering, talk
 

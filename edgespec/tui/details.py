@@ -11,7 +11,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from edgespec.control.experience import Experience
+from edgespec.controller.stats import Experience
 from edgespec.tui.gauges import Gauges, bar
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)

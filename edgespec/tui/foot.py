@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.events import Finished
+from edgespec.engine.events import Finished
 
 
 def measured(finished: Finished | None) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgespec.chat import Chat
 from edgespec.conversations import Conversation, Spans, Store, Turn
+from edgespec.conversations.chat import Chat
 from edgespec.errors import CacheError
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 
 T = TypeVar("T")
 SAVED_EVERY_S = 0.5  # of an answer that is being generated

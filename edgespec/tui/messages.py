@@ -11,11 +11,11 @@ from typing import Any
 
 from textual.message import Message
 
+from edgespec.engine.events import Event
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.events import Event
-from edgespec.planning import OpenRequest
-from edgespec.stage import Standing
-from edgespec.worker import Job
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.client import Standing
+from edgespec.service.worker import Job
 
 
 class Batch(Message):

@@ -9,8 +9,8 @@ import psutil
 from rich.text import Text
 from textual.widgets import Static
 
-from edgespec.registry.fit import DeviceMemory
-from edgespec.stage import Standing
+from edgespec.backends.devices import DeviceMemory
+from edgespec.service.client import Standing
 from edgespec.tui.gauges import Gauges, bar, column
 
 _WIDTH = 32

@@ -15,16 +15,17 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from edgespec.backends import prefers_mlx
+from edgespec.backends.devices import host_memory
 from edgespec.errors import Cancelled
-from edgespec.planning import OpenRequest, Reporter
-from edgespec.registry.catalogue import Entry, catalogue, matching
-from edgespec.registry.fit import gib, host_memory
-from edgespec.registry.hub import Hub
+from edgespec.hub.hub import Hub
+from edgespec.planner.catalogue import Entry, catalogue, matching
+from edgespec.planner.plan import OpenRequest, Reporter
 from edgespec.registry.schema import BackendName, load_registry
-from edgespec.stage import Stage
+from edgespec.service.client import Stage
+from edgespec.service.worker import Job
 from edgespec.tui.chooser import Chooser
 from edgespec.tui.messages import told_of
-from edgespec.worker import Job
+from edgespec.units import gib
 
 T = TypeVar("T")
 

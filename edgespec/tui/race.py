@@ -15,15 +15,15 @@ from textual.widgets import Static
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled
-from edgespec.events import Event, Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.stage import Stage
+from edgespec.service.client import Stage
+from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
 from edgespec.tui.gauges import Gauges
 from edgespec.tui.harmless import harmless
 from edgespec.tui.messages import told_of
-from edgespec.worker import Job
 
 FRAME_S = 1 / 30
 

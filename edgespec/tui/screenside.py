@@ -6,8 +6,8 @@ from pathlib import Path
 
 from textual.app import App
 
-from edgespec.registry.fit import gib
 from edgespec.tui.messages import Progressed, Told
+from edgespec.units import gib
 
 
 class Screenside:

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgespec.chat import SETTINGS, speculation_told
+from edgespec.conversations.chat import SETTINGS, speculation_told
 from edgespec.errors import InvalidRequest
-from edgespec.stage import standing_of
-from edgespec.text.chat import Message
+from edgespec.service.client import standing_of
+from edgespec.text.chat_template import Message
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.chat import path_of, write
 from edgespec.conversations import from_json, to_json, to_markdown
+from edgespec.conversations.chat import path_of, write
 from edgespec.errors import InvalidRequest
-from edgespec.stage import standing_of
+from edgespec.service.client import standing_of
 from edgespec.tui.history import History
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt

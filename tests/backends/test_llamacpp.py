@@ -21,7 +21,7 @@ from edgespec.errors import (
     InvalidModelFile,
     InvalidRequest,
 )
-from edgespec.text.vocabulary import vocabulary_mismatch
+from edgespec.registry.tokenizer_compat import vocabulary_mismatch
 from tests.models import DRAFT, MAKERS, TARGET, trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)

@@ -9,10 +9,10 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.company import Pause
-from edgespec.embedding import Embedding, embed
+from edgespec.core.batching import Pause
+from edgespec.engine.embeddings import Embedding, embed
 from edgespec.errors import Cancelled
-from edgespec.text.chat import encode_prompt
+from edgespec.text.chat_template import encode_prompt
 from tests.models import MAKERS, TARGET
 
 TEXT = "def read_lines(path):\n    with open(path) as file:\n        return [line.strip() for line in file]\n" * 3

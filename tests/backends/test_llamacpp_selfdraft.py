@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel, Skip, parse
+from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.followers import SLACK
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.lowbit import copies, low_bit, make_room
@@ -17,10 +19,8 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.prune import pruned
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel, Skip, parse
 from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Session
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
-from edgespec.registry.fit import Memory
 from tests.contract.runtimes import prefill
 from tests.models import TARGET, hybrid, llama, mamba, sliding_window
 

@@ -11,7 +11,7 @@ import pytest
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.company import ALONE, Company
+from edgespec.core.batching import ALONE, Company
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import BackendError, Cancelled

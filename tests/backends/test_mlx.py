@@ -20,8 +20,8 @@ from edgespec.backends.mlx.layout import Layout
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.options import LoadOptions
-from edgespec.core.chance import uniform
 from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.rng import uniform
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from tests.contract.runtimes import prefill

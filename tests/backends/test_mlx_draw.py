@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.mlx.scores import MlxScores
-from edgespec.core.chance import Seeded, index_at, uniform
+from edgespec.core.greedy import HostRows
 from edgespec.core.protocols import Draft, Logits
-from edgespec.core.rollout import HostRows
+from edgespec.core.rng import Seeded, index_at, uniform
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import TargetSample
 from edgespec.errors import BackendError

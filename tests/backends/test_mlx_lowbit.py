@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from edgespec.backends.attached_draft import Refused
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import Refused
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError
 from tests.backends.test_mlx_selfdraft import fresh_logits, made, some, wrapped

@@ -11,13 +11,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from edgespec.backends.attached_draft import Refused, parse
 from edgespec.backends.mlx.follower import Follower
 from edgespec.backends.mlx.keyvalues import SLACK
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import Refused, parse
 from edgespec.core.protocols import NO_DRAFT, Draft, Logits
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
 from tests.backends.zoo import VOCABULARY, tiny

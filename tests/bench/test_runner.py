@@ -13,13 +13,13 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.runner import Bench, Skipped, arms
-from edgespec.control.costs import Profile
-from edgespec.control.experience import Experience
+from edgespec.controller.cost_model import Profile
+from edgespec.controller.stats import Experience
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import DraftKind, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled
-from edgespec.events import Event, Finished, Request
-from edgespec.speculation import DraftKind, Speculation
 from edgespec.text.stream import Piece
 
 PROFILE = Profile(dict.fromkeys(range(1, 17), 0.001), 0.0001, 0.00001)

@@ -17,9 +17,9 @@ import pytest
 from edgespec.bench.records import Cost, Header, Run, read
 from edgespec.cli import main
 from edgespec.cli.terminal import explanation
-from edgespec.control.costs import Profile
+from edgespec.controller.cost_model import Profile
 from edgespec.core.protocols import CheckCancelled, Decision, Step
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli
 
 TINY = ("--per-category", "1", "--max-tokens", "8", "--repeats", "1", "--gamma", "2", "--threads", "1")

@@ -15,9 +15,9 @@ import pytest
 
 from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.forecast import Forecast, forecast, pattern
-from edgespec.registry.gguf import read_header
-from edgespec.registry.gguf_cursor import FileSource
+from edgespec.formats.gguf import read_header
+from edgespec.formats.gguf_reader import FileSource
+from edgespec.planner.speed import Forecast, forecast, pattern
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import edgespec.forecast as forecasting
-import edgespec.outlook as outlook
+import edgespec.planner.report as outlook
+import edgespec.planner.speed as forecasting
 from benchmarks.plan_names import read_from_hub
 from benchmarks.published import Published, Vocabulary
 from benchmarks.published_files import FILES
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
-from edgespec.control.costs import Profile
+from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
-from edgespec.outlook import table
-from edgespec.registry.fit import GIB
-from edgespec.registry.gguf import Header, read_file
+from edgespec.formats.gguf import Header, read_file
+from edgespec.planner.report import table
+from edgespec.units import GIB
 from tests.cli.conftest import Cli
-from tests.registry.hubserver import HubServer
+from tests.hub.hubserver import HubServer
 
 WORDS = Vocabulary("default", 600, 0, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, eos=1, bos=2, add_bos=True)
 SEEING = replace(WORDS, size=664, special={**WORDS.special, 600: "<image_soft_token>"}, padding=601)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, Cli
+from tests.hub.hubserver import HubServer
+from tests.hub.hubstate import Fault
 from tests.models import DRAFT, TARGET
-from tests.registry.hubserver import HubServer
-from tests.registry.hubstate import Fault
 
 REPO, FILE = "me/python-GGUF", "python-Q8_0.gguf"
 REFERENCE = f"hf:{REPO}/{FILE}"

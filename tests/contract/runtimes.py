@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.backends.attached_draft import parse
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import parse
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from tests.mlx_models import CONFIGS, make_folder

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgespec.core.chance import Chance
 from edgespec.core.protocols import NO_DRAFT, Draft, Ints, Probs, Verifier
+from edgespec.core.rng import Chance
 from edgespec.core.sampling import Law
 from edgespec.core.tree import path_to
 

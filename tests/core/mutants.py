@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgespec.core.chance import Chance
 from edgespec.core.protocols import Draft, Probs, Scores, Verdict
+from edgespec.core.rng import Chance
 from tests.core.enumerate import Enumerated, Target
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
-from edgespec.core.control import FixedBudget, Pausable
+from edgespec.controller.fixed import FixedBudget, Pausable
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
 from edgespec.core.verify import BlockVerification, ByDraft, TargetSample, TokenRejection

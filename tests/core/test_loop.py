@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.chance import Seeded
-from edgespec.core.company import Pause
-from edgespec.core.control import FixedBudget
+from edgespec.controller.fixed import FixedBudget
+from edgespec.core.batching import Pause
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, PrefillProgress, Step
+from edgespec.core.rng import Seeded
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import TargetSample
 from edgespec.drafters.plain import PlainDrafter

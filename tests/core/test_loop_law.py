@@ -10,13 +10,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgespec.core.chance import Chance, Seeded
-from edgespec.core.control import FixedBudget
+from edgespec.controller.fixed import FixedBudget
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Drafter, Step, Verifier
+from edgespec.core.rng import Chance, Seeded
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
-from edgespec.drafters.model import GreedyChoice, ModelDrafter, SampledChoice
+from edgespec.drafters.draft_model import GreedyChoice, ModelDrafter, SampledChoice
 from tests.core.stats import assert_follows
 from tests.core.toys import DrawingDrafter, Remembering, RememberingSampler, open_session
 

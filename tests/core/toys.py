@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.chance import index_at, uniform
 from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
@@ -22,6 +21,7 @@ from edgespec.core.protocols import (
     Step,
     Verdict,
 )
+from edgespec.core.rng import index_at, uniform
 from edgespec.core.sampling import Law, Sampler, SamplingParams
 from edgespec.errors import Cancelled
 

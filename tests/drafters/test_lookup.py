@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.lookup import MOST_LENGTH, SuffixLookup
+from edgespec.drafters.ngram import MOST_LENGTH, SuffixLookup
 
 V = 4
 REMEMBERED = 8

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.control.costs import Costs, Profile
-from edgespec.control.experience import Experience
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
+from edgespec.controller.cost_model import Costs, Profile
+from edgespec.controller.stats import Experience
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
 from edgespec.text.stream import Piece
 from tests.models import trained
 

@@ -10,13 +10,13 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
-from edgespec.control.experience import Experience
+from edgespec.controller.stats import Experience
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import Rule, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled
-from edgespec.events import Finished, Request
-from edgespec.speculation import Rule, Speculation
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, eager, generate, open_engine
 from tests.engine.prompts import CODE

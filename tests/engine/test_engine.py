@@ -11,11 +11,11 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import Message
+from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE

@@ -6,9 +6,9 @@ import pytest
 
 from edgespec.bench.law import compare, enumerated
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Request
-from edgespec.speculation import Speculation
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Request
 
 PROMPT = "self."
 PARAMS = SamplingParams(temperature=1.0, top_k=2)

@@ -12,9 +12,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import PrefillProgress
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Request
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Request
+from edgespec.text.chat_template import encode_prompt
 from tests.engine.conftest import PLAIN, generate
 from tests.engine.prompts import CODE
 from tests.engine.test_parity import DRAFTS

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.backends.attached_draft import Refused
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import Refused
 from edgespec.bench.forks import first_fork
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.text.chat_template import encode_prompt
 from tests.backends.test_mlx_selfdraft import METHODS, SIX, made
 from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE

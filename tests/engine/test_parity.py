@@ -9,10 +9,10 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
-from edgespec.events import Request
-from edgespec.speculation import Speculation
-from edgespec.text.chat import encode_prompt
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Request
+from edgespec.text.chat_template import encode_prompt
 from tests.engine.conftest import PLAIN, generate, open_engine
 from tests.engine.prompts import CODE
 from tests.models import DRAFT, TARGET

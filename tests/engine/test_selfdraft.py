@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.backends import Model, open_model
+from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import parse
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Request
 from edgespec.errors import Cancelled
-from edgespec.events import Request
-from edgespec.speculation import Speculation
 from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE
 from tests.models import TARGET

@@ -8,14 +8,14 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.forks import first_fork
-from edgespec.core.company import Pause
+from edgespec.core.batching import Pause
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine import Engine
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Event, Finished, Request
+from edgespec.engine.structured_output import json_structure
 from edgespec.errors import BackendError, Cancelled
-from edgespec.events import Event, Finished, Request
-from edgespec.speculation import Speculation
-from edgespec.structure import json_structure
 from tests.engine.conftest import PLAIN, eager, open_engine
 from tests.engine.prompts import CODE
 from tests.models import trained

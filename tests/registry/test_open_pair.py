@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
-from edgespec.registry.hub import Hub
-from edgespec.registry.pairing import tokenizer_mismatch
-from edgespec.registry.reference import HubRepo, PackagedFile, parse_reference
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import HubRepo, PackagedFile, parse_reference
 from edgespec.registry.resolve import (
     HubGguf,
     HubMlx,
@@ -23,10 +22,11 @@ from edgespec.registry.resolve import (
     source_path,
 )
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
-from tests.registry.ggufs import write_gguf
-from tests.registry.hubserver import HubServer
-from tests.registry.test_hub_cache import mlx
-from tests.registry.test_hub_download import FILE, REPO, serve
+from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from tests.formats.ggufs import write_gguf
+from tests.hub.hubserver import HubServer
+from tests.hub.test_cache import mlx
+from tests.hub.test_download import FILE, REPO, serve
 
 DRAFT_REPO = "someone/Small-GGUF"
 

@@ -12,7 +12,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.model import load
 from edgespec.core.metrics import Meter
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.events import Finished
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.events import Finished
+from edgespec.engine.structured_output import Structures, either, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.asking import call_structure
 from edgespec.server.chat import ChatRequest
@@ -20,9 +22,7 @@ from edgespec.server.dialect import answer_structure, reader_of, tool_format
 from edgespec.server.replying import Begun, Called, Ended, Reply, Said
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tools import Tool
-from edgespec.speculation import Speculation
-from edgespec.stage import Standing
-from edgespec.structure import Structures, either, json_structure
+from edgespec.service.client import Standing
 from edgespec.text.stream import Piece
 from edgespec.text.toolcalls import HERMES, ToolCall
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.planning import OpenRequest
+from edgespec.planner.plan import OpenRequest
 from edgespec.server.models import Busy, Policy, Room
 from edgespec.server.tally import Tally
 from edgespec.server.turns import Turns

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat import ChatTemplate, Message
+from edgespec.text.chat_template import ChatTemplate, Message
 from edgespec.text.limits import Limits
 
 SHORT = Limits(time_s=0.3)

@@ -12,11 +12,12 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from edgespec.backends.options import LoadOptions
-from edgespec.chat import Chat
 from edgespec.conversations import Store, Turn
+from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
-from edgespec.planning import OpenRequest
-from edgespec.stage import Here, Stage
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.client import Stage
+from edgespec.service.local import Here
 from edgespec.tui.app import ChatApp
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt

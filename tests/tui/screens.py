@@ -15,23 +15,24 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
-from edgespec.chat import Chat
-from edgespec.control.costs import Profile
-from edgespec.control.experience import Experience
+from edgespec.backends.devices import DeviceMemory
+from edgespec.controller.cost_model import Profile
+from edgespec.controller.stats import Experience
 from edgespec.conversations import Store
+from edgespec.conversations.chat import Chat
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.events import Event, Finished, Request
-from edgespec.opening import Opened
-from edgespec.planning import OpenRequest
-from edgespec.registry.fit import GIB, DeviceMemory
-from edgespec.speculation import Speculation
-from edgespec.stage import Here
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.events import Event, Finished, Request
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.load import Opened
+from edgespec.service.local import Here
+from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
 from edgespec.tui.panel import Readings
-from edgespec.worker import Job
+from edgespec.units import GIB
 
 NOW_S = 100.0  # when every question is asked
 TOY = OpenRequest(model="tree", backend="toy")

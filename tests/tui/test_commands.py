@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from textual.widgets import Static
 
-from edgespec.planning import OpenRequest
-from edgespec.text.chat import Message
+from edgespec.planner.plan import OpenRequest
+from edgespec.text.chat_template import Message
 from edgespec.tui.commands import COMMANDS, HELP
 from edgespec.tui.details import Details
 from edgespec.tui.help import Help

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apart import Apart
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
-from edgespec.planning import OpenRequest
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.process import Apart
 from edgespec.tui.keeping import opened_store
 from tests.cli.conftest import COMMAND
 from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app

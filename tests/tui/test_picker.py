@@ -12,15 +12,15 @@ from textual.widgets import DataTable, Input, Static
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
-from edgespec.planning import OpenRequest
-from edgespec.registry.fit import gib
+from edgespec.planner.plan import OpenRequest
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
 from edgespec.tui.picker import Picker
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.turns import Notice
+from edgespec.units import gib
+from tests.hub.stores import put
 from tests.models import DRAFT, TARGET
-from tests.registry.stores import put
 from tests.tui.screens import Script, in_loop, opened, seen, until, within
 
 OTHER = "llama.cpp: draft"
@@ -177,7 +177,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
 
         return work()
 
-    monkeypatch.setattr("edgespec.stage.outlook", endless)
+    monkeypatch.setattr("edgespec.service.local.outlook", endless)
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")

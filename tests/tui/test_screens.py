@@ -13,9 +13,9 @@ from textual.widgets import Markdown
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.sampling import SamplingParams
-from edgespec.events import Event
-from edgespec.planning import OpenRequest
-from edgespec.stage import Here
+from edgespec.engine.events import Event
+from edgespec.planner.plan import OpenRequest
+from edgespec.service.local import Here
 from edgespec.text.stream import Piece
 from edgespec.tui.log import Log
 from edgespec.tui.panel import Panel, Strip

@@ -15,12 +15,12 @@ from textual.widgets import DataTable, TabbedContent
 
 from edgespec.conversations import Conversation, Turn
 from edgespec.core.protocols import Step
-from edgespec.registry.catalogue import Entry, Files, Part
-from edgespec.registry.fit import GIB
-from edgespec.registry.reference import parse_reference
+from edgespec.hub.reference import parse_reference
+from edgespec.planner.catalogue import Entry, Files, Part
 from edgespec.tui.app import ChatApp
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
+from edgespec.units import GIB
 from tests.tui.screens import (
     Script,
     exported,

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.backends.llamacpp.batch import Batch
 from edgespec.backends.llamacpp.library import Library
-from edgespec.core.company import ALONE, Company
+from edgespec.core.batching import ALONE, Company
 from edgespec.core.protocols import CheckCancelled, Ints, Logits
 from edgespec.core.sampling import SamplingParams, not_numbers
 from edgespec.errors import BackendError, Cancelled

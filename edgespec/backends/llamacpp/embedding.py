@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.backends.llamacpp.batch import Batch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.sequence import check_ids
-from edgespec.core.company import PAUSE, Pause
+from edgespec.core.batching import PAUSE, Pause
 from edgespec.core.protocols import CheckCancelled, Logits
 from edgespec.errors import BackendError
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from edgespec.backends.llamacpp.context import MAX_ROWS
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.sequence import check_prompt, shared_prefix
-from edgespec.core.company import Pause
+from edgespec.core.batching import Pause
+from edgespec.core.greedy import HostRows
 from edgespec.core.protocols import Draft, PrefillProgress, Scores
-from edgespec.core.rollout import HostRows
 from edgespec.errors import RollbackError
 
 SLACK = 2 * MAX_ROWS  # cells of a sparse cache beside its sink and window

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from edgespec.backends.attached_draft import Refused
+from edgespec.backends.isolated import ChildDied, in_child
 from edgespec.backends.llamacpp.quantize import quantize
-from edgespec.backends.selfdraft import Refused
-from edgespec.child import ChildDied, in_child
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError
-from edgespec.registry.gguf import Header, read_file
+from edgespec.formats.gguf import Header, read_file
 
 KEPT_BYTES = 40 * 2**30  # of low-bit copies in all; the ones used longest ago make room
 _SPARE_BYTES = 512 * 2**20  # left free on the disk

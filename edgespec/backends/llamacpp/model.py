@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedding import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library
@@ -15,7 +16,6 @@ from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollb
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.backends.selfdraft import SelfDraft, SelfDraftModel
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidModelFile
 

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from edgespec.backends.attached_draft import Refused
+from edgespec.backends.devices import host_memory
 from edgespec.backends.llamacpp.shape import ALIGNMENT, block_of, write_header
-from edgespec.backends.selfdraft import Refused
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, DoesNotFit
-from edgespec.registry.fit import gib, host_memory
-from edgespec.registry.gguf import Header, TensorInfo, read_file
+from edgespec.formats.gguf import Header, TensorInfo, read_file
+from edgespec.units import gib
 
 _CHUNK = 16 * 2**20  # bytes copied between two looks at `check`
 _USE = "Use --draft ngram, or qspec."

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.llamacpp.followers import SLACK, FollowingSession, SparseSession
 from edgespec.backends.llamacpp.lowbit import low_bit
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.prune import pruned
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel
 from edgespec.core.protocols import CheckCancelled, Session
 
 

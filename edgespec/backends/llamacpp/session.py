@@ -8,9 +8,9 @@ from edgespec.backends.llamacpp.context import PREFILL_CHUNK, Context, LlamaScor
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.rollback import CutCache, Rollback
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.company import PAUSE, Company, Pause
+from edgespec.core.batching import PAUSE, Company, Pause
+from edgespec.core.greedy import step_by_step
 from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Scores, Session
-from edgespec.core.rollout import step_by_step
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import CacheError
-from edgespec.registry.ggml_types import GGML_TYPES
-from edgespec.registry.gguf import Header, TensorInfo
+from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.gguf import Header, TensorInfo
 
 ALIGNMENT = 32  # bytes; GGUF's own where a file says no other
 _SPARE_BYTES = 256 * 2**20  # left free on the disk

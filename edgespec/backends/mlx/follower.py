@@ -16,9 +16,9 @@ from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.batching import ALONE, Company, Pause
+from edgespec.core.greedy import HostRows
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
-from edgespec.core.rollout import HostRows
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, ContextOverflow, RollbackError
 

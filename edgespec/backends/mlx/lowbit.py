@@ -16,9 +16,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from edgespec.backends.attached_draft import Refused
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.library import computing
-from edgespec.backends.selfdraft import Refused
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError
 

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_model, maybe_set_recommended_wired_limit
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
+from edgespec.backends.attached_draft import SelfDraft
 from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.keyvalues import Packing
@@ -22,7 +23,6 @@ from edgespec.backends.mlx.selfdraft import MlxSelfDraft, hooks_for, layers_of
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.vocabulary import HfTokenizer
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import SelfDraft
 from edgespec.core.protocols import Capabilities, CheckCancelled
 from edgespec.errors import (
     BackendError,
@@ -33,8 +33,8 @@ from edgespec.errors import (
     InvalidRequest,
     reason_of,
 )
-from edgespec.registry.folder import read_folder
-from edgespec.text.chat import template_from_folder
+from edgespec.formats.mlx_folder import read_folder
+from edgespec.text.chat_template import template_from_folder
 from edgespec.text.tokenizer import Tokenizer
 
 _GROUP = 32  # elements that share a scale in a quantized cache, as in llama.cpp's

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models import llama
 
 from edgespec.errors import InvalidModelFile
-from edgespec.registry.llama_parts import PARTS
+from edgespec.formats.tensor_names import PARTS
 
 
 def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:

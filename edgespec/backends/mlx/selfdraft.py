@@ -8,13 +8,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.mlx.follower import Follower, Way
 from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.backends.mlx.lowbit import LowBits, linears_of
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Logits, Session
 from edgespec.errors import EdgespecError, reason_of
 from edgespec.text.tokenizer import Tokenizer

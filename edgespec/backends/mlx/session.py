@@ -13,7 +13,7 @@ from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.steps import Ahead, Borrower, Mark, Pending
 from edgespec.backends.mlx.unread import UnreadChain, chain_rows
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.batching import ALONE, Company, Pause
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import numpy as np
 
+from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.selfdraft import Refused, SelfDraft, SelfDraftModel
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Logits, Session
 from edgespec.errors import InvalidRequest, UnknownModel

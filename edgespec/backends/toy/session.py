@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.company import ALONE, Company, Pause
+from edgespec.core.batching import ALONE, Company, Pause
+from edgespec.core.greedy import step_by_step
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, Ints, Logits, PrefillProgress, Scores, Session
-from edgespec.core.rollout import step_by_step
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import ContextOverflow, RollbackError

@@ -1,0 +1,1 @@
+"""A target, its drafts and their sessions behind one generator of events."""

@@ -1,0 +1,50 @@
+"""Texts as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgespec.backends import Model
+from edgespec.core.batching import PAUSE, Pause
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import ContextOverflow, InvalidRequest
+from edgespec.text.chat_template import encode_prompt, require_short
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A vector of length 1, and how many tokens it stands for."""
+
+    vector: tuple[float, ...]
+    tokens: int
+
+
+def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Pause]:
+    """One for each of `texts`, in their order; token ids are taken as they are. Raises InvalidRequest, ContextOverflow,
+    BackendError, Cancelled.
+    """
+    tokenizer, size = model.tokenizer, model.context_size
+    read: list[list[int]] = []
+    for text in texts:
+        check()
+        yield PAUSE
+        if isinstance(text, str):
+            require_short(text, size)
+            tokens = encode_prompt(tokenizer, text, parse_special=True) if text else []
+        else:
+            tokens = list(text)
+        if not tokens:
+            raise InvalidRequest("an input is empty.", hint="Leave it out.")
+        if len(tokens) > size:
+            raise ContextOverflow(f"an input has {len(tokens):,} tokens, the context holds {size:,}.", hint="Cut it.")
+        if min(tokens) < 0 or max(tokens) >= tokenizer.vocab_size:
+            raise InvalidRequest(f"token ids go from 0 to {tokenizer.vocab_size - 1:,}.", hint="Send text instead.")
+        read.append(tokens)
+    embedder = model.open_embedder(max(map(len, read)), check)
+    try:
+        for tokens in read:
+            vector = yield from embedder.embed(tokens)
+            yield Embedding(tuple(vector.tolist()), len(tokens))
+    finally:
+        embedder.close()

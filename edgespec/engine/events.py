@@ -1,0 +1,77 @@
+"""What is asked of an engine, and what it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.core.metrics import Metrics
+from edgespec.core.protocols import FinishReason, PrefillProgress, Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.structured_output import Structure
+from edgespec.text.chat_template import Message
+from edgespec.text.stream import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate. `prompt` is text to continue as it stands, or the messages of a chat.
+
+    max_tokens    None: to the end of the context
+    seed          None: a fresh one, reported in Finished
+    variables     JSON values that the chat template may read, such as `tools`
+    structure     what the answer has to follow; reasoning before it is free
+    visible       control tokens, by their spelling, that count as text, such as those around tool calls; where those of
+                  the reasoning are among them, it is not split off
+    top_logprobs  how many of each token's best rivals to tell with TokenScores; None: no scores
+    """
+
+    prompt: str | tuple[Message, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    structure: Structure | None = None
+    visible: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. `tokens` are the emitted ids, end-of-generation tokens included; `stop` is the stop string that
+    ended the text, if one did.
+    """
+
+    reason: FinishReason
+    tokens: tuple[int, ...]
+    seed: int
+    metrics: Metrics
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One sentence that the user should read, such as that a draft model is hardly ever right; said once."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token: its bytes, the natural logarithm of its probability, and the same of the most probable ones there."""
+
+    text: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """How probable the tokens of the Step before were to the model itself, before sampling settings."""
+
+    tokens: tuple[Scored, ...]
+
+
+Event = PrefillProgress | Step | TokenScores | Piece | Notice | Finished

@@ -1,0 +1,1 @@
+"""Model files read without any runtime: GGUF headers and MLX folders."""

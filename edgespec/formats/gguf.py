@@ -1,0 +1,265 @@
+"""GGUF headers without a runtime: metadata, tensor shapes and the size the file must have; weights are never read.
+
+The format is that of llama.cpp's gguf.cpp, versions 2 and 3, little endian. What llama.cpp would refuse or crash on
+later is refused here, with a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.ggml_types import GGML_TYPES, GgmlType
+from edgespec.formats.gguf_reader import PULL_AGAIN, ByteSource, Cursor, FileSource, Value
+from edgespec.formats.gguf_validate import MAX_BLOCKS, check_values
+
+MAGIC = b"GGUF"
+MAX_DIMENSIONS = 4
+MAX_TENSOR_NAME_BYTES = 63
+MAX_ALIGNMENT = 2**20
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: shape with the fastest dimension first, and its offset in bytes from the start of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GgmlType
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the tensor takes in the file and in memory."""
+        return self.type.nbytes(math.prod(self.shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Header:
+    """What a GGUF file says about itself; `name` is how messages call the file.
+
+    `data_offset`, `expected_size` and `size` are bytes: where tensor data starts, where the last tensor ends, and the
+    file's length.
+    """
+
+    name: str
+    version: int
+    metadata: dict[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    data_offset: int
+    expected_size: int
+    size: int
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`; raises InvalidModelFile without one."""
+        found = self.metadata.get("general.architecture")
+        if not isinstance(found, str) or not found:
+            raise self.invalid("it does not say which architecture it is (general.architecture)")
+        return found
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def is_later_part(self) -> bool:
+        """True for the second and later parts of a split file, which hold tensors and no model metadata."""
+        part = self.metadata.get("split.no", 0)
+        return isinstance(part, int) and part > 0
+
+    def integer(self, key: str) -> int | None:
+        """A whole number, or None where the key is absent; raises InvalidModelFile for another type."""
+        found = self.metadata.get(key)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise self.invalid(f"{key} is not a whole number")
+        return found
+
+    @property
+    def trained_context(self) -> int | None:
+        """Tokens that the model was trained for, where the file says."""
+        return self.own("context_length")
+
+    def own(self, key: str) -> int | None:
+        """The whole number `<architecture>.<key>`, or None where it is absent."""
+        return self.integer(f"{self.architecture}.{key}")
+
+    def per_block(self, key: str) -> tuple[int, ...] | None:
+        """`<architecture>.<key>` as one whole number for every block, whether the file holds one or an array."""
+        blocks = self.own("block_count") or 0
+        if not 0 <= blocks <= MAX_BLOCKS:
+            raise self.invalid(f"{self.architecture}.block_count is {blocks}")
+        found = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(found, np.ndarray) and found.dtype.kind in "iu":
+            if len(found) < blocks:
+                raise self.invalid(f"{self.architecture}.{key} has {len(found)} values for {blocks} blocks")
+            return tuple(int(number) for number in found[:blocks])
+        number = self.own(key)
+        return None if number is None else (number,) * blocks
+
+    def invalid(self, detail: str) -> InvalidModelFile:
+        """The error for a header that llama.cpp could not use."""
+        return InvalidModelFile(f"{self.name} is not a usable model: {detail}.", hint=PULL_AGAIN)
+
+
+def read_header(source: ByteSource, name: str) -> Header:
+    """Parse a header from `source`; `name` is how messages call the file.
+
+    Raises InvalidModelFile for anything that is not a whole, consistent GGUF file. Use `check_model` next to learn
+    whether it is a language model.
+    """
+    cursor = Cursor(source, name)
+    version = _preamble(cursor)
+    tensor_count = cursor.count(24, "the tensor count")
+    key_count = cursor.count(13, "the metadata count")
+    metadata = _metadata(cursor, key_count)
+    alignment = _alignment(cursor, metadata)
+    tensors = _tensors(cursor, tensor_count)
+    data_offset = _padded(cursor.position, alignment) if tensors else cursor.position
+    end = _check_layout(cursor, tensors, alignment)
+    header = Header(name, version, metadata, tensors, data_offset, data_offset + end, cursor.size)
+    if header.expected_size > header.size:
+        raise InvalidModelFile(
+            f"{name} is cut short: the header promises {header.expected_size:,} bytes, the file has {header.size:,}.",
+            hint=PULL_AGAIN,
+        )
+    return header
+
+
+def read_file(path: Path) -> Header:
+    """The header of a local file, checked to be a language model (or a later part of a split one).
+
+    Raises InvalidModelFile, and CacheError where the file cannot be read.
+    """
+    header = read_header(FileSource(path), path.name)
+    check_model(header)
+    return header
+
+
+def join_parts(parts: Iterable[Header]) -> Header:
+    """One header for a split model: the first part's metadata with the tensors and sizes of all parts."""
+    first, *rest = parts
+    return replace(
+        first,
+        tensors=sum((part.tensors for part in rest), first.tensors),
+        expected_size=first.expected_size + sum(part.expected_size for part in rest),
+        size=first.size + sum(part.size for part in rest),
+    )
+
+
+def check_model(header: Header) -> None:
+    """Refuse what llama.cpp could not load or would crash on; raises InvalidModelFile."""
+    if header.is_later_part:
+        return
+    for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", 2**24), ("context_length", 2**31 - 1)):
+        number = header.own(key)
+        if number is None or not 0 < number <= limit:
+            told = "is missing" if number is None else f"is {number}"
+            raise header.invalid(f"{header.architecture}.{key} {told}")
+    if not header.tensors:
+        raise header.invalid("it holds no tensors")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
+    for key in ("token_type", "scores"):
+        column = header.metadata.get(f"tokenizer.ggml.{key}")
+        if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
+            raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
+    check_values(header, tokens)
+
+
+def _preamble(cursor: Cursor) -> int:
+    start = cursor.raw(min(4, cursor.size), "its first bytes")
+    if start != MAGIC:
+        told = "is empty" if not start else f"starts with {_shown(start)}"
+        raise InvalidModelFile(
+            f"{cursor.name} is not a GGUF file: it {told}.",
+            hint="check the file name; a GGUF file starts with the letters GGUF",
+        )
+    version = cursor.u32("the version")
+    if version & 0xFFFF == 0:
+        raise cursor.invalid("it is written for big-endian machines")
+    if version not in (2, 3):
+        raise InvalidModelFile(
+            f"{cursor.name} is GGUF version {version}; versions 2 and 3 are read.",
+            hint="pull a current conversion of this model",
+        )
+    return version
+
+
+def _shown(start: bytes) -> str:
+    return repr(start.decode("ascii")) if start.isascii() and start.decode().isprintable() else start.hex(" ")
+
+
+def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    for index in range(count):
+        key = cursor.key(f"metadata key {index}")
+        if key in metadata:
+            raise cursor.invalid(f"the metadata key {key!a} comes twice")
+        metadata[key] = cursor.value(cursor.u32(f"the type of {key!a}"), f"the value of {key!a}")
+    return metadata
+
+
+def _alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
+    found = metadata.get("general.alignment", 32)
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= MAX_ALIGNMENT or found & (found - 1):
+        raise cursor.invalid(f"general.alignment is not a power of two up to {MAX_ALIGNMENT}")
+    return found
+
+
+def _tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
+    tensors: list[TensorInfo] = []
+    seen: set[str] = set()
+    for index in range(count):
+        tensor = _tensor(cursor, index)
+        if tensor.name in seen:
+            raise cursor.invalid(f"the tensor {tensor.name!a} comes twice")
+        seen.add(tensor.name)
+        tensors.append(tensor)
+    return tuple(tensors)
+
+
+def _tensor(cursor: Cursor, index: int) -> TensorInfo:
+    name = cursor.key(f"the name of tensor {index}")
+    if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
+        raise cursor.invalid(f"the name of tensor {index} is longer than {MAX_TENSOR_NAME_BYTES} bytes")
+    what = f"tensor {name!a}"
+    dimensions = cursor.u32(what)
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise cursor.invalid(f"{what} has {dimensions} dimensions")
+    shape = tuple(cursor.u64(what) for _ in range(dimensions))
+    type_id = cursor.u32(what)
+    kind = GGML_TYPES.get(type_id)
+    if kind is None:
+        raise cursor.invalid(f"{what} has the unknown element type {type_id}")
+    if min(shape) < 1 or math.prod(shape) * kind.block_bytes > INT64_MAX:
+        raise cursor.invalid(f"{what} has the impossible shape {shape}")
+    if shape[0] % kind.block_items:
+        raise cursor.invalid(f"{what} has rows of {shape[0]} elements, not whole blocks of {kind.name}")
+    return TensorInfo(name, shape, kind, cursor.u64(what))
+
+
+def _check_layout(cursor: Cursor, tensors: tuple[TensorInfo, ...], alignment: int) -> int:
+    """Tensors must follow each other without gaps, as llama.cpp demands; returns where the last one ends (bytes)."""
+    expected = end = 0
+    for tensor in tensors:
+        if tensor.offset != expected:
+            told = "is not aligned" if tensor.offset % alignment else "is not where the one before it ends"
+            raise cursor.invalid(f"the data of tensor {tensor.name!a} {told} (offset {tensor.offset:,})")
+        end = tensor.offset + tensor.nbytes
+        expected = _padded(end, alignment)
+    return end
+
+
+def _padded(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment

@@ -1,0 +1,165 @@
+"""The memory price of a target and its draft, from a GGUF header or a folder's config, against what is free here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgespec.backends.devices import Memory
+from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.gguf import Header
+from edgespec.formats.metadata import Facts
+from edgespec.formats.mlx_folder import Folder
+from edgespec.units import gib
+
+# Rows that llama.cpp's graph is built for (n_ubatch), which size its scratch memory.
+MICRO_BATCH = 512
+
+_KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
+KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Bytes one model takes: its weights, the KV cache for the whole context, and scratch memory."""
+
+    weights: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """All three together, in bytes."""
+        return self.weights + self.kv + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The report of a check; `context` is tokens, everything else bytes."""
+
+    context: int
+    target: Price
+    draft: Price | None
+    memory: Memory
+
+    @property
+    def needed(self) -> int:
+        """Bytes of target and draft together."""
+        return self.target.total + (self.draft.total if self.draft else 0)
+
+    @property
+    def headroom(self) -> int:
+        """Bytes left over; negative where the models do not fit."""
+        return self.memory.usable - self.needed
+
+    @property
+    def fits_on_devices(self) -> bool:
+        """True where everything goes to accelerators with memory of their own, with nothing left in RAM."""
+        return 0 < self.needed <= self.memory.own_device_bytes
+
+
+def keeps_texts_together(model: Facts) -> bool:
+    """Whether llama.cpp keeps several texts of the model in one context, as far as its header tells."""
+    apart = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
+    return isinstance(model, Header) and not any(part in key for key in model.metadata for part in apart)
+
+
+def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False) -> Price:
+    """What a model takes with `caches` of `context` tokens, `together` in one llama.cpp context or each with scratch
+    memory of its own; raises InvalidRequest for an unknown KV type.
+
+    Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
+    MLX on a CPU widens half precision, and takes up to twice as much.
+    For llama.cpp the KV cache counts every attention layer at full length, since sliding windows are kept at full size;
+    latent attention (DeepSeek) takes less than this. For MLX windows count as such.
+    The compute buffer is an estimate for flash attention: f32 rows of a micro-batch for logits, activations and the
+    feed-forward layer, and an f16 mask over the context. llama.cpp took 9.0 MiB where this says 12.5 (6M pair, 2,048
+    tokens), 71 MiB where it says 104 (Llama 2 7B, 4,096 tokens). Without flash attention it also holds one layer's
+    scores, 2 KiB for each head and context token, which are not counted.
+    """
+    kv = kv_bytes(model, context, kv_type)
+    if isinstance(model, Folder):
+        rows = (model.integer("vocab_size") or 0) + 2 * (model.integer("hidden_size") or 0)
+        rows += model.integer("intermediate_size") or 0
+    else:
+        rows = model.own("vocab_size") or _vocabulary(model)
+        rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
+    graphs = 1 if together else caches
+    return Price(model.weight_bytes, caches * kv, graphs * 4 * MICRO_BATCH * rows + caches * 2 * MICRO_BATCH * context)
+
+
+def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
+    """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
+    if kv_type not in KV_TYPE_NAMES:
+        raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
+    if context < 1:
+        raise InvalidRequest(f"A context of {context} tokens is not possible.", hint="give --ctx a positive number")
+    kind = _KV_TYPES[kv_type]
+    if isinstance(header, Folder):
+        return math.ceil(header.kv_elements(context) * kind.block_bytes / kind.block_items)
+    heads = header.per_block("attention.head_count") or ()
+    kv_heads = header.per_block("attention.head_count_kv") or heads
+    width = (header.own("embedding_length") or 0) // max(heads, default=1) if max(heads, default=0) else 0
+    key = _first(header.own("attention.key_length"), width)
+    value = _first(header.own("attention.value_length"), width)
+    every = header.own("full_attention_interval") or 1
+    per_token = 0.0
+    for block, count in enumerate(kv_heads):
+        if (block + 1) % every == 0:
+            per_token += count * (key + value) * kind.block_bytes / kind.block_items
+    return math.ceil(per_token * context)
+
+
+def check_fit(
+    target: Facts,
+    draft: Facts | None,
+    *,
+    context: int,
+    memory: Memory,
+    kv_type: str = "f16",
+    caches: int = 1,
+    together: bool = False,
+    force: bool = False,
+) -> Fit:
+    """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`.
+
+    `together`: see `price`, of the target; a draft always has a context for each.
+    """
+    fit = Fit(
+        context=context,
+        target=price(target, context, kv_type, caches, together=together),
+        draft=price(draft, context, kv_type, caches) if draft else None,
+        memory=memory,
+    )
+    if fit.headroom >= 0 or force:
+        return fit
+    parts = f"target {gib(fit.target.weights)}, its KV cache for {context:,} tokens {gib(fit.target.kv)}"
+    if fit.draft:
+        parts += f", draft with its KV cache {gib(fit.draft.total)}"
+    scratch = fit.target.compute
+    raise DoesNotFit(
+        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
+        hint=_hint(fit, caches),
+    )
+
+
+def _hint(fit: Fit, caches: int) -> str:
+    """The changes that would help, the ones that suffice alone first."""
+    short = -fit.headroom
+    found = []
+    if fit.draft and fit.draft.total >= short:
+        found.append("--draft ngram (no draft model)")
+    if fit.context > 1 and fit.target.kv + (fit.draft.kv if fit.draft else 0) >= short:
+        found += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
+    found += ["a smaller quantisation or model", "--force to try anyway"]
+    return "try " + ", or ".join(found)
+
+
+def _vocabulary(header: Header) -> int:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else 0
+
+
+def _first(stated: int | None, default: int) -> int:
+    return default if stated is None else stated

@@ -1,0 +1,221 @@
+"""Before any weights: which target and draft, are their files sound, do their tokenizers agree, do they fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.backends import BackendName, device_memory, prefers_mlx
+from edgespec.backends.attached_draft import SelfDraft, parse
+from edgespec.backends.devices import DeviceMemory, host_memory
+from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.core.protocols import CheckCancelled
+from edgespec.engine.drafting import DraftKind, Rule
+from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
+from edgespec.formats.metadata import Facts
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import Alias, Reference, parse_reference
+from edgespec.planner.memory import Fit, check_fit, keeps_texts_together
+from edgespec.registry.resolve import Source, best_backend, open_pair, open_source, source_facts, source_path
+from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
+from edgespec.registry.schema import BackendName as FileBackend
+from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What to open.
+
+    model    a reference, or None for the embedded pair
+    backend  None: the best for this machine
+    draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', a self-draft as
+             backends.selfdraft.parse takes it, or a model reference
+    gamma    drafted tokens on a path at most; None: the autopilot decides
+    nodes    drafted tokens in all; None: as many as gamma, a chain
+    force    load even if it does not fit in memory
+    """
+
+    model: str | None = None
+    backend: BackendName | None = None
+    draft: str = "auto"
+    gamma: int | None = None
+    nodes: int | None = None
+    rule: Rule = "auto"
+    load: LoadOptions = field(default_factory=LoadOptions)
+    force: bool = False
+
+
+class Reporter(Protocol):
+    """Who hears how opening goes on."""
+
+    def notice(self, text: str) -> None:
+        """One sentence that the user should read, such as why a draft was refused."""
+
+    def download(self, name: str, done: int, total: int) -> None:
+        """Bytes of a file that are here, of all."""
+
+    def loading(self, name: str, fraction: float) -> None:
+        """A model is being loaded, 0.0 to 1.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A draft model before it is loaded."""
+
+    reference: Reference
+    source: Source
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be opened: `options` have a definite context size; without any draft, n-grams or plain decoding.
+    `acceptance` is what the registry says of the draft model that it pairs with the target, if that is the draft.
+    """
+
+    name: str
+    backend: FileBackend
+    target: Source
+    draft: PlannedDraft | None
+    self_draft: SelfDraft | None
+    kind: DraftKind
+    options: LoadOptions
+    sampling: SamplingDefaults
+    facts: Facts
+    fit: Fit
+    acceptance: Acceptance | None = None
+
+
+def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+    """Choose the runtime, resolve, read what both models say of themselves, compare tokenizers, price the memory.
+
+    Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
+    """
+    backend = choose_backend(request, registry, hub)
+    resolved = open_pair(request.model, backend, registry, hub)
+    facts = source_facts(resolved.target, hub, reporter.download)
+    self_draft = parse(request.draft)
+    draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
+    options = _sized(request.load, facts, reporter)
+    draft, fit = _fitting(request, options, backend, facts, draft, reporter)
+    kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
+    acceptance = resolved.acceptance if draft is not None and draft.reference == resolved.draft else None
+    return Plan(
+        resolved.name, backend, resolved.target, draft, self_draft, kind, options, resolved.sampling, facts, fit,
+        acceptance,
+    )  # fmt: skip
+
+
+def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
+    """The file to load, downloaded if need be. Raises HubError, CacheError, InvalidModelFile, Cancelled."""
+
+    def progress(name: str, done: int, total: int) -> None:
+        check()
+        reporter.download(name, done, total)
+
+    return source_path(source, hub, progress)
+
+
+def choose_backend(request: OpenRequest, registry: Registry, hub: Hub) -> FileBackend:
+    """The runtime the user named, else MLX on Apple Silicon where it is installed and has the model, else llama.cpp.
+
+    Raises UnknownModel, HubError.
+    """
+    if request.backend in ("llamacpp", "mlx"):
+        return request.backend
+    return best_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
+
+
+def _find_draft(
+    request: OpenRequest,
+    paired: Reference | None,
+    backend: FileBackend,
+    target: Facts,
+    registry: Registry,
+    hub: Hub,
+    reporter: Reporter,
+) -> PlannedDraft | None:
+    """The draft model that `request.draft` asks for, its tokenizer compared; None for drafting without a model.
+
+    What the user names must work, or DraftRefused says why; 'auto' falls back to n-grams and says so.
+    """
+    if request.draft in ("none", "ngram") or (request.draft == "auto" and paired is None):
+        return None
+    if request.draft == "auto":
+        assert paired is not None
+        try:
+            return _checked_draft(paired, backend, target, registry, hub)
+        except EdgespecError as refusal:
+            reporter.notice(f"Drafting by n-grams, without {paired}: {refusal.message}")
+            return None
+    if request.draft == "model":
+        if paired is None:
+            raise DraftRefused("no draft model is paired with this target.", hint="Use --draft ngram, or name one.")
+        return _checked_draft(paired, backend, target, registry, hub)
+    return _checked_draft(parse_reference(request.draft), backend, target, registry, hub)
+
+
+def _checked_draft(
+    reference: Reference, backend: FileBackend, target: Facts, registry: Registry, hub: Hub
+) -> PlannedDraft:
+    if isinstance(reference, Alias):
+        pair = registry.get(reference.name).pair(backend)
+        if pair is None:
+            raise UnknownModel(f"{reference.name} has no model for {backend}.", hint="Name another draft.")
+        reference = pair.target
+    source = open_source(reference, backend, hub)
+    facts = source_facts(source, hub)
+    if reason := tokenizer_mismatch(target, facts):
+        raise DraftRefused(
+            f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
+        )
+    return PlannedDraft(reference, source, facts)
+
+
+def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOptions:
+    """Options with a definite context size."""
+    trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
+    size = options.context_for(trained)
+    if size > trained:
+        reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
+    return replace(options, context_size=size)
+
+
+def _fitting(
+    request: OpenRequest,
+    options: LoadOptions,
+    backend: FileBackend,
+    target: Facts,
+    draft: PlannedDraft | None,
+    reporter: Reporter,
+) -> tuple[PlannedDraft | None, Fit]:
+    """The draft, or None where 'auto' has to leave it out for the target to fit; and the price. Raises DoesNotFit."""
+    memory = host_memory(_devices(backend))
+    kv_type = "q8_0" if options.exact else options.kv_type
+    context = options.context_size
+    assert context is not None  # made definite by _sized
+
+    together = keeps_texts_together(target) and not options.exact
+
+    def price(with_draft: Facts | None) -> Fit:
+        return check_fit(
+            target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
+            together=together, force=request.force,
+        )  # fmt: skip
+
+    try:
+        return draft, price(draft.facts if draft else None)
+    except DoesNotFit:
+        if draft is None or request.draft != "auto":
+            raise
+        fit = price(None)
+        reporter.notice(f"Drafting by n-grams: there is no memory left for {draft.reference} beside the target.")
+        return None, fit
+
+
+def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:
+    try:
+        return device_memory(backend)
+    except BackendUnavailable:  # one can pull before the runtime is installed
+        return ()

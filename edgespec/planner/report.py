@@ -1,0 +1,108 @@
+"""What is to be expected of a model before it is here: does it fit, what would draft it, how fast would it be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import CacheError
+from edgespec.formats.gguf import Header
+from edgespec.hub.hub import Hub
+from edgespec.planner.plan import OpenRequest, Plan, Reporter, plan
+from edgespec.planner.speed import forecast
+from edgespec.registry.schema import Registry
+from edgespec.units import gib
+
+_ASSUMED = (0.5, 0.8)  # acceptance of a drafted token, where the registry knows of none
+
+
+def outlook(
+    request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+) -> Iterator[str]:
+    """The table of a model, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
+    planned = plan(request, registry, hub, reporter)
+    facts = known(planned)
+    yield "\n".join(table(facts))
+    yield "\n".join(table(facts | measured(planned, check)))
+
+
+def known(planned: Plan) -> dict[str, Any]:
+    """What is known without a measurement."""
+    fit = planned.fit
+    return {
+        "name": planned.name,
+        "backend": planned.backend,
+        "draft": str(planned.draft.reference if planned.draft else planned.self_draft or planned.kind),
+        "context": fit.context,
+        "weights_bytes": fit.target.weights,
+        "kv_bytes": fit.target.kv,
+        "draft_bytes": fit.draft.total if fit.draft else 0,
+        "needed_bytes": fit.needed,
+        "free_bytes": fit.memory.usable,
+        "fits": fit.headroom >= 0,
+        "fits_without_draft": fit.target.total <= fit.memory.usable,
+    }
+
+
+def measured(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
+    """What a measurement says, or the reason why there is none. Raises BackendError, Cancelled."""
+    target, draft = planned.facts, planned.draft.facts if planned.draft else None
+    if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
+        return {"not_foretold": "only GGUF models are measured"}
+    try:
+        expected = forecast(target, draft, planned.options, check)
+    except CacheError as error:  # the plan is true without a speed
+        return {"not_foretold": error.message.removesuffix(".")}
+    if expected is None:
+        return {"not_foretold": "not even a few blocks of it fit in memory, or llama.cpp does not take a part of it"}
+    low, high = expected.plain
+    plain = {
+        "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
+        "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
+        "mixture": bool(target.own("expert_count")),
+    }
+    if planned.self_draft is not None:
+        return plain
+    chains = {a: expected.speculative(a) for a in planned.acceptance or _ASSUMED}
+    return plain | {
+        "drafted_token_cost": round(expected.draft_s / expected.rows[1], 3) if expected.draft_s else None,
+        "acceptance_known": planned.acceptance is not None,
+        "speculation_pays_from_acceptance": expected.pays_from,
+        "speedup_at_acceptance": {a: round(speedup, 2) for a, (_, speedup) in chains.items()},
+        "drafts_at_acceptance": {a: depth for a, (depth, _) in chains.items()},
+    }
+
+
+def table(facts: dict[str, Any]) -> Iterator[str]:
+    """The lines for people of what `--json` tells."""
+    yield f"{facts['name']} on {facts['backend']}, drafted by {facts['draft']}"
+    draft = f", draft {gib(facts['draft_bytes'])}" if facts["draft_bytes"] else ""
+    yield (
+        f"  weights {gib(facts['weights_bytes'])}, "
+        f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}{draft}"
+    )
+    fits = "fits" if facts["fits"] else "DOES NOT FIT"
+    yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
+    if not facts["fits"] and facts["fits_without_draft"]:
+        yield "  without the draft model it fits; run then drafts by n-grams, unless --draft names a model"
+    if "plain_tokens_per_second" not in facts:
+        yield "  speed: not foretold" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
+        return
+    low, high = facts["plain_tokens_per_second"]
+    yield f"  plain decoding{'' if facts['fits'] else ', had it the memory'}: {low:.3g} to {high:.3g} tokens/s"
+    yield "  a forward of n rows, in plain steps: " + "  ".join(f"{n}: {v}" for n, v in facts["cost_of_rows"].items())
+    if facts["mixture"]:
+        yield "  all rows were measured on the same experts of this mixture; rows that choose others cost more"
+    if "speedup_at_acceptance" not in facts:
+        yield "  what a draft of the model itself wins, `edgespec draft build` finds out once the model is here"
+        return
+    for acceptance, speedup in facts["speedup_at_acceptance"].items():
+        depth = facts["drafts_at_acceptance"][acceptance]
+        told = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
+        source = "the registry's figure" if facts["acceptance_known"] else "assumed"
+        yield f"  if {float(acceptance):.0%} of drafted tokens are right ({source}): {told}"
+    if facts["speculation_pays_from_acceptance"] is None:
+        yield "  speculation cannot pay with this quantization on this machine"
+    else:
+        yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"

@@ -1,0 +1,142 @@
+"""How fast a model would be on this machine, before it is here: a few blocks are measured, the rest is scaled."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec.backends import open_model
+from edgespec.backends.devices import host_memory
+from edgespec.backends.isolated import ChildDied, in_child
+from edgespec.backends.llamacpp.shape import block_of, write_shape
+from edgespec.backends.options import LoadOptions
+from edgespec.controller.cost_model import Profile, best_chain
+from edgespec.controller.profiler import measure
+from edgespec.core.protocols import CheckCancelled
+from edgespec.formats.gguf import Header
+
+_TOLERANCE = 0.2  # of a speed that is put together from a few blocks
+_MEASURED_S = 3.0
+_CONTEXT = 256
+_SAMPLE_BYTES = 2**29  # of the blocks whose time is scaled to the rest: the more, the less their noise grows with it
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What to expect. Seconds of a target forward by rows, and of a drafted token; None without a draft model."""
+
+    rows: dict[int, float]
+    draft_s: float | None
+
+    @property
+    def plain(self) -> tuple[float, float]:
+        """Tokens a second, at least and at most."""
+        speed = 1 / self.rows[1]
+        return speed * (1 - _TOLERANCE), speed * (1 + _TOLERANCE)
+
+    def speculative(self, acceptance: float) -> tuple[int, float]:
+        """The best chain where each drafted token is right with `acceptance`: (length, times plain decoding)."""
+        return best_chain(self.rows, self.draft_s or 0.0, acceptance)
+
+    @property
+    def pays_from(self) -> float | None:
+        """The acceptance from which some chain is faster than plain decoding; None where even certainty is not."""
+        return next((a / 100 for a in range(5, 101, 5) if self.speculative(a / 100)[1] > 1.0), None)
+
+
+def forecast(
+    target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
+) -> Forecast | None:
+    """Measure blocks of the same shape and quantization; None where there is no memory for even that, or where the
+    runtime does not take a part of this model.
+
+    In a process of its own, since llama.cpp ends its process where a model is not as it expects. Raises CacheError,
+    BackendError, InvalidModelFile, Cancelled.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # this process's, since the other may not live
+        try:
+            return in_child(_forecast, target, draft, options, Path(folder), check=check)
+        except ChildDied:
+            return None
+
+
+def _forecast(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> Forecast | None:
+    rows = _scaled(target, options, folder)
+    drafted = _scaled(draft, options, folder) if draft is not None else None
+    if rows is None or (draft is not None and drafted is None):
+        return None
+    return Forecast(rows, drafted[1] if drafted is not None else None)
+
+
+def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
+    """Seconds of a forward by rows of the whole model: what is not measured takes as long for each byte.
+
+    Two noisy measurements can differ by anything. So a byte of a block takes at most what it would if the ends of the
+    model took no time, at least half of what it would if all bytes took the same, and no forward less than one row's.
+    """
+    blocks = header.own("block_count") or 1
+    first, period = pattern(header)
+    periods = 1 + max(1, _SAMPLE_BYTES // max(1, _bytes(header, first, first + period)))
+    few, more = min(first + period, blocks), min(first + periods * period, blocks)
+    if _bytes(header, -1, more) > host_memory().usable:
+        return None
+    of_few = _measured(header, few, options, folder).rows
+    if more == few:
+        return dict(of_few)
+    of_more = _measured(header, more, options, folder).rows
+    read = _read_bytes(header, 0, more)
+    share = read / (read + _read_bytes(header, -1, 0))
+    whole = {}
+    for n in sorted(of_few.keys() & of_more.keys()):
+        most = of_more[n] / read
+        byte_s = (of_more[n] - of_few[n]) / _read_bytes(header, few, more)
+        byte_s = min(max(byte_s, most * share / 2), most)
+        whole[n] = of_more[n] + byte_s * _read_bytes(header, more, blocks)
+    return {n: max(seconds, whole[1]) for n, seconds in whole.items()}
+
+
+def _bytes(header: Header, first: int, end: int) -> int:
+    """Bytes of the weights of blocks `first` to `end - 1`; block -1 is what is not in any."""
+    return sum(tensor.nbytes for tensor in header.tensors if first <= block_of(tensor) < end)
+
+
+def _read_bytes(header: Header, first: int, end: int) -> float:
+    """The part of `_bytes` that a row is multiplied with: the chosen experts, and of the ends all but the embedding."""
+    chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
+    untied = any(tensor.name == "output.weight" for tensor in header.tensors)
+    return sum(
+        tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
+        for tensor in header.tensors
+        if first <= block_of(tensor) < end and not (untied and tensor.name == "token_embd.weight")
+    )
+
+
+def pattern(header: Header) -> tuple[int, int]:
+    """(first, period): from block `first` on, every `period`-th block has tensors of the same names and shapes."""
+    blocks = header.own("block_count") or 1
+    shapes: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(blocks)]
+    for tensor in header.tensors:
+        block = block_of(tensor)
+        if 0 <= block < blocks:
+            shapes[block].add((tensor.name.split(".", 2)[2], tensor.shape))
+    for first in range(blocks):
+        for period in range(1, (blocks - first) // 2 + 1):
+            if all(shapes[i] == shapes[i + period] for i in range(first, blocks - period)):
+                return first, period
+    return 0, blocks
+
+
+def _measured(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
+    small = replace(options, context_size=_CONTEXT, mmap=False)
+    path = folder / "shape.gguf"
+    write_shape(header, blocks, path)
+    model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
+    try:
+        session = model.open_session(lambda: None)
+        try:
+            return measure(session, None, _MEASURED_S)
+        finally:
+            session.close()
+    finally:
+        model.close()

@@ -1,0 +1,1 @@
+"""Engines behind a thread or a process, for front ends."""

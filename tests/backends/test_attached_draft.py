@@ -1,0 +1,65 @@
+"""What may be asked of a model's drafts of itself, in words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.backends.attached_draft import SelfDraft, Skip, parse
+from edgespec.errors import InvalidRequest
+
+skips = st.one_of(
+    st.just(Skip()),
+    st.builds(Skip, exit=st.integers(1, 99)),
+    st.builds(Skip, kept=st.sets(st.integers(0, 99), min_size=2).map(lambda layers: tuple(sorted(layers)))),
+)
+methods = st.builds(
+    SelfDraft,
+    skip=st.none() | skips,
+    bits=st.none() | st.sampled_from([0, 2, 3, 4, 5, 6]),
+    sparse=st.none() | st.tuples(st.integers(0, 64), st.integers(1, 4096)),
+).filter(lambda method: method != SelfDraft())
+
+
+@given(methods)
+def test_what_a_method_is_called_is_understood(method: SelfDraft) -> None:
+    assert parse(str(method)) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("layerskip", SelfDraft(Skip())),
+        ("skip:0,1,5+qspec:3", SelfDraft(Skip(kept=(0, 1, 5)), bits=3)),
+        ("qspec+skip:4", SelfDraft(Skip(exit=4), bits=0)),
+        ("planes", SelfDraft(bits=0, planes=True)),
+        ("sparse", SelfDraft(sparse=(4, 256))),
+        ("auto", None),
+        ("ngram", None),
+        ("llama-1b", None),
+        ("org/qspec-8b-GGUF:Q4_K_M", None),
+        ("./sparse.gguf", None),
+    ],
+)
+def test_parse(text: str, method: SelfDraft | None) -> None:
+    assert parse(text) == method
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["layerskip:", "layerskip:0", "layerskip:3,1", "layerskip:1,1", "layerskip:-1", "layerskip:x", "qspec:1", "qspec:7",
+     "qspec:2,3", "qspec+planes", "planes:4", "sparse:4", "sparse:4,0", "sparse:1,2,3", "sparse:1048576,1",
+     "layerskip+layerskip", "qspec:2+qspec:3"],
+)  # fmt: skip
+def test_what_is_nearly_a_method_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(text)
+
+
+def test_layers_of_a_model() -> None:
+    assert Skip(exit=2).layers(6) == (0, 1)
+    assert Skip(kept=(0, 5)).layers(6) == (0, 5)
+    for skip in (Skip(exit=6), Skip(exit=7), Skip(kept=(0, 6)), Skip(kept=(0, 1))):
+        with pytest.raises(InvalidRequest, match="the model has"):
+            skip.layers(2 if skip == Skip(kept=(0, 1)) else 6)

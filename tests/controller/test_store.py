@@ -1,0 +1,276 @@
+"""What is kept of a pair of models between runs: found under the same setting alone; damage costs a measurement."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.controller.adaptive import Autopilot
+from edgespec.controller.cost_model import Profile
+from edgespec.controller.stats import Experience
+from edgespec.controller.store import Setting, Store, fingerprint, folder, machine
+from edgespec.core.loop import speculate
+from edgespec.core.protocols import Step
+from edgespec.core.rng import Seeded
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import TargetSample
+from edgespec.drafters.draft_model import BestFirst, Walk
+from edgespec.errors import CacheError
+from tests.core.toys import decode
+
+HERE = Setting.here("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def written(path: Path, content: bytes = b"weights") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(written(tmp_path / "target.gguf", b"target"), written(tmp_path / "draft.gguf", b"draft"))
+
+
+def learned(plain_s: float = 0.02) -> Experience:
+    experience = Experience(Profile({1: plain_s, 4: 0.03, 16: 0.07}, 0.003, 0.0004))
+    for right in (True, True, False):
+        experience.lookup("sample at 0.0").observe(7, right)
+        experience.model("block at 0.8").calibration.observe(0.4, right)
+        experience.model("block at 0.8").advantage(0).observe(-1.5 * right)
+    return experience
+
+
+def plain_of(found: Experience | str | None) -> float:
+    assert isinstance(found, Experience), found
+    return found.costs.profile.rows[1]
+
+
+def test_what_was_saved_is_found_again(store: Store, cache: Path) -> None:
+    assert store.load(HERE) is None
+    saved = learned()
+    store.save(HERE, saved)
+    assert [store.path] == [*cache.rglob("*.json")] == [path for path in cache.rglob("*") if path.is_file()]
+    found = store.load(HERE)
+    assert isinstance(found, Experience)
+    assert found.to_dict() == saved.to_dict()
+    assert found.costs.profile == saved.costs.profile
+    assert found.lookup("sample at 0.0").rate(7) == pytest.approx(saved.lookup("sample at 0.0").rate(7), abs=0.1)
+    assert found.lookup("sample at 0.0").rate(7) != Experience(saved.costs.profile).lookup("").rate(7)
+    store.save(HERE, learned(0.5))
+    assert plain_of(store.load(HERE)) == 0.5, "the last one counts"
+
+
+def test_under_another_setting_what_differs_is_said(store: Store) -> None:
+    one = replace(HERE, threads=1)
+    store.save(one, learned())
+    assert store.load(HERE) == "threads 1 instead of 2"
+    assert store.load(replace(HERE, kv_type="q8_0", exact=True)) == (
+        "threads 1 instead of 2, kv type f16 instead of q8_0, exact False instead of True"
+    )
+    store.save(HERE, learned(0.5))
+    assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"
+    assert store.load(replace(HERE, processor="Z80")) == f"processor {HERE.processor} instead of Z80", "the latest"
+
+
+def test_the_setting_names_what_runs_here() -> None:
+    assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
+    assert HERE.runtime.startswith("llama-cpp-python 0.")
+    assert HERE.processor and HERE.processor == machine()["processor"]
+    toy = Setting.here("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+    assert toy.runtime.startswith("edgespec ") and HERE.difference(asdict(toy)).startswith("runtime edgespec ")
+    assert HERE.difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
+    versions = machine()["versions"]
+    assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
+
+
+def test_eight_settings_are_kept(store: Store) -> None:
+    for threads in range(1, 11):
+        store.save(replace(HERE, threads=threads), learned(threads / 10))
+    store.save(replace(HERE, threads=3), learned(3.3))  # used again: no longer the oldest
+    store.save(replace(HERE, threads=11), learned(1.1))
+    found = {threads: store.load(replace(HERE, threads=threads)) for threads in range(1, 12)}
+    kept = {threads: plain_of(each) for threads, each in found.items() if isinstance(each, Experience)}
+    assert kept == {3: 3.3, 5: 0.5, 6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9, 10: 1.0, 11: 1.1}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """What is stored of `learned()`; keywords replace parts of the experience."""
+    return {"setting": asdict(HERE), "experience": learned().to_dict() | changes}
+
+
+def of(*entries: object) -> str:
+    return json.dumps({"entries": entries})
+
+
+DAMAGED = {
+    "empty": "",
+    "zeros": "\0" * 500,
+    "cut off": of(entry())[:-40],
+    "not UTF-8": b"\xff\xfe\x00{",
+    "a list": "[]",
+    "a number": "7",
+    "null": "null",
+    "deep": "[" * 100_000,
+    "no entries": "{}",
+    "entries of no kind": '{"entries": null}',
+    "entries are an object": '{"entries": {"a": 1}}',
+    "an entry is a number": of(3),
+    "an entry without a setting": of({"experience": entry()["experience"]}),
+    "an entry without an experience": of({"setting": asdict(HERE)}),
+    "a setting that is a list": of({"setting": [], "experience": {}}),
+    "an experience that is text": of({"setting": asdict(HERE), "experience": "much"}),
+    "an experience of nothing": of({"setting": asdict(HERE), "experience": {}}),
+    "no row": of(entry(rows={})),
+    "not one row": of(entry(rows={"2": 0.1})),
+    "rows that are no numbers": of(entry(rows={"one": 0.1})),
+    "rows in a list": of(entry(rows=[0.1, 0.2])),
+    "seconds that are text": of(entry(rows={"1": "long"})),
+    "seconds below zero": of(entry(rows={"1": -0.1})),
+    "seconds of drafting that are text": of(entry(draft_s="long")),
+    "seconds of reading that are null": of(entry(read_s=None)),
+    "NaN": of(entry(rows={"1": float("nan")})),
+    "NaN read": of(entry(read_s=float("nan"))),
+    "infinity": of(entry(draft_s=float("inf"))),
+    "a float too large": of(entry()).replace('"draft_s": 0.003', '"draft_s": 1e999'),
+    "an integer too large": of(entry(rows={"1": 10**400})),
+    "an integer too long": of(entry(draft_s=7)).replace('"draft_s": 7', '"draft_s": ' + "7" * 5000),
+    "evidence too short": of(entry(matches={"sample at 0.0": [[1, 1]]})),
+    "evidence of one number": of(entry(matches={"sample at 0.0": [[1]] * 8})),
+    "evidence that is text": of(entry(models={"sample at 0.0": ["ab"] * 13})),
+    "evidence of negative weight": of(entry(matches={"sample at 0.0": [[1, -5.0]] * 8})),
+    "models in a list": of(entry(models=[1])),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_as_none_and_written_over(store: Store, name: str) -> None:
+    content = DAMAGED[name]
+    written(store.path, content if isinstance(content, bytes) else content.encode())
+    assert store.load(HERE) is None
+    store.save(HERE, learned())
+    assert plain_of(store.load(HERE)) == 0.02
+
+
+def test_damage_to_one_entry_spares_the_others(store: Store) -> None:
+    other = replace(HERE, threads=1)
+    written(store.path, of(5, {**entry(), "setting": asdict(other)}, entry(rows={})).encode())
+    assert store.load(HERE) is None
+    assert plain_of(store.load(other)) == 0.02
+    assert store.load(replace(HERE, threads=4)) == "threads 1 instead of 4"
+    store.save(HERE, learned(0.5))
+    assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
+
+
+def test_whatever_a_disk_makes_of_it_the_autopilot_runs_with_what_is_loaded(store: Store) -> None:
+    rng = random.Random(0)
+    whole = of(entry()).encode()
+    outcomes = Counter[type]()
+    for i in range(300):
+        content = bytearray(whole)
+        numbers = [at for at, byte in enumerate(content) if byte in b"0123456789"]
+        for at in rng.sample(numbers, 2) if i % 2 else [rng.randrange(len(content))]:
+            content[at] = rng.choice(b"0123456789eE-." if i % 2 else b'09e-+.,:[]{}"nulNaIfity\x00\xff')
+        written(store.path, bytes(content))
+        found = store.load(HERE)
+        outcomes[type(found)] += 1
+        if isinstance(found, Experience):
+            assert generated(found) == TEXT
+    assert min(outcomes.values()) > 20 and set(outcomes) == {Experience, str, type(None)}, outcomes
+
+
+V = 6
+MODEL, GREEDY, PROMPT = ToyModel(1, V), Sampler(SamplingParams(temperature=0), V), [1, 2, 3, 1, 2]
+TEXT = decode(MODEL, GREEDY, 0, PROMPT, 14, frozenset(), 64)
+
+
+def generated(experience: Experience) -> list[int]:
+    """A text of the toy model, with the autopilot over lookups and the model itself."""
+    walk = Walk(ToySession(MODEL, context_size=64), V, BestFirst())
+    controller = Autopilot(experience, "sample at 0.0", walk, trees=True)
+    session, verifier = ToySession(MODEL, context_size=64), TargetSample(GREEDY, Seeded(0))
+    events = speculate(session, controller, verifier, PROMPT, max_tokens=14, stop=frozenset())
+    return [token for event in events if isinstance(event, Step) for token in event.tokens]
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(store: Store, cache: Path) -> None:
+    written(cache, b"a file where the folder should be")
+    store.save(HERE, learned())
+    assert store.load(HERE) is None
+    cache.unlink()
+    store.path.mkdir(parents=True)  # a folder where the file should be
+    store.save(HERE, learned())
+    assert store.load(HERE) is None
+
+
+def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
+    target, draft = written(tmp_path / "t.gguf", b"target"), written(tmp_path / "d.gguf", b"draft")
+    paths = [Store(target, draft).path, Store(target, None).path, Store(draft, target).path, Store(draft, None).path]
+    assert len(set(paths)) == 4
+    moved = written(tmp_path / "elsewhere" / "other-name.gguf", b"target")
+    assert Store(moved, draft).path == Store(target, draft).path
+    written(target, b"target, changed")
+    assert Store(target, draft).path not in paths
+
+
+def test_fingerprints_look_at_both_ends_and_the_size(tmp_path: Path) -> None:
+    file = tmp_path / "large.gguf"
+    content = bytearray(random.Random(0).randbytes(2 * MIB + 100))
+    seen = {fingerprint(written(file, bytes(content)))}
+    assert fingerprint(file) in seen
+    for at in (0, MIB - 1, MIB + 100, len(content) - 1):
+        content[at] ^= 1
+        seen.add(fingerprint(written(file, bytes(content))))
+    assert len(seen) == 5
+    seen.add(fingerprint(written(file, bytes(content[:MIB] + content[MIB + 1 :]))))
+    assert len(seen) == 6
+    assert fingerprint(written(tmp_path / "empty", b"")) == fingerprint(written(tmp_path / "other", b""))
+    assert all(len(each) == 16 for each in seen)
+
+
+def test_fingerprints_of_folders(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    written(model / "model-1.safetensors", b"one")
+    written(model / "model-2.safetensors", b"two")
+    whole = fingerprint(model)
+    written(model / "README.md", b"no weights")
+    assert fingerprint(model) == whole
+    written(tmp_path / "copy" / "model-1.safetensors", b"one")
+    written(tmp_path / "copy" / "model-2.safetensors", b"two")
+    assert fingerprint(tmp_path / "copy") == whole
+    written(model / "model-2.safetensors", b"tow")
+    changed = fingerprint(model)
+    written(model / "model-3.safetensors", b"")
+    assert len({whole, changed, fingerprint(model)}) == 3
+
+
+def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"gone\.gguf cannot be read: No such file or directory\."):
+        _ = Store(tmp_path / "gone.gguf", None).path
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CacheError, match="cannot be read"):
+        fingerprint(tmp_path / "model")
+
+
+def test_where_calibrations_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert folder() == cache / "calibration"
+    monkeypatch.delenv("EDGESPEC_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert folder().is_relative_to(tmp_path)
+    assert folder().parts[-2:] == ("edgespec", "calibration")

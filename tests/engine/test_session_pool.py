@@ -1,0 +1,96 @@
+"""Several caches of one engine: which is taken, what is read again, and that answers do not depend on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.errors import BackendError
+
+GREEDY = SamplingParams(temperature=0, logit_bias=((256, -1000.0),))
+ONE, TWO, THREE = ("a long system text. " * 20, "b other words here. " * 20, "c and a third one. " * 20)
+
+
+def made(caches: int) -> Engine:
+    options = LoadOptions(context_size=4096)
+    return Engine(load("tree", options), load("draft", options), Speculation("model", 3), caches)
+
+
+def answer(engine: Engine, text: str) -> tuple[int, ...]:
+    (finished,) = [e for e in engine.stream(Request(text, GREEDY, 20, seed=1)) if isinstance(e, Finished)]
+    return finished.tokens
+
+
+@pytest.mark.parametrize("caches", [1, 2, 3])
+def test_answers_do_not_depend_on_caches(caches: int) -> None:
+    engine, alone = made(caches), made(1)
+    texts = [ONE, TWO, ONE + "more", THREE, TWO + "more", ONE, THREE + "x"]
+    assert [answer(engine, text) for text in texts] == [answer(alone, text) for text in texts]
+    engine.close()
+
+
+def positions(engine: Engine) -> list[int]:
+    return sorted(cache.target.position for cache in engine._caches._kept)
+
+
+def test_conversations_that_take_turns_keep_their_caches() -> None:
+    engine = made(2)
+    answer(engine, ONE)
+    answer(engine, TWO)
+    first, second = (cache.target for cache in engine._caches._kept)
+    answer(engine, ONE + "and on")
+    assert engine._caches._kept[-1].target is first
+    answer(engine, TWO + "and on")
+    assert engine._caches._kept[-1].target is second
+    answer(engine, THREE)
+    assert engine._caches._kept[-1].target is first, "the one used least lately made way"
+    assert len(positions(engine)) == 2
+    engine.close()
+    assert not engine._caches._kept
+
+
+def test_another_text_with_a_short_beginning_in_common_does_not_push_a_long_one_out() -> None:
+    engine = made(2)
+    answer(engine, ONE)
+    (first,) = engine._caches._kept
+    answer(engine, ONE[:40] + TWO)
+    assert len(engine._caches._kept) == 2 and engine._caches._kept[-1] is not first
+    engine.close()
+
+
+def test_where_there_is_no_memory_for_another_the_first_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(2)
+    expected = [answer(engine, text) for text in (ONE, TWO)]
+    engine.close()
+    engine = made(2)
+    assert answer(engine, ONE) == expected[0]
+
+    def refused(*_: object, **__: object) -> None:
+        raise BackendError("no memory.", hint="None.")
+
+    monkeypatch.setattr(engine.target, "open_session", refused)
+    assert answer(engine, TWO) == expected[1] and len(engine._caches._kept) == 1
+    assert engine.at_once == 1, "as many answers as there are caches"
+    engine.close()
+
+
+def test_a_failure_drops_the_caches_that_it_may_have_spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(2)
+    for text in (ONE, TWO):
+        answer(engine, text)
+    kept = engine._caches._kept[0]
+
+    def failing(*_: object, **__: object) -> None:
+        raise BackendError("broken.", hint="None.")
+
+    monkeypatch.setattr(engine._caches._kept[1].target, "forward", failing)
+    with pytest.raises(BackendError, match="broken"):
+        answer(engine, TWO + "more")
+    assert kept not in engine._caches._kept and not engine._caches._kept
+    assert answer(engine, TWO + "more")
+    engine.close()

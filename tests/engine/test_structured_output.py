@@ -1,0 +1,238 @@
+"""Structured answers: always sound, the same with drafts as without, and a masked law for any sampler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load as load_toy
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.engine.structured_output import Json, Structure, Structures, Text, json_part, json_structure
+from edgespec.errors import InvalidRequest
+from edgespec.text.chat_template import Message
+from edgespec.text.harmony import MARKERS
+from edgespec.text.stream import Piece
+from tests.engine.prompts import CODE
+
+PLAIN = Speculation("none", 0)
+WAYS = (Speculation("ngram", 4), Speculation("model", 3), Speculation("model", 2, 5), Speculation("model"))
+
+
+def answer(engine: Engine, request: Request, speculation: Speculation) -> tuple[str, Finished, list[Step]]:
+    engine.speculation = speculation
+    events = list(engine.stream(request))
+    (finished,) = [event for event in events if isinstance(event, Finished)]
+    text = "".join(event.text for event in events if isinstance(event, Piece))
+    return text, finished, [event for event in events if isinstance(event, Step)]
+
+
+def names() -> st.SearchStrategy[str]:
+    return st.text("abcdef_", min_size=1, max_size=6)
+
+
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from([{"type": "integer"}, {"type": "boolean"}, {"type": "null"}, {"type": "number"}])
+    | st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 8))
+    | st.builds(lambda values: {"enum": values}, st.lists(st.integers(0, 99) | names(), min_size=1, max_size=3)),
+    lambda inner: st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2))
+    | st.builds(lambda ways: {"anyOf": ways}, st.lists(inner, min_size=1, max_size=2))
+    | st.builds(
+        lambda fields: {"type": "object", "properties": fields, "required": sorted(fields),
+                        "additionalProperties": False},
+        st.dictionaries(names(), inner, max_size=3),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    schema=SCHEMAS,
+    seed=st.integers(0, 2**31),
+    warm=st.booleans(),
+    way=st.sampled_from(WAYS),
+    prompt=st.sampled_from(CODE),
+)
+def test_any_schema_is_followed(
+    schema: Any, seed: int, warm: bool, way: Speculation, prompt: str, engine: Engine
+) -> None:
+    request = Request(prompt, SamplingParams(temperature=float(warm)), 150, seed, structure=json_structure(schema))
+    text, finished, _ = answer(engine, request, way)
+    if finished.reason == "stop":
+        Draft202012Validator(schema).validate(json.loads(text))
+    else:
+        assert finished.reason == "length" and len(finished.tokens) == 150
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing(temperature: float) -> None:
+    """On the toy, whose scores do not depend on the number of rows to the last bit."""
+    options = LoadOptions(context_size=1024)
+    engine = Engine(load_toy("tree", options), load_toy("draft", options), PLAIN)
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+              "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}}, "required": ["name", "sizes"],
+              "additionalProperties": False}  # fmt: skip
+    params = SamplingParams(temperature=temperature)
+    accepted = 0
+    for seed, prompt in enumerate(CODE[:8]):
+        request = Request(prompt, params, 160, seed, structure=json_structure(schema))
+        plain, _, _ = answer(engine, request, PLAIN)
+        for way in (*WAYS[:3], Speculation("model", 3, None, "sample")):
+            text, _, steps = answer(engine, request, way)
+            assert text == plain, (prompt, way)
+            accepted += sum(step.n_accepted for step in steps)
+    assert accepted > 50
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_drawn_drafts_follow_the_structure_too(rule: Any, engine: Engine) -> None:
+    """These rules ask for laws beyond drafted tokens that the structure forbids."""
+    structure, rejected = json_structure({"type": "array", "items": {"enum": [7, 42]}, "maxItems": 4}), 0
+    for seed, prompt in enumerate(CODE[:8]):
+        request = Request(prompt, SamplingParams(), 80, seed, structure=structure)
+        text, finished, steps = answer(engine, request, Speculation("model", 3, None, rule))
+        rejected += sum(step.n_drafted - step.n_accepted for step in steps)
+        assert finished.reason == "length" or set(json.loads(text)) <= {7, 42}, text
+    assert rejected > 5
+
+
+def test_what_is_forced_is_drafted_for_nothing(engine: Engine) -> None:
+    """Without any drafter a long name costs few forwards."""
+    schema = {"const": "a rather long text that leaves no choice at all, written out word by word"}
+    request = Request(CODE[0], SamplingParams(temperature=0), 100, structure=json_structure(schema))
+    text, finished, steps = answer(engine, request, PLAIN)
+    assert json.loads(text) == schema["const"] and finished.reason == "stop"
+    assert finished.metrics.target_forwards < len(finished.tokens) / 2
+    assert {step.decision.source for step in steps if step.n_drafted and step.decision} == {"structure"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "wrong"}, "cannot be followed"),
+        ({"$ref": "http://example.com/schema"}, "cannot be followed"),
+        ({"type": "string", "pattern": "(["}, "cannot be followed"),
+        ({"enum": ["x" * 300_000]}, "more than 262,144 characters"),
+        ({"a": {1, 2}}, "cannot be read"),
+    ],
+    ids=["type", "reference", "pattern", "size", "no JSON"],
+)
+def test_structures_that_are_refused(schema: Any, told: str, engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        answer(engine, Request(CODE[0], max_tokens=5, structure=json_structure(schema)), PLAIN)
+    assert caught.value.hint
+    assert answer(engine, Request(CODE[0], max_tokens=5), PLAIN)[1].reason == "length"
+
+
+def test_nesting_is_bounded() -> None:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"a": deep}
+    with pytest.raises(InvalidRequest, match="nested more than 64 deep"):
+        json_part(deep)
+
+
+def test_texts_around_json_and_alternatives(engine: Engine) -> None:
+    parts = (Text("<call>"), Json('{"enum": [1, 2]}'), Text("</call>"))
+    structure = Structure((parts, (Text("none"),)))
+    seen = set()
+    for seed in range(12):
+        text, finished, _ = answer(engine, Request(CODE[0], max_tokens=40, seed=seed, structure=structure), WAYS[1])
+        assert finished.reason == "stop"
+        seen.add(text)
+    assert seen <= {"<call>1</call>", "<call>2</call>", "none"} and seen
+
+
+def test_reasoning_before_it_is_free(engine: Engine) -> None:
+    """The structure begins after the marker, wherever that is accepted, and not before."""
+    tokenizer = engine.target.tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    prompt = tokenizer.encode("def f():", parse_special=False)
+    law = Structures(tokenizer).constrain(json_structure({"const": 7}), sampler, len(prompt), b"</think>")
+    logits = np.random.default_rng(0).standard_normal(tokenizer.vocab_size).astype(np.float32)
+    free = int(logits.argmax())
+    thought = tokenizer.encode("so it is 7 </think>", parse_special=False)
+    seven = set(tokenizer.encode("7", parse_special=False))
+
+    def best(answer: list[int]) -> int:
+        return law.law(logits, [*prompt, *answer]).token(0)
+
+    assert best([]) == free and best(thought[:-1]) == free
+    held = best(thought)
+    assert held in seven or not tokenizer.piece(held).strip()
+    assert best([*thought[:-1], free]) == free, "the marker was not accepted after all"
+    assert best(thought) == held
+    assert (
+        best([*thought, *seven]) in tokenizer.end_of_generation or not tokenizer.piece(best([*thought, *seven])).strip()
+    )
+
+
+def test_reasoning_is_counted_where_its_markers_are_text() -> None:
+    """As where GPT-OSS is asked for a call: its messages are read by another reader, the engine counts all the same."""
+    target = load_toy("tree", LoadOptions(context_size=1024))
+    target.chat_template = "{{ messages[0].content }}{# <|channel|> <|message|> analysis #}"
+    thought, end = "<|channel|>analysis<|message|>abc", "<|end|><|start|>assistant<|channel|>final<|message|>de"
+    prompt = (Message("user", "a b"),)
+    request = Request(prompt, max_tokens=200, seed=0, structure=Structure(((Text(thought + end),),)), visible=MARKERS)
+    text, finished, _ = answer(Engine(target, None, PLAIN), request, WAYS[0])
+    assert text == thought + end
+    # The token that completes the marker before it, and the three letters; `<|end|>` is reasoning until it is complete.
+    assert finished.metrics.reasoning_tokens == 1 + len("abc") + len("<|end|>") - 1
+
+
+def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
+    """Markers are text there, also for stop strings; a chat has them read."""
+    target = load_toy("tree", LoadOptions(context_size=1024))
+    target.chat_template = "{{ messages[0].content }}{# <think></think> #}"
+    engine = Engine(target, None, PLAIN)
+    structure = Structure(((Text("<think>ab</think>cd"),),))
+
+    def written(prompt: str | tuple[Message, ...], *stop: str) -> tuple[str, str | None]:
+        text, finished, _ = answer(engine, Request(prompt, max_tokens=99, stop=stop, structure=structure), PLAIN)
+        return text, finished.stop
+
+    assert written("x") == ("<think>ab</think>cd", None)
+    assert written("x", "</think>") == ("<think>ab", "</think>")
+    assert written("x", "b") == ("<think>a", "b")
+    chat = (Message("user", "x"),)
+    assert written(chat) == written(chat, "b") == ("abcd", None), "the pieces of both channels"
+
+
+@pytest.fixture
+def laws(engine: Engine) -> Iterator[Any]:
+    tokenizer = engine.target.tokenizer
+
+    def law(params: SamplingParams, prefix: list[int], logits: Any) -> Any:
+        sampler = Sampler(params, tokenizer.vocab_size)
+        return Structures(tokenizer).constrain(json_structure({"type": "integer"}), sampler, 0).law(logits, prefix)
+
+    yield law
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(temperature=0.5, top_k=5), SamplingParams(top_p=0.8),
+     SamplingParams(typical_p=0.9), SamplingParams(min_p=0.1),
+     SamplingParams(repetition_penalty=1.3, presence_penalty=0.5)],
+    ids=["plain", "top-k", "top-p", "typical", "min-p", "penalties"],
+)  # fmt: skip
+def test_no_sampler_gives_weight_to_what_is_forbidden(params: SamplingParams, laws: Any, engine: Engine) -> None:
+    tokenizer = engine.target.tokenizer
+    logits = np.random.default_rng(1).standard_normal(tokenizer.vocab_size).astype(np.float32) * 5
+    dense = laws(params, tokenizer.encode("1", parse_special=False), logits).dense(tokenizer.vocab_size)
+    assert dense.sum() == pytest.approx(1)
+    for token in np.flatnonzero(dense):
+        piece = tokenizer.piece(int(token))
+        assert token in tokenizer.end_of_generation or not piece.strip(b"0123456789.eE \n\t"), piece

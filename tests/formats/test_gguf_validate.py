@@ -1,0 +1,63 @@
+"""Header values that llama.cpp aborts on are refused with what is wrong, before it sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.gguf import Header, check_model, read_file
+from tests.formats.ggufs import TOKENS, write_gguf
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Header:
+    return read_file(write_gguf(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("llama.block_count", 513, "block_count is 513"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "layer norms"),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0, "layer norms"),
+        ("llama.rope.scaling.type", "bogus", "rope scaling"),
+        ("llama.expert_count", 4, "experts"),
+        ("llama.expert_used_count", 2, "experts"),
+        ("llama.nextn_predict_layers", 9, "9 of 2 layers"),
+        ("llama.attention.causal", False, "looks ahead"),
+        ("llama.attention.head_count_kv", np.array([1, 0], np.uint32), "2 heads share 0"),
+        ("tokenizer.ggml.model", "none", "vocabulary"),
+        ("tokenizer.ggml.model", "llama", "no token for byte 0"),
+        ("tokenizer.ggml.tokens", ["a", "a", *TOKENS[2:]], "1 tokens stand in it twice"),
+        ("tokenizer.ggml.tokens", ["a", "a\0b", *TOKENS[2:]], "twice"),
+        ("tokenizer.ggml.tokens", ["", "[EMPTY_0]", *TOKENS[2:]], "twice"),
+    ],
+)
+def test_refused(header: Header, key: str, value: object, told: str) -> None:
+    check_model(header)
+    changed = replace(header, metadata={**header.metadata, key: value})
+    with pytest.raises(InvalidModelFile, match=told):
+        check_model(changed)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.attention.layer_norm_rms_epsilon", 1e-5),
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.nextn_predict_layers", 1),
+        ("general.architecture", "jamba"),
+    ],
+)
+def test_what_real_models_say_is_let_through(header: Header, key: str, value: object) -> None:
+    metadata = {
+        k.replace("llama.", f"{value}.") if key == "general.architecture" else k: v for k, v in header.metadata.items()
+    }
+    metadata[key] = value
+    if value == "jamba":  # layers without attention state no kv heads
+        metadata["jamba.attention.head_count_kv"] = np.array([1, 0], np.uint32)
+    check_model(replace(header, metadata=metadata))

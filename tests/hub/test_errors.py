@@ -1,0 +1,176 @@
+"""Every failure of hub, network and disk comes out as one sentence with a hint; most are provoked for real."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from edgespec.errors import CacheError, EdgespecError, HubError
+from edgespec.hub.errors import HubUnreachable, Subject, translate, translated
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import HubFile, HubReference, HubRepo
+from tests.hub.hubserver import HubServer
+from tests.hub.hubstate import Fault
+from tests.hub.test_download import FETCH, FILE, REPO, environment, serve
+
+SUBJECT = Subject("https://hub.example", "/cache", REPO, "main", FILE)
+
+
+def failure(hub: Hub, reference: HubReference = HubFile(REPO, FILE)) -> EdgespecError:  # noqa: B008
+    """The error of resolving and fetching `reference`."""
+    with pytest.raises(EdgespecError) as caught:
+        hub.fetch(hub.resolve(reference))
+    assert caught.value.hint
+    return caught.value
+
+
+def test_no_such_repository(hub: Hub) -> None:
+    error = failure(hub, HubRepo("nobody/nothing"))
+    assert error.message == f"There is no repository nobody/nothing at {hub.endpoint}, or it is private."
+    assert "hf auth login" in error.hint
+
+
+def test_no_such_file_names_the_nearest(hub: Hub, root: Path) -> None:
+    serve(root)
+    error = failure(hub, HubFile(REPO, "Model-Q4_K_S.gguf"))
+    assert error.message == f"{REPO} has no file Model-Q4_K_S.gguf."
+    assert error.hint == f"nearest: {FILE}"
+
+
+def test_a_file_that_vanishes_between_listing_and_download(hub: Hub, root: Path) -> None:
+    place = serve(root)
+    model = hub.resolve(HubFile(REPO, FILE))
+    place.unlink()
+    with pytest.raises(HubError, match=f"{REPO} has no file {FILE}"):
+        hub.fetch(model)
+
+
+def test_no_such_revision(hub: Hub, root: Path) -> None:
+    serve(root)
+    assert failure(hub, HubFile(REPO, FILE, "v9")).message == f"{REPO} has no revision v9."
+
+
+def test_a_wrong_token(hub: Hub, server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(root)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    error = failure(hub)
+    assert "does not accept the access token" in error.message
+    assert "HF_TOKEN" in error.hint and "hf auth login" in error.hint
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    hub.fetch(hub.resolve(HubFile(REPO, FILE)))
+    assert all(each.authorization == "Bearer hf_right" for each in server.downloads(FILE))
+
+
+def test_a_gated_repository_points_to_its_page(hub: Hub, server: HubServer, root: Path) -> None:
+    serve(root)
+    server.fault(REPO, FILE, Fault("status", code=403, error_code="GatedRepo", message="Access is restricted"))
+    error = failure(hub)
+    assert "gated" in error.message
+    assert f"{hub.endpoint}/{REPO}" in error.hint
+    with pytest.raises(HubError, match="gated"):
+        hub.header(hub.resolve(HubFile(REPO, FILE)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "unreachable"),
+    [
+        (Fault("status", code=403, message="no"), f"Access to {REPO} is forbidden", False),
+        (Fault("status", code=403, message="Access to this resource is disabled."), "has been disabled", False),
+        (Fault("status", code=418), "refused the request", False),
+        (Fault("status", code=429), "limits how often", True),
+        (Fault("status", code=500), "server error 500", True),
+        (Fault("status", code=503), "server error 503", True),
+        (Fault("garbage"), "does not answer like a model hub", False),
+    ],
+)
+def test_refusals_of_the_server(
+    hub: Hub, server: HubServer, root: Path, fault: Fault, told: str, unreachable: bool
+) -> None:
+    serve(root)
+    server.fault(REPO, "", fault)
+    error = failure(hub)
+    assert told in error.message
+    assert isinstance(error, HubUnreachable) is unreachable
+
+
+def test_a_server_error_in_mid_download(hub: Hub, server: HubServer, root: Path) -> None:
+    serve(root)
+    model = hub.resolve(HubFile(REPO, FILE))
+    server.fault(REPO, FILE, Fault("status", code=502))
+    with pytest.raises(HubError, match="server error 502") as caught:
+        hub.fetch(model)
+    assert "resumes" in caught.value.hint
+
+
+def test_a_server_that_never_answers(hub: Hub, server: HubServer, root: Path) -> None:
+    """The client's own time limit is set to one second through its environment variable."""
+    serve(root)
+    server.fault(REPO, "", Fault("silent"))
+    command = [sys.executable, "-c", FETCH, str(HubFile(REPO, FILE))]
+    variables = environment(hub, HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert "did not answer in time" in done.stdout
+
+
+def test_a_port_where_nothing_listens(hub: Hub) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        error = failure(Hub(f"http://127.0.0.1:{held.getsockname()[1]}", hub.cache_dir))
+    assert "cannot be reached" in error.message
+
+
+def test_a_name_that_does_not_resolve(hub: Hub) -> None:
+    error = failure(Hub("http://no-such-host.invalid", hub.cache_dir))
+    assert "cannot be resolved" in error.message and "network" in error.hint
+
+
+@pytest.mark.parametrize("endpoint", ["no-scheme.example", "ftp://hub.example", "http://[::1", "http://a b"])
+def test_an_endpoint_that_is_no_address(hub: Hub, endpoint: str) -> None:
+    error = failure(Hub(endpoint, hub.cache_dir))
+    assert isinstance(error, HubError)
+    assert endpoint in error.message and "HF_ENDPOINT" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "told"),
+    [
+        (lambda: OSError(errno.ENOSPC, "No space left on device"), CacheError, "is full"),
+        (lambda: OSError(errno.EDQUOT, "Disk quota exceeded"), CacheError, "is full"),
+        (lambda: PermissionError(errno.EACCES, "Permission denied", "/cache/x"), CacheError, "/cache/x: Permission"),
+        (lambda: OSError(errno.EROFS, "Read-only file system", "/cache/x"), CacheError, "cannot be written"),
+        (lambda: OSError(errno.EIO, "Input/output error"), CacheError, "failed: Input/output error"),
+        (lambda: httpx.ProxyError("refused"), HubUnreachable, "proxy"),
+        (lambda: httpx.ConnectTimeout("late"), HubUnreachable, "did not answer in time"),
+        (lambda: httpx.ReadError("reset"), HubUnreachable, "broke"),
+        (lambda: httpx.RemoteProtocolError("closed"), HubUnreachable, "broke"),
+        (lambda: httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]"), HubUnreachable, "certificate"),
+    ],
+)
+def test_failures_that_cannot_be_provoked_here(make: Callable[[], Exception], kind: type, told: str) -> None:
+    """The very exceptions that the operating system and the HTTP library raise, given to the mapping."""
+    error = translate(make(), SUBJECT)
+    assert error is not None and isinstance(error, kind)
+    assert told in error.message and error.hint
+
+
+def test_an_untrusted_certificate_keeps_its_cause() -> None:
+    wrapped = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    wrapped.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    with pytest.raises(HubUnreachable, match="certificate") as caught, translated(SUBJECT):
+        raise wrapped
+    assert caught.value.__cause__ is wrapped
+
+
+def test_faults_of_the_program_pass_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError), translated(SUBJECT):
+        raise ZeroDivisionError
+    assert translate(ZeroDivisionError(), SUBJECT) is None

@@ -1,0 +1,140 @@
+"""Memory prices against numbers worked out by hand, and the report when a pair does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory, host_memory
+from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.gguf import Header, TensorInfo, join_parts, read_file
+from edgespec.planner.memory import check_fit, keeps_texts_together, kv_bytes, price
+from edgespec.units import GIB
+from tests.formats.ggufs import write_gguf
+
+
+def llama_70b() -> Header:
+    """The shape of Llama 3.3 70B Q4_K_M: 80 blocks, 8 KV heads of 128, 42.5 GB of weights."""
+    metadata: dict[str, object] = {
+        "general.architecture": "llama",
+        "llama.block_count": 80,
+        "llama.embedding_length": 8192,
+        "llama.feed_forward_length": 28672,
+        "llama.attention.head_count": 64,
+        "llama.attention.head_count_kv": 8,
+        "llama.vocab_size": 128256,
+    }
+    weights = TensorInfo("w", (256, 295_138_889), GGML_TYPES[12], 0)
+    return Header("70b.gguf", 3, metadata, (weights,), 0, weights.nbytes, weights.nbytes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kv_type", "per_element"), [("f16", 2.0), ("f32", 4.0), ("q8_0", 34 / 32), ("q4_0", 18 / 32)])
+def test_the_kv_cache_of_a_70b_model(kv_type: str, per_element: float) -> None:
+    elements = 8192 * 80 * 8 * 128 * 2
+    assert kv_bytes(llama_70b(), 8192, kv_type) == elements * per_element
+
+
+def test_the_price_of_a_70b_model() -> None:
+    found = price(llama_70b(), 8192)
+    assert found.weights == 295_138_889 * 144
+    assert found.kv == int(2.5 * GIB)
+    assert 0.2 * GIB < found.compute < 0.6 * GIB
+
+
+def test_heads_may_differ_by_block(tmp_path: Path) -> None:
+    even = read_file(write_gguf(tmp_path / "even.gguf", blocks=4, kv_heads=1))
+    uneven = read_file(write_gguf(tmp_path / "uneven.gguf", blocks=4, kv_heads=[2, 2, 1, 1]))
+    assert kv_bytes(even, 100) == 100 * 4 * (64 + 64) * 2
+    assert kv_bytes(uneven, 100) == 100 * 6 * (64 + 64) * 2
+
+
+def test_hybrid_models_pay_for_attention_blocks_only(tmp_path: Path) -> None:
+    header = read_file(write_gguf(tmp_path / "h.gguf", blocks=8))
+    whole = kv_bytes(header, 64)
+    header.metadata["llama.full_attention_interval"] = 4
+    assert kv_bytes(header, 64) == whole // 4
+
+
+def test_stated_head_sizes_win(tmp_path: Path) -> None:
+    header = read_file(write_gguf(tmp_path / "h.gguf", blocks=1))
+    header.metadata.update({"llama.attention.key_length": 192, "llama.attention.value_length": 128})
+    assert kv_bytes(header, 10) == 10 * (192 + 128) * 2
+
+
+def test_parts_of_a_split_model_are_priced_together(tmp_path: Path) -> None:
+    one = read_file(write_gguf(tmp_path / "one.gguf"))
+    two = read_file(write_gguf(tmp_path / "two.gguf", pad_bytes=4096))
+    assert price(join_parts([one, two]), 1).weights == one.weight_bytes + two.weight_bytes
+
+
+def test_a_pair_that_fits_gives_the_numbers(tmp_path: Path) -> None:
+    header = read_file(write_gguf(tmp_path / "m.gguf"))
+    fit = check_fit(header, header, context=512, memory=Memory(RESERVE_BYTES + GIB))
+    assert fit.draft is not None
+    assert fit.needed == fit.target.total + fit.draft.total
+    assert fit.headroom == GIB - fit.needed
+    assert not fit.fits_on_devices
+
+
+def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
+    draft = read_file(write_gguf(tmp_path / "draft.gguf", pad_bytes=2**24))
+    memory = Memory(RESERVE_BYTES + 44 * GIB)
+    with pytest.raises(DoesNotFit) as caught:
+        check_fit(llama_70b(), draft, context=32_768, memory=memory)
+    assert "70b.gguf needs 50.0 GiB and 44.0 GiB are free" in caught.value.message
+    assert "KV cache for 32,768 tokens 10.0 GiB" in caught.value.message
+    assert "--ctx" in caught.value.hint and "--force" in caught.value.hint and "quantisation" in caught.value.hint
+    assert "--draft ngram" not in caught.value.hint
+    forced = check_fit(llama_70b(), draft, context=32_768, memory=memory, force=True)
+    assert forced.headroom < 0
+
+
+def test_texts_in_one_context_have_one_scratch_memory() -> None:
+    header = llama_70b()
+    assert keeps_texts_together(header)
+    apart, together = price(header, 1024, caches=8), price(header, 1024, caches=8, together=True)
+    assert together.kv == apart.kv == 8 * price(header, 1024).kv
+    assert price(header, 1024).compute < together.compute < apart.compute == 8 * price(header, 1024).compute
+    enough = Memory(RESERVE_BYTES + together.total)
+    assert check_fit(header, None, context=1024, memory=enough, caches=8, together=True).headroom == 0
+    with pytest.raises(DoesNotFit):
+        check_fit(header, None, context=1024, memory=enough, caches=8)
+    header.metadata["llama.attention.sliding_window"] = 512
+    assert not keeps_texts_together(header)
+
+
+def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None:
+    target, draft = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf"))
+    enough = price(target, 1024).total
+    with pytest.raises(DoesNotFit) as caught:
+        check_fit(target, draft, context=1024, memory=Memory(RESERVE_BYTES + enough))
+    assert caught.value.hint.startswith("try --draft ngram")
+    assert check_fit(target, None, context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
+
+
+def test_devices_add_their_own_memory_only_once() -> None:
+    card = DeviceMemory("card", 24 * GIB, 24 * GIB)
+    shared = DeviceMemory("unified", 24 * GIB, 32 * GIB, shares_ram=True)
+    assert Memory(32 * GIB, (card,)).usable == 56 * GIB - 2 * RESERVE_BYTES
+    assert Memory(32 * GIB, (shared,)).usable == 32 * GIB - RESERVE_BYTES
+    assert check_fit(llama_70b(), None, context=8, memory=Memory(GIB, (card, card))).fits_on_devices
+
+
+def test_unknown_kv_types_and_contexts_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not a KV cache type"):
+        price(llama_70b(), 8, "q3_k")
+    with pytest.raises(InvalidRequest, match="context of 0"):
+        price(llama_70b(), 0)
+
+
+def test_this_machine_has_memory() -> None:
+    assert host_memory().ram_available > 0
+
+
+def test_a_device_that_has_to_hold_everything() -> None:
+    """Apple silicon under MLX: the working set the system recommends, or less where less RAM is free."""
+    device = DeviceMemory("M", 8 * GIB, 8 * GIB, shares_ram=True, holds_all=True)
+    assert Memory(RESERVE_BYTES + 20 * GIB, (device,)).usable == 8 * GIB
+    assert Memory(RESERVE_BYTES + 3 * GIB, (device,)).usable == 3 * GIB

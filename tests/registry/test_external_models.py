@@ -1,0 +1,226 @@
+"""Models of LM Studio, Ollama and llama.cpp: found, named, opened, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import LocalPath, parse_reference
+from edgespec.planner.plan import OpenRequest, plan
+from edgespec.registry import external_models as module
+from edgespec.registry.external_models import ElsewhereModel, Place, elsewhere, gguf_size, places_from_environment
+from edgespec.registry.schema import load_registry
+from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
+from tests.hub.stores import MODEL_LAYER, ollama, ollama_blob, ollama_manifest, put
+from tests.models import DRAFT, TARGET
+
+LIBRARY = "registry.ollama.ai/library"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "ollama"
+
+
+def names(*places: Place) -> list[str]:
+    return [model.name for model in elsewhere(places)]
+
+
+def test_an_lm_studio_file(tmp_path: Path) -> None:
+    path = put(DRAFT, tmp_path / "someone" / "Model-GGUF" / "Model-Q8_0.gguf")
+    put(DRAFT, tmp_path / "someone" / "Model-GGUF" / "mmproj-Model.gguf")
+    path.with_name("notes.gguf").write_text("not a model")
+    path.with_name("empty.gguf").touch()
+    found = elsewhere([Place("lm studio", tmp_path)])
+    assert found == [ElsewhereModel("lm studio: someone/Model-GGUF/Model-Q8_0", path, DRAFT.stat().st_size)]
+
+
+def test_parts_count_once_and_only_together(tmp_path: Path) -> None:
+    parts = [put(DRAFT, tmp_path / "a" / f"big-Q4_0-0000{n}-of-00002.gguf") for n in (1, 2)]
+    place = Place("lm studio", tmp_path)
+    assert elsewhere([place]) == [ElsewhereModel("lm studio: a/big-Q4_0", parts[0], 2 * DRAFT.stat().st_size)]
+    parts[1].write_bytes(b"GG")
+    assert not elsewhere([place])
+    parts[1].unlink()
+    assert not elsewhere([place]) and gguf_size(parts[0]) is None
+
+
+def test_ollama_names_follow_its_own(store: Path) -> None:
+    manifest = ollama_manifest(DRAFT, store)
+    names_by_file = {
+        f"{LIBRARY}/llama3.1/8b": "llama3.1:8b",
+        "registry.ollama.ai/me/mine/latest": "me/mine:latest",
+        "hf.co/user/repo-GGUF/Q4_K_M": "hf.co/user/repo-GGUF:Q4_K_M",
+        "10.0.0.1%3A5000/ns/model/latest": "10.0.0.1:5000/ns/model:latest",
+    }
+    for n, (file, shown) in enumerate(names_by_file.items()):
+        other = ollama_blob(store, DRAFT.read_bytes() + bytes([n]))
+        path = ollama(store, file, {"layers": [{"mediaType": MODEL_LAYER, "digest": other}]})
+        assert names(Place("ollama", store)) == [f"ollama: {shown}"]
+        path.unlink()
+    ollama(store, f"{LIBRARY}/one/8b", manifest)
+    ollama(store, f"{LIBRARY}/one/latest", manifest)
+    (found,) = elsewhere([Place("ollama", store)])
+    assert found.name == "ollama: one:8b", "two tags of one blob are one model"
+    assert found.path.parent == store / "blobs" and found.size == DRAFT.stat().st_size
+
+
+def test_newer_ollama_manifests(store: Path) -> None:
+    """Linked to blobs, lists of manifests for several runners, in a folder of their own that goes first."""
+    old, new = ollama_manifest(DRAFT, store), ollama_manifest(TARGET, store)
+    ollama(store, f"{LIBRARY}/moved/1b", old)
+    blob = store / "blobs" / ollama_blob(store, json.dumps(new).encode()).replace(":", "-")
+    link = store / "manifests-v2" / "ollama.com" / "library" / "moved" / "1b"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(os.path.relpath(blob, link.parent))
+    (found,) = elsewhere([Place("ollama", store)])
+    assert (found.name, found.size) == ("ollama: moved:1b", TARGET.stat().st_size)
+    tensors = {"runner": "mlx", "layers": [{"mediaType": "application/vnd.ollama.image.tensor", "digest": "x"}]}
+    for child in (old, {"runner": "ollama", "digest": ollama_blob(store, json.dumps(old).encode())}):
+        ollama(store, "ollama.com/library/listed/1b", {"manifests": ["?", tensors, child]}, "manifests-v2")
+        assert names(Place("ollama", store)) == ["ollama: listed:1b", "ollama: moved:1b"]
+
+
+def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
+    manifest = ollama_manifest(DRAFT, store)
+    adapter = {"mediaType": "application/vnd.ollama.image.adapter", "digest": manifest["layers"][0]["digest"]}
+    ollama(store, f"{LIBRARY}/tuned/1b", {**manifest, "layers": [*manifest["layers"], adapter]})
+    ollama(store, f"{LIBRARY}/several/1b", {**manifest, "layers": manifest["layers"] * 2})
+    ollama(store, f"{LIBRARY}/text/1b", {"layers": [{"mediaType": MODEL_LAYER, "digest": ollama_blob(store, b"no")}]})
+    assert not elsewhere([Place("ollama", store)])
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "", "[]", "null", "{", "[" * 100_000, '{"layers": 7}', '{"layers": [null, 3, {}]}', '{"manifests": {}}',
+        json.dumps({"layers": [{"mediaType": MODEL_LAYER}]}),
+        json.dumps({"layers": [{"mediaType": MODEL_LAYER, "digest": 5}]}),
+        json.dumps({"layers": [{"mediaType": MODEL_LAYER, "digest": "sha256:../../secret"}]}),
+        json.dumps({"layers": [{"mediaType": MODEL_LAYER, "digest": "sha256:" + "0" * 64}]}),
+        json.dumps({"manifests": [{"digest": "sha256:" + "0" * 64}]}),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_a_broken_manifest_is_passed_over(store: Path, manifest: str) -> None:
+    ollama(store, f"{LIBRARY}/broken/1b", manifest)
+    ollama(store, f"{LIBRARY}/sound/1b", ollama_manifest(DRAFT, store))
+    ollama(store, "too/short", ollama_manifest(DRAFT, store))
+    assert names(Place("ollama", store)) == ["ollama: sound:1b"]
+
+
+def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
+    flat = put(DRAFT, tmp_path / "user_repo_model-q8_0.gguf")
+    blob = put(TARGET, tmp_path / "models--u--r-GGUF" / "blobs" / "0123")
+    snapshot = tmp_path / "models--u--r-GGUF" / "snapshots" / "abc" / "r-Q8_0.gguf"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(blob)
+    place = Place("llama.cpp", tmp_path)
+    assert names(place) == ["llama.cpp: u/r-GGUF/r-Q8_0", "llama.cpp: user_repo_model-q8_0"]
+    assert [model.path for model in elsewhere([place], besides=[blob])] == [flat], "what is known is left out"
+
+
+def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
+    good = put(DRAFT, tmp_path / "a" / "good.gguf")
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    (tmp_path / "a" / "itself").symlink_to("itself")
+    (tmp_path / "a" / "itself.gguf").symlink_to("itself.gguf")
+    (tmp_path / "a" / "gone.gguf").symlink_to("nowhere")
+    (tmp_path / "a" / "folder.gguf").mkdir()
+    os.mkfifo(tmp_path / "a" / "silent.gguf")
+    put(DRAFT, tmp_path / "a" / "two\nlines.gguf").write_bytes(DRAFT.read_bytes() + b"x")
+    locked = put(DRAFT, tmp_path / "locked" / "hidden.gguf")
+    locked.parent.chmod(0)
+    absent = [Place("ollama", tmp_path / "absent"), Place("ollama", good), Place("llama.cpp", Path("/\0"))]
+    try:
+        found = elsewhere([Place("lm studio", tmp_path), *absent])
+    finally:
+        locked.parent.chmod(0o700)
+    assert {model.path for model in found} - {locked} == {good}
+
+
+def test_a_file_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(DRAFT, tmp_path / "m.gguf")
+    monkeypatch.setattr(module, "gguf_size", lambda path: (gguf_size(path), path.unlink())[0])
+    assert not elsewhere([Place("lm studio", tmp_path)])
+
+
+def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 300)
+    for n in range(400):
+        (tmp_path / f"{n}").mkdir()
+    put(DRAFT, tmp_path / "0" / "late.gguf")
+    deep = put(DRAFT, tmp_path.joinpath(*"abcdefgh") / "deep.gguf")
+    start = time.perf_counter()
+    assert not elsewhere([Place("lm studio", tmp_path)])
+    assert time.perf_counter() - start < 1
+    assert not elsewhere([Place("lm studio", tmp_path / "a")]), "too deep"
+    assert [model.path for model in elsewhere([Place("lm studio", deep.parents[2])])] == [deep]
+
+
+def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    studio, moved = tmp_path / ".lmstudio", tmp_path / "moved"
+    plain = {Place("lm studio", studio / "models"), Place("ollama", tmp_path / ".ollama" / "models"),
+             Place("lm studio", tmp_path / ".cache" / "lm-studio" / "models"),
+             Place("ollama", Path("/usr/share/ollama/.ollama/models")),
+             Place("llama.cpp", tmp_path / ".cache" / "llama.cpp")}  # fmt: skip
+    assert set(places_from_environment()) == plain
+    studio.mkdir()
+    for settings in ("{", "[]", '{"downloadsFolder": 3}', '{"downloadsFolder": "relative"}', '{"downloadsFolder": ""}'):
+        (studio / "settings.json").write_text(settings)
+        assert set(places_from_environment()) == plain
+    (studio / "settings.json").write_text('{"downloadsFolder": "\\u0000\\ud800/~"}')
+    assert not [model for model in elsewhere() if not model.name.startswith("ollama")]  # Ollama's service may be here
+    (studio / "settings.json").write_text(json.dumps({"downloadsFolder": str(moved)}))
+    assert set(places_from_environment()) - plain == {Place("lm studio", moved)}
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{moved}\n")
+    assert Place("lm studio", moved / "models") in places_from_environment()
+    monkeypatch.setenv("OLLAMA_MODELS", f' "{moved}" ')
+    monkeypatch.setenv("LLAMA_CACHE", str(moved))
+    found = places_from_environment()
+    assert [place.folder for place in found if place.program != "lm studio"] == [moved, moved]
+    monkeypatch.delenv("LLAMA_CACHE")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert Place("llama.cpp", tmp_path / "Library" / "Caches" / "llama.cpp") in places_from_environment()
+
+
+def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: Path) -> None:
+    class Quiet:
+        def notice(self, text: str) -> None: ...
+        def download(self, name: str, done: int, total: int) -> None: ...
+        def loading(self, name: str, fraction: float) -> None: ...
+
+    ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
+    (model,) = elsewhere([Place("ollama", store)])
+    assert parse_reference(str(model.path)) == LocalPath(model.path)
+    request = OpenRequest(str(model.path), draft="ngram")
+    planned = plan(request, load_registry(tmp_path / "none"), Hub("http://localhost", tmp_path, offline=True), Quiet())
+    assert planned.backend == "llamacpp" and planned.facts.weight_bytes > 0
+
+
+def test_list_shows_them_and_run_opens_them(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    store, studio = tmp_path / ".ollama" / "models", tmp_path / ".lmstudio" / "models"
+    ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
+    put(DRAFT, studio / "me" / "python-GGUF" / "draft.gguf")
+    unset = {"OLLAMA_MODELS": "", "LLAMA_CACHE": ""}
+    listed = {each["name"]: each for each in json.loads(cli("list", "--json", **unset).stdout)["elsewhere"]}
+    blob = listed["ollama: python:6m"]
+    assert blob["bytes"] == TARGET.stat().st_size
+    assert listed["lm studio: me/python-GGUF/draft"]["path"] == str(studio / "me" / "python-GGUF" / "draft.gguf")
+    shown = cli("list", **unset).stdout
+    assert f"6.0 MiB  ollama: python:6m  {blob['path']}" in shown and "--model PATH" in shown
+    options = ("--max-tokens", "8", "--json", "--temperature", "0", "--threads", "1")
+    done = cli("run", "def f", "--model", blob["path"], "--draft", "ngram", *options)
+    assert done.returncode == 0, done.stderr
+    own = cli("run", "def f", "--draft", "ngram", *options)
+    answers = [json.loads(each.stdout) for each in (done, own)]
+    assert len(answers[0]["tokens"]) == 8 and answers[0]["tokens"] == answers[1]["tokens"]

@@ -1,0 +1,52 @@
+"""Vocabulary comparison of target and draft from their headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.formats.gguf import Header, read_file
+from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from tests.formats.ggufs import model_file, write_gguf
+
+TOKENS = ["<s>", "</s>", "a", "b", "c"]
+
+
+def header(folder: Path, name: str, **changes: object) -> Header:
+    folder.mkdir(exist_ok=True)
+    return read_file(write_gguf(folder / name, **{"tokens": TOKENS, **changes}))  # type: ignore[arg-type]
+
+
+def test_the_trained_pair_agrees(tmp_path: Path) -> None:
+    assert (
+        tokenizer_mismatch(read_file(model_file(tmp_path, "target")), read_file(model_file(tmp_path, "draft"))) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"tokens": ["<s>", "</s>", "a", "x", "c"]}, "token 3 is 'b' in the target and 'x' in the draft"),
+        ({"tokens": ["<s>", "</s>", "a", "b\u200b", "c"]}, "token 3 is 'b' in the target and 'b\\u200b' in the draft"),
+        ({"model": "rwkv"}, "the target's tokenizer is 'gpt2', the draft's is 'rwkv'"),
+        ({"bos": 2}, "the first token (BOS) is id 0 in the target and id 2 in the draft"),
+        ({"eos": 3}, "the last token (EOS) is id 1 in the target and id 3 in the draft"),
+        ({"add_bos": False}, "the target starts every text with a BOS token and the draft does not"),
+        ({"add_bos": None, "eos": None}, None),
+        ({"tokens": [*TOKENS, "d"]}, "only the draft has token 5, 'd': 6 tokens against 5"),
+        ({"tokens": TOKENS[:4]}, "only the target has token 4, 'c': 5 tokens against 4"),
+        ({"tokens": [*TOKENS, "[PAD5]", "<|reserved_special_token_1|>", "<unused9>"]}, None),
+        ({"tokens": [*TOKENS, "d", "e"], "types": [1] * 5 + [5, 5]}, None),
+        ({"tokens": [*TOKENS, "<image>"], "types": [1] * 5 + [3]}, None),
+        ({"tokens": [*TOKENS, "[PAD5]", "e"]}, "only the draft has token 6, 'e': 7 tokens against 5"),
+    ],
+)
+def test_the_first_difference_is_told(tmp_path: Path, changes: dict[str, object], reason: str | None) -> None:
+    assert tokenizer_mismatch(header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)) == reason
+
+
+def test_padding_in_the_target_is_allowed_too(tmp_path: Path) -> None:
+    padded = header(tmp_path, "t.gguf", tokens=[*TOKENS, "[PAD5]", "[PAD6]"])
+    assert tokenizer_mismatch(padded, header(tmp_path, "d.gguf")) is None

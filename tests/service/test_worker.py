@@ -1,0 +1,159 @@
+"""The worker: order, errors, cancellation, back-pressure, and that nobody is left waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgespec.core.batching import PAUSE, Pause
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import Cancelled
+from edgespec.service.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    started = Worker()
+    yield started
+    started.close()
+
+
+def test_events_arrive_in_order_and_all_work_is_on_one_thread(worker: Worker) -> None:
+    threads = []
+
+    def work(check: CheckCancelled) -> Iterator[int]:
+        for i in range(1000):
+            threads.append(threading.get_ident())
+            yield i
+
+    jobs = [worker.submit(work) for _ in range(3)]
+    assert [list(job) for job in jobs] == [list(range(1000))] * 3
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+    assert worker.call(threading.get_ident) == threads[0]
+
+
+def test_an_error_reaches_the_reader_and_the_worker_goes_on(worker: Worker) -> None:
+    def fail(check: CheckCancelled) -> Iterator[int]:
+        yield 1
+        raise KeyError("lost")
+
+    seen = []
+    with pytest.raises(KeyError, match="lost"):
+        for event in worker.submit(fail):
+            seen.append(event)
+    assert seen == [1]
+    assert worker.call(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        worker.call(lambda: 1 // 0)
+
+
+def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
+    def endless(check: CheckCancelled) -> Iterator[int]:
+        while True:
+            check()
+            yield 0
+
+    job = worker.submit(endless)
+    while job._room._value:  # until it has run ahead as far as it may
+        pass
+    job.cancel()
+    assert worker.call(lambda: "next") == "next"
+    seen = []
+    with pytest.raises(Cancelled):
+        for event in job:
+            seen.append(event)
+    assert len(seen) >= 2048  # nothing that was said is lost
+
+
+def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:
+    made = 0
+
+    def work(check: CheckCancelled) -> Iterator[int]:
+        nonlocal made
+        while made < 20000:
+            made += 1
+            yield made - 1
+
+    job = iter(worker.submit(work))
+    assert [next(job) for _ in range(10)] == list(range(10))
+    assert made < 5000
+    assert list(job) == list(range(10, 20000))
+
+
+def turns(n: int, said: list[str], name: str) -> Callable[[CheckCancelled], Iterator[int | Pause]]:
+    """Work that pauses after each of `n` events."""
+
+    def work(check: CheckCancelled) -> Iterator[int | Pause]:
+        for i in range(n):
+            check()
+            said.append(name)
+            yield i
+            yield PAUSE
+
+    return work
+
+
+def held(worker: Worker) -> threading.Event:
+    """Keep the thread busy until the event is set, so that what is submitted meanwhile begins together."""
+    go = threading.Event()
+
+    def work(check: CheckCancelled) -> Iterator[int]:
+        go.wait(10)
+        yield 0
+
+    worker.submit(work)
+    return go
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_jobs_that_share_take_turns_and_so_many_at_once(at_once: int, worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = at_once
+    go = held(worker)
+    jobs = [worker.submit(turns(4, said, name), shares=True) for name in "abc"]
+    go.set()
+    assert [list(job) for job in jobs] == [[0, 1, 2, 3]] * 3, "pauses are nobody's events"
+    assert "".join(said) == {1: "aaaabbbbcccc", 2: "abababab" + "cccc", 3: "abcabcabcabc"}[at_once]
+
+
+def test_a_job_for_itself_waits_for_those_before_and_is_not_overtaken(worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = 4
+    go = held(worker)
+    jobs = [worker.submit(turns(3, said, name), shares=name != "S") for name in "abSc"]
+    go.set()
+    for job in jobs:
+        assert list(job) == [0, 1, 2]
+    assert "".join(said) == "ababab" + "SSS" + "ccc"
+
+
+def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: Worker) -> None:
+    said: list[str] = []
+    worker.at_once = 4
+
+    def fail(check: CheckCancelled) -> Iterator[int | Pause]:
+        yield 1
+        yield PAUSE
+        raise KeyError("lost")
+
+    def endless(check: CheckCancelled) -> Iterator[int | Pause]:
+        while True:
+            check()
+            yield PAUSE
+
+    go = held(worker)
+    failing, gone = worker.submit(fail, shares=True), worker.submit(endless, shares=True)
+    job = worker.submit(turns(50, said, "a"), shares=True)
+    go.set()
+    assert list(job) == list(range(50))
+    with pytest.raises(KeyError, match="lost"):
+        list(failing)
+    later = worker.submit(turns(2, said, "b"), shares=True)  # beside the endless one
+    assert list(later) == [0, 1]
+    gone.cancel()
+    with pytest.raises(Cancelled):
+        list(gone)
+    assert worker.call(lambda: 7) == 7

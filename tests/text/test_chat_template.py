@@ -1,0 +1,259 @@
+"""Chat templates as model families write them, where they are found, and the one BOS."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import InvalidModelFile, InvalidRequest, TemplateError
+from edgespec.text.chat_template import PLAIN, ChatTemplate, Message, encode_prompt, template_from_folder
+from edgespec.text.tokenizer import Tokenizer
+
+SYSTEM, USER, REPLY = Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?")
+
+CHATML = """
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+
+LLAMA = """
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" + system + "<|eot_id|>" }}
+{%- for m in messages %}
+    {{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+{%- for m in messages %}
+{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set role = 'model' if m['role'] == 'assistant' else m['role'] %}
+{{- '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+
+MISTRAL = """{{ bos_token }}{% for m in messages %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content + eos_token }}{% endif %}
+{%- endfor %}"""
+
+THINKING = """{% for m in messages %}
+{%- set text = m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' else m.content %}
+{{- '<' ~ m.role ~ '>' ~ text }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant><think>\\n' }}{% endif %}"""
+
+
+def render(source: str, *messages: Message, **variables: object) -> str:
+    return ChatTemplate(source, "<s>", "</s>").render(messages, variables=variables)
+
+
+def test_chatml() -> None:
+    prompt = render(CHATML, SYSTEM, USER, REPLY)
+    assert prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert render(CHATML, USER, enable_thinking=False).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    done = ChatTemplate(CHATML, "", "").render([USER], add_generation_prompt=False)
+    assert done == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_llama() -> None:
+    assert render(LLAMA, SYSTEM, Message("user", " Hi\n")) == (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_system_message_is_folded_where_the_template_refuses_it() -> None:
+    assert render(GEMMA, SYSTEM, USER) == (
+        "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert render(MISTRAL, SYSTEM, USER, REPLY, USER) == "<s>[INST] Be brief.\n\nHi [/INST]Yes?</s>[INST] Hi [/INST]"
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "words"),
+    [
+        (GEMMA, [USER, USER], "roles must alternate"),
+        (MISTRAL, [REPLY], "roles must alternate"),
+        (GEMMA, [SYSTEM], "no system role"),
+        (GEMMA, [SYSTEM, USER, USER], "no system role"),
+        ("{{ raise_exception('never') }}", [SYSTEM, USER], "never"),
+    ],
+)
+def test_refusal_carries_the_templates_words(source: str, messages: list[Message], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        render(source, *messages)
+    assert caught.value.hint
+
+
+def test_reasoning_of_earlier_turns() -> None:
+    earlier = Message("assistant", "<think>\nhm\n</think>\n\nYes?")
+    assert render(THINKING, USER, earlier, USER) == "<user>Hi<assistant>Yes?<user>Hi<assistant><think>\n"
+
+
+def test_plain_continues_text() -> None:
+    assert render(PLAIN, Message("user", "def f("), Message("assistant", "x)")) == "def f(x)"
+
+
+def test_extra_keys_and_variables() -> None:
+    call = Message("assistant", "", {"tool_calls": [{"name": "f", "arguments": {"b": "<é>", "a": 1}}]})
+    source = (
+        "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}{{ messages[0].tool_calls|map(attribute='name')|join }}"
+    )
+    assert render(source, call) == "f"
+    assert render(source, call, tools=[{"b": "<é&'>", "a": 1}]) == '{"b": "<é&\'>", "a": 1}f'
+    assert render("{{ m is defined }}{{ messages[0].arguments is defined }}", call) == "FalseFalse"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ [1, {'a': '<b>'}]|tojson(indent=2) }}", '[\n  1,\n  {\n    "a": "<b>"\n  }\n]'),
+        ("{{ {'b': 1, 'a': 2}|tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
+        (
+            "{% for i in 'abcd' %}{% if i == 'b' %}{% continue %}{% endif %}{{ i }}"
+            "{% if i == 'c' %}{% break %}{% endif %}{% endfor %}",
+            "ac",
+        ),
+        ("{{ ('-' * 1000000)|length }}", "1000000"),
+        ("a{% generation %}{{ 'b' }}{% endgeneration %}c", "abc"),
+        ("{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}", "user\n"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% set ns = namespace(n=1) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "4"),
+        ("{% macro f(a, b=[]) %}({{ a }}{{ b|length }}){% endmacro %}{{ f(1) ~ f(2, 'xy') }}", "(10)(22)"),
+        (
+            "{{ 'a-b'.split('-')[::-1]|join('+') }}{{ 'aXa'.replace('a', 'b', 1) }}{{ ', '.join(['x', 'y']) }}",
+            "b+abXax, y",
+        ),
+        (
+            "{{ '%s:%d' % ('a', 5) }}{{ '<{}{x}>'.format(1, x=2) }}{{ '%s'|format(3) }}{{ '**%s**' % 'b' }}",
+            "a:5<12>3**b**",
+        ),
+        ("{{ 'a\n\nb'|indent(2) }}|{{ 'a\nb'|indent('>', first=true) }}", "a\n\n  b|>a\n>b"),
+        ("{{ 2 ** 10 }}{{ 'ab' * 2 }}{{ 2 * 'c' }}{{ [1] * 2 }}{{ 7 % 4 }}{{ 'x' ~ 1 }}", "1024ababcc[1, 1]3x1"),
+        ("{% for a, b in {'k': 1}.items() %}{{ a }}{{ b }}{% endfor %}{{ {'k': 1}.get('z', 2) }}", "k12"),
+        ("{% for i in range(6) if i is odd %}{{ i }}{{ ',' if not loop.last }}{% endfor %}", "1,3,5"),
+        (
+            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ nothing }}{{ nothing|default('d') }}",
+            "1d",
+        ),
+        ("{% set x %}a{{ 'b' }}{% endset %}{{ x|upper }}{{ 'a' in x }}{{ '<&>'|safe }}", "ABTrue<&>"),
+    ],
+)
+def test_what_templates_use(source: str, text: str) -> None:
+    assert render(source, USER) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("a\n{% if %}", "line 2"),
+        ("a\nb\n{{ x", "line 3"),
+        ("{% endfor %}", "line 1"),
+        ("{% unknown %}", "line 1"),
+        ("a\n{{ 1|no_such_filter }}", "line 2"),
+        ("a\nb\n{{ messages[0].content + 1 }}", "line 3"),
+        ("a\n{{ nothing.at.all }}", "line 2"),
+        ("{% include 'x' %}", "loader"),
+        ("{{ messages.append(1) }}", "append"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ nothing|tojson }}", "Undefined"),
+        ("x" * 100_000, "100,000 characters"),
+    ],
+)
+def test_broken_templates(source: str, words: str) -> None:
+    with pytest.raises(TemplateError, match=words) as caught:
+        render(source, USER)
+    assert caught.value.hint
+
+
+def _write(folder: Path, **files: object) -> Path:
+    for stem, content in files.items():
+        name = "chat_template.jinja" if stem == "jinja" else f"{stem}.json"
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    assert template_from_folder(tmp_path / "absent") is None
+    assert template_from_folder(tmp_path) is None
+    assert template_from_folder(_write(tmp_path, tokenizer_config={"bos_token": "<s>"})) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "é"}]
+    assert template_from_folder(_write(tmp_path, tokenizer_config={"chat_template": named})) == "é"
+    assert template_from_folder(_write(tmp_path, tokenizer_config={"chat_template": "c"})) == "c"
+    assert template_from_folder(_write(tmp_path, chat_template={"chat_template": "b"})) == "b"
+    assert template_from_folder(_write(tmp_path, jinja="a")) == "a"
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "[" * 100_000, {"chat_template": 1}, {"chat_template": [{"name": "rag", "template": "x"}]}]
+)
+def test_damaged_files(tmp_path: Path, content: object) -> None:
+    with pytest.raises(InvalidModelFile, match=r"tokenizer_config\.json"):
+        template_from_folder(_write(tmp_path, tokenizer_config=content))
+
+
+def test_template_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidModelFile, match="UTF-8"):
+        template_from_folder(tmp_path)
+
+
+@given(leading=st.integers(0, 3), add_bos=st.booleans(), has_bos=st.booleans())
+def test_never_two_bos(table: Callable[..., Tokenizer], leading: int, add_bos: bool, has_bos: bool) -> None:
+    tokenizer = table([b"a", b"<", b"s", b">"], add_bos=add_bos)
+    if not has_bos:
+        tokenizer.bos = None  # type: ignore[misc]  # an attribute here
+    tokens = encode_prompt(tokenizer, "<s>" * leading + "a<s>a", parse_special=True)
+    bos = has_bos and (add_bos or leading > 0)
+    body = [4, 0, 4]
+    assert tokens == ([0] * bos if has_bos else [0] * leading) + body
+
+
+def test_bos_spelled_in_plain_text_is_text(table: Callable[..., Tokenizer]) -> None:
+    tokenizer = table([b"<", b"s", b">"])
+    assert encode_prompt(tokenizer, "<s>", parse_special=False) == [0, 4, 5, 6]
+    assert encode_prompt(tokenizer, "", parse_special=False) == [0]
+
+
+def test_real_vocabulary_gets_one_bos(trained: Tokenizer) -> None:
+    assert trained.bos is not None
+    text = ChatTemplate("{{ bos_token }}" + PLAIN, trained.special_text(trained.bos), "").render([USER])
+    for prompt in (text, "Hi"):
+        tokens = encode_prompt(trained, prompt, parse_special=True)
+        assert tokens[0] == trained.bos
+        assert b"".join(trained.piece(t) for t in tokens[1:]) == b"Hi"
+        assert tokens.count(trained.bos) == 1
+
+
+def test_jinja_is_imported_on_first_use_only() -> None:
+    code = "import sys, edgespec.text.chat_template, edgespec.text.stream; print('jinja2' in sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env={**os.environ}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
