@@ -18,7 +18,7 @@ from benchmarks.cost_faithful import EMBEDDED
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.law import compare
+from edgespec.bench.distribution_test import compare
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

@@ -27,7 +27,7 @@ from benchmarks.machine import describe
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
@@ -131,7 +131,7 @@ def measure(target: Path, draft: Path, tokens: int, gamma: int, n_prompts: int, 
         }
         emitted = {name: out.tokens for name, out in outputs.items()} | {"peer chain": tuple(found)}
         for name, told in emitted.items():
-            if fork := first_fork(models[0].open_session(), prompt, expected, told):
+            if fork := first_divergence(models[0].open_session(), prompt, expected, told):
                 forks[name].append(
                     {"position": fork.position, "gap": fork.gap, "noise": fork.noise, "near": fork.is_near_tie}
                 )

@@ -25,8 +25,8 @@ from benchmarks.machine import describe
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import shipped
-from edgespec.controller.stats import Experience
-from edgespec.core.batching import Pause
+from edgespec.controller.stats import DraftStats
+from edgespec.core.batching import Yield
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
@@ -46,14 +46,14 @@ _MEASURED_S = 5.0
 class Answer:
     """One under way: when it emitted how many tokens, and how many of its forwards had drafts."""
 
-    events: Iterator[Event | Pause]
+    events: Iterator[Event | Yield]
     emitted: list[tuple[float, int]] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
 
     def go_on(self) -> bool:
         for event in self.events:
-            if isinstance(event, Pause):
+            if isinstance(event, Yield):
                 return True
             if isinstance(event, Step):
                 self.emitted.append((event.at_s, len(event.tokens)))
@@ -72,9 +72,18 @@ class Answer:
 @click.option("--threads", default=1, show_default=True)
 @click.option("--ctx", default=512, show_default=True)
 @click.option("--plot", type=click.Path(path_type=Path), help="An SVG of tokens/s by answers at once.")
-def main(target: Path, draft: Path, at_once: str, tokens: int, temperature: float, repeats: int, threads: int, ctx: int,
-         plot: Path | None) -> None:  # fmt: skip
-    loads = [int(n) for n in at_once.split(",")]
+def main(
+    target: Path,
+    draft: Path,
+    max_concurrency: str,
+    tokens: int,
+    temperature: float,
+    repeats: int,
+    threads: int,
+    ctx: int,
+    plot: Path | None,
+) -> None:
+    loads = [int(n) for n in max_concurrency.split(",")]
     engine = _opened(target, draft, LoadOptions(threads=threads, context_size=ctx, caches=max(loads)))
     requests = _requests(engine, 16, tokens, temperature, ctx)
     rows = []
@@ -94,7 +103,7 @@ def _opened(target: Path, draft: Path, options: LoadOptions) -> Engine:
         for path in (target, draft)
     )
     engine = Engine(target_model, draft_model, ARMS["autopilot"], options.caches)
-    engine.experience = Experience(engine.measure(_MEASURED_S))
+    engine.draft_stats = DraftStats(engine.measure(_MEASURED_S))
     return engine
 
 

@@ -19,7 +19,7 @@ from benchmarks.cost_faithful import EMBEDDED
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
@@ -70,7 +70,7 @@ def main(
                 (other.metrics, (other.metrics.tokens_per_second or 0) / (plain.metrics.tokens_per_second or 1))
             )
             ids = encode_prompt(models[0].tokenizer, prompt, parse_special=True)
-            if fork := first_fork(session, ids, plain.tokens, other.tokens):
+            if fork := first_divergence(session, ids, plain.tokens, other.tokens):
                 near = {"near_tie": fork.is_near_tie} if temperature == 0 else {}
                 found = {"position": fork.position, "gap": round(fork.gap, 5), "noise": round(fork.noise, 5), **near}
                 forks[name].append(found)

@@ -35,7 +35,7 @@ from benchmarks.peers_server import LlamaServer, help_of, version_of, ways_to_dr
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, shipped, some_of_each
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow, EdgespecError
@@ -172,7 +172,7 @@ def warm_up(engine: Engine, arms: list[Arm], tokens: int, temperature: float) ->
         except PeerFailed as error:
             click.echo(f"{arm.name} is left out: {error}", err=True)
             arms.remove(arm)
-    engine.experience = Experience(engine.measure(2.0))
+    engine.draft_stats = DraftStats(engine.measure(2.0))
 
 
 def interleaved(

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, Model, open_model
-from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel, parse
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import shipped
 from edgespec.core.metrics import Metrics
@@ -171,7 +171,7 @@ def _size(path: Path | None) -> int:
     return sum(f.stat().st_size for f in path.glob("*.safetensors")) if path.is_dir() else path.stat().st_size
 
 
-def _made(model: Model, method: SelfDraft | None, name: str, folder: Path) -> SelfDraftModel:
+def _made(model: Model, method: SelfDraftSpec | None, name: str, folder: Path) -> SelfDraftModel:
     if method is None:
         raise click.BadParameter(f"{name} is no self-draft", param_hint="--method")
     return model.self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)

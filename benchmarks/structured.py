@@ -24,7 +24,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.structured_output import Structure, Structures, json_structure
+from edgespec.engine.structured_output import GrammarCompiler, Structure, json_structure
 
 ASSETS = Path(__file__).parent.parent / "edgespec" / "assets" / "python-6m"
 PROMPTS = (
@@ -101,15 +101,15 @@ def _mask_seconds(engine: Engine, structure: Structure) -> float:
     """Of the law of one row within a string, beyond what the sampler takes."""
     tokenizer = engine.target.tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    law = Structures(tokenizer).constrain(structure, sampler, 0)
+    distribution = GrammarCompiler(tokenizer).constrain(structure, sampler, 0)
     prefix = tokenizer.encode('{"identifier": "read', parse_special=False)
     logits = np.random.default_rng(0).standard_normal(tokenizer.vocab_size).astype(np.float32)
     times = []
     for _ in range(200):
         began_s = perf_counter()
-        law.law(logits, prefix)
+        distribution.distribution(logits, prefix)
         middle_s = perf_counter()
-        sampler.law(logits, prefix)
+        sampler.distribution(logits, prefix)
         times.append(2 * middle_s - began_s - perf_counter())
     return median(times)
 

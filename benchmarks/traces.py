@@ -19,7 +19,7 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.draft_model import BestFirst, Walk
+from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -29,16 +29,16 @@ DEPTH = 8
 CONTEXT = 2048
 
 
-def spine(walk: Walk, tokens: list[int]) -> list[list[list[float]]]:
+def spine(stepper: DraftModelStepper, tokens: list[int]) -> list[list[list[float]]]:
     """[DEPTH][2][up to 4]: tokens and probabilities at each depth of the draft's continuation of `tokens`."""
-    walk.settle(tokens)
-    options = walk.start(tokens, len(tokens))
+    stepper.sync(tokens)
+    options = stepper.start(tokens, len(tokens))
     found = []
     while options is not None:
         found.append([options.tokens, [round(p, 4) for p in options.probabilities]])
         if len(found) == DEPTH:
             break
-        options = walk.go_on(options.tokens[0])
+        options = stepper.step(options.tokens[0])
     return found
 
 
@@ -68,8 +68,8 @@ def main(
         assert isinstance(finished, Finished)
         start = encode_prompt(models[0].tokenizer, prompt.turns[0], parse_special=True)
         text = [*start, *finished.tokens]
-        walk = Walk(session, models[0].tokenizer.vocab_size, BestFirst())
-        spines = [spine(walk, text[:end]) for end in range(len(start) + 1, len(text))]
+        stepper = DraftModelStepper(session, models[0].tokenizer.vocab_size, GreedyTopK())
+        spines = [spine(stepper, text[:end]) for end in range(len(start) + 1, len(text))]
         traces.append(
             {"id": prompt.id, "category": prompt.category, "prompt": start, "text": finished.tokens, "spines": spines}
         )

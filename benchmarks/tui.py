@@ -33,8 +33,8 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.process import Apart
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
 from edgespec.tui.messages import Batch
 
@@ -146,11 +146,11 @@ def latencies(tokens: int) -> dict[str, object]:
 
     async def body() -> dict[str, object]:
         chat = Chat(None, SamplingParams(temperature=0, logit_bias=((256, -1000.0),)), tokens, None, ())
-        app = Watched(OpenRequest(model="tree", backend="toy", draft="none"), chat, Store.in_memory(), Apart(),
+        app = Watched(LoadConfig(model="tree", backend="toy", draft="none"), chat, Store.in_memory(), EngineProcess(),
                       sampling=lambda _: chat.sampling)  # fmt: skip
         app.waits = []
         async with app.run_test(size=(120, 40)) as pilot:
-            while app.job is not None or app.stage.standing is None:
+            while app.job is not None or app.client.model_info is None:
                 await pilot.pause(0.05)
             app.waits.clear()
             cpu_s, begun_s = thread_time(), perf_counter()

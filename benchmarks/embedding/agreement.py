@@ -11,8 +11,9 @@ import numpy as np
 
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
-from edgespec.core.protocols import NO_DRAFT, Logits, Session
+from edgespec.bench.divergence import first_divergence
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.text.chat_template import encode_prompt
 
 PROMPTS = (
@@ -70,7 +71,7 @@ def compare(model: Model, other: Model, rounding: float, tokens: int) -> Agreeme
             if text[i] == others.argmax():
                 equal += 1
             elif np.isfinite(allowed):
-                fork = first_fork(sessions[0], ids, text[: i + 1], [*text[:i], int(others.argmax())])
+                fork = first_divergence(sessions[0], ids, text[: i + 1], [*text[:i], int(others.argmax())])
                 faults += fork is not None and fork.gap > 2 * max(fork.noise, allowed)
     for session in sessions:
         session.close()

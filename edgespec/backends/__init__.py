@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
-from edgespec.core.batching import Pause
-from edgespec.core.protocols import CheckCancelled, Logits, Session
+from edgespec.core.arrays import Logits
+from edgespec.core.batching import Yield
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.text.tokenizer import Tokenizer
 
 BackendName = Literal["llamacpp", "mlx", "toy"]
@@ -22,7 +23,7 @@ BackendName = Literal["llamacpp", "mlx", "toy"]
 class Embedder(Protocol):
     """Texts to vectors, beside the sessions of a model."""
 
-    def embed(self, tokens: Sequence[int]) -> Generator[Pause, None, Logits]:
+    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
         """[width] of length 1, for at least one token and no more than the context holds. Raises Cancelled,
         BackendError, ValueError for ids that the model does not have.
         """
@@ -45,7 +46,7 @@ class Model(Protocol):
         """Tokens that a session holds."""
 
     @property
-    def limitation(self) -> str | None:
+    def no_tree_reason(self) -> str | None:
         """Why its sessions do not take trees, as part of a sentence; None where they do."""
 
     @property
@@ -53,7 +54,7 @@ class Model(Protocol):
         """Architecture, size and quantization, for people."""
 
     @property
-    def unshared(self) -> str | None:
+    def no_batching_reason(self) -> str | None:
         """Why shared sessions do not do their forwards as one, so that answers are made one after the other; None where
         they do.
         """
@@ -72,7 +73,7 @@ class Model(Protocol):
     def layer_count(self) -> int: ...
 
     def self_draft(
-        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
         """What it takes to draft for itself by `method`, whose layers are known. What takes long to make is kept in
         `folder`. `progress` gets 0.0 to 1.0. Raises Refused, InvalidRequest, BackendError, CacheError, Cancelled.

@@ -34,7 +34,7 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfDraft:
+class SelfDraftSpec:
     """How a model drafts for itself; parts may be combined where the runtime does it.
 
     skip    layers left out
@@ -63,7 +63,7 @@ class SelfDraft:
         return "+".join(parts)
 
 
-class Refused(InvalidRequest):
+class Unsupported(InvalidRequest):
     """This model or runtime does not draft in this way; the message says why."""
 
 
@@ -87,9 +87,9 @@ class SelfDraftModel(ABC):
         """Free what it holds; sessions are closed before, the target after."""
 
 
-def parse(text: str) -> SelfDraft | None:
+def parse(text: str) -> SelfDraftSpec | None:
     """What such a --draft asks for; None for anything else, such as a model's name. Raises InvalidRequest."""
-    found = SelfDraft()
+    found = SelfDraftSpec()
     for part in text.split("+"):
         kind, colon, given = part.partition(":")
         if kind not in ("layerskip", "skip", "qspec", "planes", "sparse"):

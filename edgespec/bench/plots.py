@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from edgespec.bench.records import AUTOPILOT, PLAIN, Cost
-from edgespec.bench.summary import Group, Part, Point, printable
+from edgespec.bench.summary import Group, Point, Section, printable
 
 # The page's custom properties, and their values on light paper; a drawing is made in these and refers to the names.
 COLOURS = {
@@ -97,7 +97,7 @@ def speedups(points: Iterable[Point]) -> str:
     return _svg(draw, 0.75 + 0.36 * len(ratios), "The autopilot's speedup by category")
 
 
-def alphas(part: Part) -> str:
+def alphas(part: Section) -> str:
     """Acceptance by depth, a line for each drafter that drafted."""
     drawn = [(drafter, alpha) for drafter, alpha in part.alpha_by_drafter.items() if alpha]
 

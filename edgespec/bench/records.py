@@ -63,7 +63,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class Divergence:
     """A greedy output that left plain decoding's; a fault unless the target was undecided there."""
 
     near_tie: bool
@@ -74,7 +74,7 @@ class Run:
     """One generation.
 
     bound_s   what its rounds would have taken by the calibrated cost curve alone
-    copied_tokens, copied_s   of the rounds where the text repeats (bench/copies.py)
+    copied_tokens, copied_s   of the rounds where the text repeats (bench/repetition.py)
     """
 
     arm: str
@@ -86,7 +86,7 @@ class Run:
     copied_tokens: int
     copied_s: float
     bound_s: float | None
-    fork: Fork | None
+    fork: Divergence | None
 
 
 Record = Header | Cost | Run

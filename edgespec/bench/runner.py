@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgespec.bench.copies import where_it_repeats
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import AUTOPILOT, PLAIN
-from edgespec.controller.cost_model import Costs, Profile
-from edgespec.controller.stats import Experience
+from edgespec.bench.repetition import repetition_speed
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import DraftKind, Speculation
@@ -62,7 +62,7 @@ class Bench:
     repeats: int
     max_tokens: int
     profile: Profile
-    _experience: Experience = field(init=False)
+    _draft_stats: DraftStats = field(init=False)
     _plain: dict[tuple[str, float], tuple[list[int], Finished]] = field(init=False, default_factory=dict)
 
     @property
@@ -76,12 +76,12 @@ class Bench:
 
         What the engine had learned before is left as it was.
         """
-        known = self.engine.experience
+        known = self.engine.draft_stats
         session = self.engine.target.open_session(check)
         left_out: set[str] = set()
         try:
             self._warm_up(session, check)
-            self._experience = Experience(self.profile)
+            self._draft_stats = DraftStats(self.profile)
             for repeat in range(self.repeats):
                 for prompt in self.prompts:
                     for temperature in self.temperatures:
@@ -94,12 +94,12 @@ class Bench:
                             left_out.add(prompt.id)
                             yield Skipped(prompt.id, error.message)
         finally:
-            self.engine.experience = known
+            self.engine.draft_stats = known
             session.close()
 
     def _warm_up(self, session: Session, check: CheckCancelled) -> None:
         """Every arm once, on the first prompt that fits; not recorded."""
-        self._experience = Experience(self.profile)
+        self._draft_stats = DraftStats(self.profile)
         for prompt in self.prompts:
             with suppress(ContextOverflow):
                 for arm in self.arms:
@@ -120,7 +120,7 @@ class Bench:
         # The autopilot draws its drafts where it would without a seed, which here only pairs the arms.
         rule = Speculation(arm.kind).rule_for(temperature, seeded=False) if arm.gamma is None else "sample"
         engine.speculation = Speculation(arm.kind, arm.gamma, rule=rule)
-        engine.experience = Experience(self.profile) if arm.cold else self._experience
+        engine.draft_stats = DraftStats(self.profile) if arm.cold else self._draft_stats
         messages: list[Message] = []
         for at, turn in enumerate(prompt.turns):
             messages.append(Message("user", turn))
@@ -140,7 +140,7 @@ class Bench:
             if arm is _PLAIN:
                 self._plain[key] = text, finished
             plain_text, plain = self._plain[key]
-            copied_tokens, copied_s = where_it_repeats(text, steps)
+            copied_tokens, copied_s = repetition_speed(text, steps)
             comparable = temperature == 0 and text == plain_text  # or an answer before has already parted
             yield {
                 "kind": "run",
@@ -159,7 +159,7 @@ class Bench:
 
     def _bound(self, plain: Finished, steps: Sequence[Step]) -> float | None:
         """Seconds of these rounds by the profile alone, at the speed of plain decoding's last run of the prompt."""
-        costs, tpot_s = Costs(self.profile), plain.metrics.tpot_s
+        costs, tpot_s = CostModel(self.profile), plain.metrics.tpot_s
         if tpot_s is None:
             return None
         drafted_s = (self.profile.draft_s or 0.0) * sum(step.decision.walked for step in steps if step.decision)
@@ -168,5 +168,5 @@ class Bench:
 
     @staticmethod
     def _fork(session: Session, prompt: Sequence[int], plain: Finished, other: Finished) -> dict[str, Any] | None:
-        fork = first_fork(session, prompt, plain.tokens, other.tokens)
+        fork = first_divergence(session, prompt, plain.tokens, other.tokens)
         return {**asdict(fork), "near_tie": fork.is_near_tie} if fork else None

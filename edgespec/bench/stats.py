@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.bench.records import AUTOPILOT, PLAIN, Cost, Header, Record, Run
-from edgespec.bench.summary import Group, Part, Point, Ratio, Summary
+from edgespec.bench.summary import Group, Point, Ratio, Section, Summary
 from edgespec.core.metrics import Metrics
 
 _RESAMPLES, _SEED = 10_000, 0
@@ -47,7 +47,7 @@ def _points(runs: Iterable[Run]) -> tuple[Point, ...]:
     return tuple(Point(*key, v, v / plain[key[:4]] if key[:4] in plain else None) for key, v in medians.items())
 
 
-def _part(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Part:
+def _part(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Section:
     arms = sorted({r.arm for r in runs}, key=_arm_order)
     categories = list(dict.fromkeys(r.category for r in runs))
     temperatures = sorted({r.temperature for r in runs})
@@ -64,7 +64,7 @@ def _part(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Part:
     def over(of: NDArray[np.float64] | None, to: NDArray[np.float64] | None) -> Ratio | None:
         return _ratio(prompts, of / to) if of is not None and to is not None else None
 
-    return Part(
+    return Section(
         warm=warm,
         arms=tuple(g for g in groups if g.category is None and g.temperature is None),
         splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),

@@ -42,7 +42,7 @@ class Group:
 
     short_runs      of fewer than two tokens, which have no speed
     unpaired        points without plain decoding's of the same prompt, left out of the ratios
-    where_repeating    speedup of the rounds where the text repeats (bench/copies.py), over plain decoding's whole text
+    where_repeating    speedup of the rounds where the text repeats (bench/repetition.py), over all of plain decoding
     worst_decile    10th percentile of the ratios; `below_one` is the share of them under 1
     tokens_per_second    25th, 50th and 75th percentile over points
     tau, acceptance_rate    ratios of sums over runs
@@ -74,7 +74,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Section:
     """The cold runs or the warm ones, never mixed: a repeated prompt measures the lookup table.
 
     splits          groups by category, by temperature (where there are several), and by both
@@ -128,7 +128,7 @@ class Summary:
     short_runs: int
     forks: int
     faults: int
-    parts: tuple[Part, ...]
+    parts: tuple[Section, ...]
     points: tuple[Point, ...]
 
     def counts(self) -> dict[str, str]:

@@ -71,7 +71,7 @@ def bench_command(
     if given["draft"] == "none":
         raise InvalidRequest("there is nothing to compare without a draft.", hint="Use --draft auto or ngram.")
     host = Host(open_request(model, given), verbose=given["verbose"])
-    opened, engine = host.opened, host.opened.engine
+    loaded, engine = host.loaded, host.loaded.engine
     ways = arms(engine.speculation.kind, sorted(set(gammas)) or range(1, 9))
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("benchmark")
@@ -80,11 +80,11 @@ def bench_command(
         "kind": "header",
         "date": time.strftime("%Y-%m-%d %H:%M"),
         **machine(),
-        "files": opened.store.digests if opened.store else {},
-        "backend": opened.backend,
-        "model": opened.name,
-        "draft": opened.draft,
-        "threads": opened.setting.threads or 0,
+        "files": loaded.store.digests if loaded.store else {},
+        "backend": loaded.backend,
+        "model": loaded.name,
+        "draft": loaded.draft,
+        "threads": loaded.setting.threads or 0,
         "context_size": engine.target.context_size,
         "max_tokens": given["max_tokens"],
         "repeats": given["repeats"],
@@ -119,7 +119,7 @@ def bench_command(
     click.echo(table(summary))
     click.echo(f"raw data: {raw}\nreport:   {report}", err=True)
     found = {name: value for part in summary.parts for name, value in part.findings().items()}
-    click.echo(json.dumps({"bench": opened.name, "interrupted": interrupted, "raw": str(raw), **found}))
+    click.echo(json.dumps({"bench": loaded.name, "interrupted": interrupted, "raw": str(raw), **found}))
     return INTERRUPTED if interrupted else 0
 
 

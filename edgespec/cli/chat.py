@@ -38,27 +38,29 @@ def chat_command(
     sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     chat = Chat(given["system"], SamplingParams(), given["max_tokens"], given["seed"], given["stop"])
     if not plain and not given["verbose"] and _is_terminal():
-        from edgespec.service.process import Apart
+        from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
-        from edgespec.tui.keeping import opened_store
+        from edgespec.tui.commands import SlashCommands
+        from edgespec.tui.recorder import opened_store
 
         store = opened_store()
         if goes_on and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
         sampling = partial(sampling_params, given)
         then = f"race {race}" if race else ""
-        stage = Apart()
+        client = EngineProcess()
         try:
-            return ChatApp(wanted, chat, store, stage, sampling=sampling, resume=resume, then=then).run() or 0
+            app = ChatApp(wanted, chat, store, client, SlashCommands(), sampling=sampling, resume=resume, then=then)
+            return app.run() or 0
         finally:
-            stage.close()
+            client.close()
     if goes_on or resume or race:
         raise InvalidRequest(
             "--continue, --resume and --race need the whole screen.", hint="Leave out --plain, and use a terminal."
         )
     host = Host(wanted, verbose=given["verbose"])
     try:
-        chat.sampling = sampling_params(given, host.opened.sampling)
+        chat.sampling = sampling_params(given, host.loaded.sampling)
         return Repl(host, wanted, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
     finally:
         host.close()

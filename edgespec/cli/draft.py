@@ -48,7 +48,7 @@ def build_command(
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
     from edgespec.hub.hub import Hub
-    from edgespec.planner.selfdraft_search import Workshop
+    from edgespec.planner.selfdraft_search import SelfDraftSearch
     from edgespec.registry.schema import load_registry
     from edgespec.service.load import build_drafts
 
@@ -60,7 +60,7 @@ def build_command(
     request = open_request(model, {**given, "draft": "auto"})
     reporter = TerminalReporter()
 
-    def work(check: CheckCancelled) -> Iterator[tuple[Workshop, Choice]]:
+    def work(check: CheckCancelled) -> Iterator[tuple[SelfDraftSearch, Choice]]:
         yield build_drafts(request, asked, seconds, load_registry(), Hub.from_environment(), reporter, check)
 
     ((workshop, choice),) = on_worker(work)

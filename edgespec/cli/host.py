@@ -10,9 +10,9 @@ from edgespec.cli.terminal import TerminalReporter, echo_native_log
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.events import Event, Request
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import OpenRequest
+from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import load_registry
-from edgespec.service.load import Opened, change_draft, open_engine
+from edgespec.service.load import LoadedModel, change_draft, load_engine
 from edgespec.service.worker import Worker
 
 T = TypeVar("T")
@@ -39,42 +39,42 @@ def _events(worker: Worker, work: Callable[[CheckCancelled], Iterator[T]]) -> It
 class Host:
     """Opens on construction. Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the loading."""
 
-    def __init__(self, request: OpenRequest, *, verbose: bool) -> None:
+    def __init__(self, request: LoadConfig, *, verbose: bool) -> None:
         self._worker = Worker()
         self._verbose = verbose
         try:
-            self.opened = self._open(request)
+            self.loaded = self._open(request)
         except BaseException:
             self._worker.close()
             raise
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Events of one generation; Ctrl-C ends it with Finished("cancelled")."""
-        yield from self.work(lambda check: self.opened.engine.stream(request, check))
+        yield from self.work(lambda check: self.loaded.engine.stream(request, check))
 
     def work(self, work: Callable[[CheckCancelled], Iterator[T]]) -> Iterator[T]:
         """What `work` yields on the thread that owns the models; Ctrl-C asks it to stop, by way of its `check`."""
         yield from _events(self._worker, work)
 
-    def change_draft(self, request: OpenRequest) -> None:
+    def change_draft(self, request: LoadConfig) -> None:
         """Draft as `request` says, for the target that is open; what was open stays so if that fails."""
-        opened = self.opened
+        loaded = self.loaded
 
-        def work(check: CheckCancelled) -> Iterator[Opened]:
-            yield change_draft(opened, request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
+        def work(check: CheckCancelled) -> Iterator[LoadedModel]:
+            yield change_draft(loaded, request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
 
-        (self.opened,) = self.work(work)
+        (self.loaded,) = self.work(work)
 
     def close(self) -> None:
-        self._worker.call(self.opened.keep)
-        self._worker.call(self.opened.engine.close)
+        self._worker.call(self.loaded.keep)
+        self._worker.call(self.loaded.engine.close)
         self._worker.close()
 
-    def _open(self, request: OpenRequest) -> Opened:
-        def work(check: CheckCancelled) -> Iterator[Opened]:
+    def _open(self, request: LoadConfig) -> LoadedModel:
+        def work(check: CheckCancelled) -> Iterator[LoadedModel]:
             if self._verbose:
                 echo_native_log()
-            yield open_engine(request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
+            yield load_engine(request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
 
-        (opened,) = self.work(work)
-        return opened
+        (loaded,) = self.work(work)
+        return loaded

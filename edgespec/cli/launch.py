@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from edgespec.cli.running import asked, server_options
+from edgespec.cli.ps import http_json, server_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     """Print the settings with which CLIENT uses the server that is running."""
     from edgespec.errors import InvalidRequest
 
-    models = asked("GET", url, "/props", api_key)["models"]
+    models = http_json("GET", url, "/props", api_key)["models"]
     names = [each["name"] for each in models]
     if model is not None and model not in names:
         raise InvalidRequest(f"the server has no model '{model}'.", hint=f"It has: {', '.join(names)}.")

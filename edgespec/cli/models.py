@@ -37,12 +37,12 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.backends.options import LoadOptions
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import OpenRequest, fetch, plan
+    from edgespec.planner.plan import LoadConfig, fetch, plan
     from edgespec.registry.resolve import HubGguf, HubMlx
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
-    request = OpenRequest(model, backend_named(backend), draft, load=LoadOptions(context_size=ctx), force=force)
+    request = LoadConfig(model, backend_named(backend), draft, load=LoadOptions(context_size=ctx), force=force)
     planned = plan(request, load_registry(), hub, reporter)
     for source in (planned.target, *((planned.draft.source,) if planned.draft else ())):
         if verify and isinstance(source, HubGguf | HubMlx):
@@ -58,13 +58,13 @@ def list_command(as_json: bool) -> None:
     The last are GGUF files of LM Studio, Ollama and llama.cpp; `--model PATH` opens them where they are.
     """
     from edgespec.hub.hub import Hub
-    from edgespec.registry.external_models import elsewhere
+    from edgespec.registry.external_models import external_models
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     entries = load_registry().entries.values()
     cached = Hub.from_environment().cached_models()
-    others = elsewhere(besides=[model.path for model in cached])
+    others = external_models(besides=[model.path for model in cached])
     if as_json:
         result = {
             "aliases": [
@@ -102,13 +102,13 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
     from edgespec.errors import UnknownModel
     from edgespec.hub.hub import Hub
     from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
-    from edgespec.planner.plan import OpenRequest, choose_backend
+    from edgespec.planner.plan import LoadConfig, choose_backend
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     reference: Reference = parse_reference(model)
     if isinstance(reference, Alias):
-        request, registry = OpenRequest(model, backend_named(backend)), load_registry()
+        request, registry = LoadConfig(model, backend_named(backend)), load_registry()
         pair = registry.get(reference.name).pair(choose_backend(request, registry, Hub.from_environment()))
         reference = pair.target if pair else reference
     if not isinstance(reference, HubRepo | HubQuant | HubFile):

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
     from edgespec.core.sampling import SamplingParams
-    from edgespec.planner.plan import OpenRequest
+    from edgespec.planner.plan import LoadConfig
     from edgespec.registry.schema import SamplingDefaults
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,12 +103,12 @@ def load_options(command: F) -> F:
     return command
 
 
-def open_request(model: str | None, given: dict[str, Any]) -> OpenRequest:
+def open_request(model: str | None, given: dict[str, Any]) -> LoadConfig:
     """What to open, from the options. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
-    from edgespec.planner.plan import OpenRequest
+    from edgespec.planner.plan import LoadConfig
 
-    return OpenRequest(
+    return LoadConfig(
         model=model,
         backend=backend_named(given["backend"]),
         draft=given["draft"],

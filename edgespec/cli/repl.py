@@ -13,7 +13,7 @@ from edgespec.conversations.chat import SETTINGS, Chat, change_speculation, path
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.planner.plan import OpenRequest
+from edgespec.planner.plan import LoadConfig
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
@@ -36,7 +36,7 @@ Ctrl-C stops an answer and keeps its text; twice leaves."""
 class Repl:
     """One conversation on one terminal or pipe."""
 
-    def __init__(self, host: Host, opened_as: OpenRequest, chat: Chat, *, interactive: bool) -> None:
+    def __init__(self, host: Host, opened_as: LoadConfig, chat: Chat, *, interactive: bool) -> None:
         self._host = host
         self._request = opened_as
         self._chat = chat
@@ -53,8 +53,8 @@ class Repl:
         if self._interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - importing it gives input() editing and history
-            opened = self._host.opened
-            click.echo(f"{opened.name} on {opened.backend}, draft {opened.draft}. /help for help, Ctrl-D to leave.")
+            loaded = self._host.loaded
+            click.echo(f"{loaded.name} on {loaded.backend}, draft {loaded.draft}. /help for help, Ctrl-D to leave.")
         pressed = False  # Ctrl-C at the prompt just before
         while True:
             try:
@@ -127,7 +127,7 @@ class Repl:
         self._last = finished.metrics
         if self._interactive or finished.reason == "cancelled":
             click.echo(
-                click.style(summary(finished.metrics, self._host.opened.draft, finished.reason), dim=True), err=True
+                click.style(summary(finished.metrics, self._host.loaded.draft, finished.reason), dim=True), err=True
             )
 
     def _help(self, _argument: str) -> None:
@@ -143,17 +143,17 @@ class Repl:
             click.echo(f"{name:18} {shown}")
 
     def _spec(self, argument: str) -> None:
-        engine = self._host.opened.engine
+        engine = self._host.loaded.engine
         if argument:
             change_speculation(engine, argument)
-        click.echo(speculation_told(engine.speculation, self._host.opened.draft, is_paused=engine.is_paused))
+        click.echo(speculation_told(engine.speculation, self._host.loaded.draft, is_paused=engine.is_paused))
 
     def _draft(self, argument: str) -> None:
         if argument:
             request = replace(self._request, draft=argument)
             self._host.change_draft(request)
             self._request = request
-        click.echo(f"draft: {self._host.opened.draft}")
+        click.echo(f"draft: {self._host.loaded.draft}")
 
     def _set(self, argument: str) -> None:
         name, _, value = argument.partition(" ")

@@ -13,7 +13,7 @@ from edgespec.cli.options import generation_options, open_request, sampling_para
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
-    from edgespec.service.load import Opened
+    from edgespec.service.load import LoadedModel
 
 
 @click.command("run")
@@ -42,7 +42,7 @@ def run_command(
     text = _prompt(prompt, file)
     sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
     host = Host(open_request(model, given), verbose=given["verbose"])
-    request = _request(text, raw, given, host.opened)
+    request = _request(text, raw, given, host.loaded)
     spoken: dict[str, list[str]] = {"answer": [], "reasoning": []}
     steps: list[Step] = []
     notices: list[str] = []
@@ -60,39 +60,39 @@ def run_command(
     host.close()
     told = explanation(steps) if explain else []
     if as_json:
-        click.echo(json.dumps(_result(host.opened, finished, spoken), ensure_ascii=False))
+        click.echo(json.dumps(_result(host.loaded, finished, spoken), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(summary(finished.metrics, host.opened.draft, finished.reason), err=True)
+        click.echo(summary(finished.metrics, host.loaded.draft, finished.reason), err=True)
     for line in (*told, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 
-def _request(text: str, raw: bool, given: dict[str, Any], opened: Opened) -> Request:
+def _request(text: str, raw: bool, given: dict[str, Any], loaded: LoadedModel) -> Request:
     from edgespec.engine.events import Request
     from edgespec.text.chat_template import Message
 
     system = [Message("system", given["system"])] if given["system"] else []
     return Request(
         prompt=text if raw else (*system, Message("user", text)),
-        sampling=sampling_params(given, opened.sampling),
+        sampling=sampling_params(given, loaded.sampling),
         max_tokens=given["max_tokens"],
         seed=given["seed"],
         stop=given["stop"],
     )
 
 
-def _result(opened: Opened, finished: Finished, spoken: dict[str, list[str]]) -> dict[str, object]:
+def _result(loaded: LoadedModel, finished: Finished, spoken: dict[str, list[str]]) -> dict[str, object]:
     reasoning = {"reasoning": "".join(spoken["reasoning"])} if spoken["reasoning"] else {}
     return {
         "text": "".join(spoken["answer"]),
         **reasoning,
         "tokens": finished.tokens,
         "finish_reason": finished.reason,
-        "backend": opened.backend,
-        "model": opened.name,
-        "draft": opened.draft,
+        "backend": loaded.backend,
+        "model": loaded.name,
+        "draft": loaded.draft,
         "seed": finished.seed,
         "metrics": finished.metrics.to_dict(),
     }

@@ -12,7 +12,7 @@ import click
 from edgespec.cli.options import PARALLEL, open_request, serving_options
 
 if TYPE_CHECKING:
-    from edgespec.planner.plan import OpenRequest
+    from edgespec.planner.plan import LoadConfig
     from edgespec.server.guard import Rules
 
 PORT = 7437
@@ -45,11 +45,11 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **given: Any) -
     Without REF the embedded pair answers. Models are opened by the first call. The page at / shows how it does.
     """
     from edgespec.server.app import application
+    from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models, Policy
-    from edgespec.server.tally import Tally
 
     rules = _rules(host, given)
-    tally = Tally()
+    tally = ServerMetrics()
     policy = Policy(given["open_at_most"], given["queue"], given["keep_alive"], given["call_seconds"])
     requests = _requests(models, given)
     listening = _listen(host, port)
@@ -80,7 +80,7 @@ def _run(app: Callable[..., Any], listening: socket.socket) -> int:
     return 0
 
 
-def _requests(models: tuple[str, ...], given: dict[str, Any]) -> dict[str, OpenRequest]:
+def _requests(models: tuple[str, ...], given: dict[str, Any]) -> dict[str, LoadConfig]:
     """What to open by the names that clients use. Raises InvalidRequest."""
     from edgespec.cli.serving_config import configured
     from edgespec.errors import InvalidRequest

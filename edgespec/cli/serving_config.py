@@ -12,7 +12,7 @@ from edgespec.cli.options import PARALLEL, open_request, serving_options
 from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.planner.plan import OpenRequest
+    from edgespec.planner.plan import LoadConfig
 
 _FORM = 'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192.'
 
@@ -24,7 +24,7 @@ def _options(**_given: Any) -> None:
     """What a table may say; click checks it as it checks the command line."""
 
 
-def configured(path: Path) -> dict[str, OpenRequest]:
+def configured(path: Path) -> dict[str, LoadConfig]:
     """What to open by the names that clients use. Raises InvalidRequest."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def configured(path: Path) -> dict[str, OpenRequest]:
     return {name: _request(name, table) for name, table in tables.items()}
 
 
-def _request(name: str, table: Any) -> OpenRequest:
+def _request(name: str, table: Any) -> LoadConfig:
     if not isinstance(table, dict):
         raise InvalidRequest(f"'{name}' is no table.", hint=_FORM)
     arguments = [

@@ -24,18 +24,18 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.backends.options import LoadOptions
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
-    from edgespec.planner.memory import price
-    from edgespec.planner.plan import OpenRequest, choose_backend
-    from edgespec.registry.resolve import open_pair, source_facts
+    from edgespec.planner.memory import estimate_memory
+    from edgespec.planner.plan import LoadConfig, choose_backend
+    from edgespec.registry.resolve import resolve_pair, source_facts
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     hub, registry = Hub.from_environment(), load_registry()
-    chosen = choose_backend(OpenRequest(model, backend_named(backend)), registry, hub)
-    resolved = open_pair(model, chosen, registry, hub)
+    chosen = choose_backend(LoadConfig(model, backend_named(backend)), registry, hub)
+    resolved = resolve_pair(model, chosen, registry, hub)
     found = source_facts(resolved.target, hub)
     context = LoadOptions(ctx).context_for(found.trained_context)
-    cost = price(found, context)
+    cost = estimate_memory(found, context)
     facts: dict[str, Any] = {
         "name": resolved.name,
         "backend": chosen,

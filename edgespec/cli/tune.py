@@ -31,7 +31,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import Progress
-    from edgespec.controller.stats import Experience
+    from edgespec.controller.stats import DraftStats
     from edgespec.core.sampling import SamplingParams
     from edgespec.engine.events import Finished, Request
     from edgespec.errors import ContextOverflow, InvalidRequest
@@ -40,13 +40,13 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     if given["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
     host = Host(open_request(model, given), verbose=given["verbose"])
-    engine, progress = host.opened.engine, Progress("practising")
+    engine, progress = host.loaded.engine, Progress("practising")
 
     def measured(check: CheckCancelled) -> Iterator[Profile]:
         yield engine.measure(seconds, check)
 
     (profile,) = host.work(measured)
-    engine.experience = Experience(profile)
+    engine.draft_stats = DraftStats(profile)
     interrupted = False
     temperatures = (0.0, 0.7)
     progress.expect(len(CATEGORIES) * len(temperatures))
@@ -61,8 +61,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
                 except ContextOverflow:
                     pass  # a long prompt for a short context
                 progress.step(category)
-    name = host.opened.name
-    state = engine.experience.to_dict()
+    name = host.loaded.name
+    state = engine.draft_stats.to_dict()
     host.close()  # which keeps it
     if as_json:
         click.echo(json.dumps({"model": name, "interrupted": interrupted, **state}))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from edgespec.controller.estimator import Rate
+from edgespec.controller.estimator import DecayedMean
 
 
-class Calibration:
+class AcceptanceModel:
     """The share of right tokens as a function of one number.
 
     For a draft model the number is the probability it gives its token; for lookups, the length of the match.
@@ -20,18 +20,18 @@ class Calibration:
             raise ValueError("one guess for each bin")
         self._edges = list(edges)
         self._guesses = list(guesses)
-        self.rates = [Rate(guess) for guess in guesses]
+        self.rates = [DecayedMean(guess) for guess in guesses]
 
-    def begun(self) -> Calibration:
-        """See Rate.begun."""
-        here = Calibration(self._edges, self._guesses)
-        here.rates = [rate.begun() for rate in self.rates]
+    def fork(self) -> AcceptanceModel:
+        """See DecayedMean.begun."""
+        here = AcceptanceModel(self._edges, self._guesses)
+        here.rates = [rate.fork() for rate in self.rates]
         return here
 
-    def learn(self, text: Calibration) -> None:
-        """See Rate.learn."""
+    def merge(self, text: AcceptanceModel) -> None:
+        """See DecayedMean.learn."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
-            rate.learn(seen)
+            rate.merge(seen)
 
     def observe(self, number: float, right: bool) -> None:
         self.rates[bisect_right(self._edges, number)].observe(float(right))
@@ -40,12 +40,12 @@ class Calibration:
         return self.rates[bisect_right(self._edges, number)].value
 
 
-def of_probability() -> Calibration:
+def of_probability() -> AcceptanceModel:
     """For a drafter that gives each token a probability."""
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
-    return Calibration(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
+    return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
 
-def of_match_length() -> Calibration:
+def of_match_length() -> AcceptanceModel:
     """For lookups, by the number of matching tokens before the looked-up one."""
-    return Calibration([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
+    return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])

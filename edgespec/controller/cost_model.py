@@ -50,7 +50,7 @@ def best_chain(rows: Mapping[int, float], draft_s: float, acceptance: float) -> 
     return best
 
 
-class Costs:
+class CostModel:
     """Seconds of a target forward by its number of rows, and of a drafted token.
 
     Nothing is assumed of the curve's shape: four rows may be cheaper than three. One row is measured in seconds, near

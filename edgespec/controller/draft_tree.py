@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.core.protocols import Draft
 
 
-class Candidates:
+class DraftTree:
     """A trie of drafted tokens below the root (-1). A node's probability is that of its whole path."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DraftSize:
     """So many draft nodes to verify: tokens expected of the round, and its seconds, drafting included."""
 
     nodes: int
@@ -70,26 +70,26 @@ class Rows:
         return self.tokens - price * self.seconds
 
 
-def all_rows(
+def sizes(
     probabilities: Sequence[float], verify_s: Callable[[int], float], drafted_s: float, most: int
-) -> list[Rows]:
+) -> list[DraftSize]:
     """Every number of the most probable nodes from none to `most`; `verify_s` takes the rows of a forward.
 
     None is left out, since cost curves step up and down.
     """
     tokens = 1.0
-    found = [Rows(0, tokens, drafted_s + verify_s(1))]
+    found = [DraftSize(0, tokens, drafted_s + verify_s(1))]
     for n, probability in enumerate(sorted(probabilities, reverse=True)[:most], 1):
         tokens += probability
-        found.append(Rows(n, tokens, drafted_s + verify_s(n + 1)))
+        found.append(DraftSize(n, tokens, drafted_s + verify_s(n + 1)))
     return found
 
 
-def fastest(rows: Sequence[Rows], lately: float) -> tuple[Rows, float]:
+def best_size(rows: Sequence[DraftSize], recent_rate: float) -> tuple[DraftSize, float]:
     """The rows of most value, and the price of a second in tokens that makes them so.
 
-    A second costs what the fastest of them makes of one, or what rounds have made of it `lately`: what is not drafted
-    now can be drafted in the next round, when more is known.
+    A second costs what the fastest of them makes of one, or what rounds have made of it (`recent_rate`): what is
+    not drafted now can be drafted in the next round, when more is known.
     """
-    price = max(lately, max(each.speed for each in rows))
+    price = max(recent_rate, max(each.speed for each in rows))
     return max(rows, key=lambda each: each.value(price)), price

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Drafter, Scores, Step, Verdict
 
 
-class FixedBudget:
+class FixedLength:
     """One drafter, the same budget at every step; depth 0 is plain decoding."""
 
     def __init__(self, drafter: Drafter, budget: Budget) -> None:
@@ -29,17 +29,17 @@ class FixedBudget:
     def record(self, step: Step) -> None:
         """Nothing to learn from."""
 
-    def enter(self, passage: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """All passages are drafted alike."""
 
-    def complaint(self) -> str | None:
+    def warning(self) -> str | None:
         return None
 
     def end(self) -> None:
         """Nothing to keep."""
 
 
-class Pausable:
+class Switchable:
     """Another controller, which is given no room for drafts while `is_paused` says so, and goes on following the text.
 
     When it may draft does not depend on what was drawn, so the law of the output stays the target's.
@@ -72,11 +72,11 @@ class Pausable:
     def record(self, step: Step) -> None:
         self._controller.record(step)
 
-    def enter(self, passage: str) -> None:
-        self._controller.enter(passage)
+    def set_phase(self, phase: str) -> None:
+        self._controller.set_phase(phase)
 
-    def complaint(self) -> str | None:
-        return self._controller.complaint()
+    def warning(self) -> str | None:
+        return self._controller.warning()
 
     def end(self) -> None:
         self._controller.end()

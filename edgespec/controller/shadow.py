@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Untried:
+class ShadowDraft:
     """One chain at a time."""
 
     def __init__(self) -> None:

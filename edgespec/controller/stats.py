@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.controller.acceptance import Calibration, of_match_length, of_probability
-from edgespec.controller.cost_model import Costs, Profile
-from edgespec.controller.estimator import Rate
+from edgespec.controller.acceptance import AcceptanceModel, of_match_length, of_probability
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.estimator import DecayedMean
 
 _ENOUGH = 12.0  # tested tokens, discounted, before anything is said of a draft model
 _HOPELESS = 0.05
@@ -28,37 +28,37 @@ class ModelRecord:
 
     def __init__(self) -> None:
         self.calibration = of_probability()  # by the probability that the draft gives a token
-        self.first_choice = Rate(0.6, 0.95)  # of being right, where the tokens before it were
+        self.first_choice = DecayedMean(0.6, 0.95)  # of being right, where the tokens before it were
         # Of a round with it over one without, in tokens: alone, and beside 1, 2, 4, 8 other texts or more, where the
         # others wait while it drafts.
-        self.advantages = [Rate(guess, 0.97) for guess in (0.2, 0.0, 0.0, 0.0, 0.0)]
+        self.advantages = [DecayedMean(guess, 0.97) for guess in (0.2, 0.0, 0.0, 0.0, 0.0)]
         self.trials = Trials()
 
     @property
-    def rates(self) -> list[Rate]:
+    def rates(self) -> list[DecayedMean]:
         return [self.first_choice, *self.advantages, *self.calibration.rates]
 
-    def advantage(self, beside: int) -> Rate:
+    def advantage(self, beside: int) -> DecayedMean:
         """The one that holds beside so many other texts."""
         return self.advantages[min(beside.bit_length(), len(self.advantages) - 1)]
 
-    def begun(self) -> ModelRecord:
-        """See Rate.begun."""
-        here = ModelRecord()
-        here.calibration = self.calibration.begun()
-        here.first_choice = self.first_choice.begun()
-        here.advantages = [rate.begun() for rate in self.advantages]
-        here.trials = self.trials  # one account for all texts
-        return here
+    def fork(self) -> ModelRecord:
+        """See DecayedMean.begun."""
+        local = ModelRecord()
+        local.calibration = self.calibration.fork()
+        local.first_choice = self.first_choice.fork()
+        local.advantages = [rate.fork() for rate in self.advantages]
+        local.trials = self.trials  # one account for all texts
+        return local
 
-    def learn(self, text: ModelRecord) -> None:
-        """See Rate.learn."""
-        self.calibration.learn(text.calibration)
-        self.first_choice.learn(text.first_choice)
+    def merge(self, text: ModelRecord) -> None:
+        """See DecayedMean.learn."""
+        self.calibration.merge(text.calibration)
+        self.first_choice.merge(text.first_choice)
         for rate, seen in zip(self.advantages, text.advantages, strict=True):
-            rate.learn(seen)
+            rate.merge(seen)
 
-    def complaint(self) -> str | None:
+    def warning(self) -> str | None:
         """What is wrong with the draft model, in a sentence for the user; None where nothing seems to be."""
         right, tested = self.first_choice.evidence
         if tested >= _ENOUGH and right < _HOPELESS * tested:
@@ -66,24 +66,24 @@ class ModelRecord:
                 f"The draft model is right about {right / tested:.0%} of its tokens: it may not belong to this model, "
                 "or one of the two files is damaged."
             )
-        here, evidence = self.first_choice.here
-        if evidence >= _ENOUGH and here < self.first_choice.earlier / 2:
+        local, evidence = self.first_choice.local
+        if evidence >= _ENOUGH and local < self.first_choice.prior / 2:
             return (
-                f"The draft model is right about {here:.0%} of its tokens, {self.first_choice.earlier:.0%} in earlier "
+                f"The draft model is right about {local:.0%} of its tokens, {self.first_choice.prior:.0%} in earlier "
                 "texts: it may not know this language or subject."
             )
         return None
 
 
-class Experience:
+class DraftStats:
     """Belongs to an engine, and outlives its generations."""
 
     def __init__(self, profile: Profile) -> None:
-        self.costs = Costs(profile)
-        self.matches: dict[str, Calibration] = {}
+        self.costs = CostModel(profile)
+        self.matches: dict[str, AcceptanceModel] = {}
         self.models: dict[str, ModelRecord] = {}
 
-    def lookup(self, sampling: str) -> Calibration:
+    def lookup(self, sampling: str) -> AcceptanceModel:
         """How often lookups are right, by the length of the match; `sampling` names a way of sampling."""
         return self.matches.setdefault(sampling, of_match_length())
 
@@ -102,11 +102,11 @@ class Experience:
         }
 
     @staticmethod
-    def from_dict(state: dict[str, Any]) -> Experience:
+    def from_dict(state: dict[str, Any]) -> DraftStats:
         """Raises ValueError for what `to_dict` cannot have returned."""
         try:
             rows = {int(rows): float(seconds) for rows, seconds in state["rows"].items()}
-            found = Experience(Profile(rows, state["draft_s"], state["read_s"]))
+            found = DraftStats(Profile(rows, state["draft_s"], state["read_s"]))
             for name, evidence in state["matches"].items():
                 matches = found.lookup(name)
                 _restore(matches.rates, evidence)
@@ -120,12 +120,12 @@ class Experience:
         return found
 
 
-def _require_shares(rates: Sequence[Rate]) -> None:
+def _require_shares(rates: Sequence[DecayedMean]) -> None:
     if not all(0 <= total <= weight * (1 + 1e-9) for total, weight in (rate.evidence for rate in rates)):
         raise ValueError("more was right than was tested")
 
 
-def _restore(rates: Sequence[Rate], evidence: Sequence[tuple[float, float]]) -> None:
+def _restore(rates: Sequence[DecayedMean], evidence: Sequence[tuple[float, float]]) -> None:
     for rate, (total, weight) in zip(rates, evidence, strict=True):
         if not (math.isfinite(total) and 0 <= weight < 1e6):
             raise ValueError("no evidence")

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
 
 _VERSION = 2  # of the file's form and of what is measured
@@ -25,7 +25,7 @@ _ENDS = 2**20  # bytes of each end of a weights file that its fingerprint reads
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ProfileKey:
     """What costs depend on, beside the models."""
 
     version: int
@@ -46,11 +46,11 @@ class Setting:
         kv_type: KvType,
         flash_attention: bool | None,
         exact: bool,
-    ) -> Setting:
+    ) -> ProfileKey:
         """The setting on this machine with the packages installed."""
         package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
         runtime = f"{package} {importlib.metadata.version(package)}"
-        return Setting(_VERSION, processor(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
+        return ProfileKey(_VERSION, processor(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
 
     def difference(self, other: dict[str, Any]) -> str:
         """What an `other` setting had otherwise, in words."""
@@ -63,7 +63,7 @@ class Setting:
         return ", ".join(found) or "another version of edgespec"
 
 
-class Store:
+class ProfileStore:
     """The file of a target and perhaps its draft, whose own files are read when it is first asked for."""
 
     def __init__(self, target: Path, draft: Path | None, self_draft: str = "") -> None:
@@ -82,21 +82,21 @@ class Store:
         name = hashlib.sha256("+".join([*self.digests.values(), self._self_draft]).encode()).hexdigest()
         return folder() / f"{name[:24]}.json"
 
-    def load(self, setting: Setting) -> Experience | str | None:
+    def load(self, setting: ProfileKey) -> DraftStats | str | None:
         """What is known under `setting`; in words what differs where something is known under another; or None."""
         entries = self._entries()
         for entry in entries:
             if entry["setting"] == asdict(setting):
                 try:
-                    return Experience.from_dict(entry["experience"])
+                    return DraftStats.from_dict(entry["experience"])
                 except ValueError:
                     return None  # damaged: measured again, and written over
         return setting.difference(entries[0]["setting"]) if entries else None
 
-    def save(self, setting: Setting, experience: Experience) -> None:
+    def save(self, setting: ProfileKey, draft_stats: DraftStats) -> None:
         """Keep it for next time; a folder that cannot be written to costs the next run a measurement, no more."""
         kept = [entry for entry in self._entries() if entry["setting"] != asdict(setting)][: _ENTRIES - 1]
-        entries = [{"setting": asdict(setting), "experience": experience.to_dict()}, *kept]
+        entries = [{"setting": asdict(setting), "experience": draft_stats.to_dict()}, *kept]
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class BatchPeers:
     """Other sessions that are to have rows in the same forward.
 
     sessions  how many of them decode
@@ -19,14 +19,14 @@ class Company:
     reads: bool
 
 
-ALONE = Company(0, 0, False)
+SOLO = BatchPeers(0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Yield:
     """A forward has been asked for and not been read yet. Whoever runs several generations lets the others go on as far
     as this, since the sessions may do all of their forwards as one.
     """
 
 
-PAUSE = Pause()
+YIELD = Yield()

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft, Ints, Logits, Scores, Session
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.protocols import NO_DRAFT, Draft, Scores, Session
 from edgespec.core.sampling import SamplingParams
 
 
-class HostRows:
+class HostScores:
     """Scores whose rows [n, V] are in host memory and stay as they are."""
 
-    waited_s = waited_beside_s = 0.0
-    rows_beside = 0
+    waited_s = peer_wait_s = 0.0
+    peer_rows = 0
 
     def __init__(self, rows: Sequence[Logits]) -> None:
         self._rows = rows
@@ -32,7 +33,7 @@ class HostRows:
         return None
 
 
-def read_on(session: Session, tokens: Sequence[int]) -> Logits:
+def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
     """Run and keep `tokens`, and make where they end a checkpoint: [V] scores of the last, a copy."""
     last = len(tokens) - 1
     logits = session.forward(tokens[0], Draft.chain(tokens[1:])).logits(last).copy()
@@ -41,7 +42,7 @@ def read_on(session: Session, tokens: Sequence[int]) -> Logits:
     return logits
 
 
-def go_on(session: Session, token: int) -> Logits:
+def decode_one(session: Session, token: int) -> Logits:
     """Run and keep one more token: [V] scores after it, a copy."""
     logits = session.forward(token, NO_DRAFT).logits(0).copy()
     session.commit(())
@@ -54,11 +55,11 @@ def resized(logits: Logits, vocab_size: int) -> Logits:
     return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)
 
 
-def step_by_step(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
+def greedy_rollout(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
     """`Session.rollout` by its other methods."""
-    rows = [read_on(session, tokens)]
+    rows = [score_tokens(session, tokens)]
     best = [int(rows[0][:vocab_size].argmax())]
     while len(best) < n:
-        rows.append(go_on(session, best[-1]))
+        rows.append(decode_one(session, best[-1]))
         best.append(int(rows[-1][:vocab_size].argmax()))
-    return Draft.chain(best), HostRows(rows)
+    return Draft.chain(best), HostScores(rows)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.core.protocols import Draft, Logits, Scores, Verdict, Verifier
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft, Scores, Verdict, Verifier
 from edgespec.core.sampling import top_k
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from time import perf_counter
 
-from edgespec.core.batching import PAUSE, Pause
+from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
@@ -32,7 +32,7 @@ def speculate(
     max_tokens: int,
     stop: frozenset[int],
     check: CheckCancelled = lambda: None,
-) -> Generator[PrefillProgress | Step | Pause, None, None]:
+) -> Generator[PrefillProgress | Step | Yield, None, None]:
     """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context; Pauses among
     them.
 
@@ -63,7 +63,7 @@ def speculate(
         run_ahead = not len(draft) and controller.expects_plain and len(history) + 1 < end
         scores = session.forward(history[-1], draft, run_ahead=run_ahead)
         forward_s = perf_counter() - t1
-        yield PAUSE
+        yield YIELD
         t2 = perf_counter()
         verdict = verifier.verify(draft, scores, history)
         tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
@@ -74,11 +74,21 @@ def speculate(
         history += tokens
         assert session.position == len(history) - 1
         t4 = perf_counter()
-        waited_s, beside_s = scores.waited_s, scores.waited_beside_s  # the former within t3 - t2, but the forward's
+        waited_s, beside_s = scores.waited_s, scores.peer_wait_s  # the former within t3 - t2, but the forward's
         step = Step(
-            index, tokens, len(draft), n_accepted, n_tested, t4, begin_s + t1 - t0, forward_s + waited_s + beside_s,
-            t3 - t2 - waited_s, t4 - t3, controller.decision, None if beside_s else scores.rows_beside,
-        )  # fmt: skip
+            index,
+            tokens,
+            len(draft),
+            n_accepted,
+            n_tested,
+            t4,
+            draft_s=begin_s + t1 - t0,
+            verify_s=forward_s + waited_s + beside_s,
+            sample_s=t3 - t2 - waited_s,
+            commit_s=t4 - t3,
+            decision=controller.decision,
+            n_peer_rows=None if beside_s else scores.peer_rows,
+        )
         begin_s = 0.0
         controller.record(step)
         yield step

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from edgespec.core.batching import Company, Pause
+from edgespec.core.arrays import Ints, Logits, Probs
+from edgespec.core.batching import BatchPeers, Yield
+from edgespec.core.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from edgespec.core.sampling import SamplingParams
-
-Ints = npt.NDArray[np.int32]
-Indices = npt.NDArray[np.intp]
-Logits = npt.NDArray[np.float32]
-# Probabilities are float64 in production and exact fractions (dtype object) in the proofs.
-Probs = npt.NDArray[Any]
-Rng = np.random.Generator
 CheckCancelled = Callable[[], None]
 """Returns, or raises `edgespec.errors.Cancelled`; cheap enough to call between any two operations."""
 
@@ -111,11 +103,11 @@ class Scores(Protocol):
         """Seconds that reads have waited so far for the forward to finish."""
 
     @property
-    def waited_beside_s(self) -> float:
+    def peer_wait_s(self) -> float:
         """Seconds that another session's read has waited for the same forward; 0 where one of these did."""
 
     @property
-    def rows_beside(self) -> int | None:
+    def peer_rows(self) -> int | None:
         """Rows of other sessions in the same forward; None where prompts are read in it."""
 
     def argmax(self) -> Ints:
@@ -124,7 +116,8 @@ class Scores(Protocol):
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         """[rows] tokens that the inverse of each row's cumulative law gives for `uniforms` [rows], without its logits.
 
-        -1 marks a row where rounding could decide otherwise; None: this runtime leaves drawing to `Sampler.law`.
+        -1 marks a row where rounding could decide otherwise; None where this runtime leaves drawing to
+        `Sampler.distribution`.
         `params` have neither penalties nor bias.
         """
 
@@ -155,10 +148,10 @@ class Session(Protocol):
         """Draft nodes that the next forward can take, beside its root; 0 at the end of the context."""
 
     @property
-    def company(self) -> Company:
+    def peers(self) -> BatchPeers:
         """Whom the next forward will be shared with."""
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """Bring the cache to exactly `tokens`, reusing the longest prefix it can; returns scores of the last (one row).
 
         Yields after every chunk. Raises ContextOverflow, Cancelled.
@@ -248,10 +241,10 @@ class Controller(Protocol):
     def record(self, step: Step) -> None:
         """What the round took and won."""
 
-    def enter(self, passage: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """The text goes over into 'reasoning' or 'answer', in which drafts may fare differently."""
 
-    def complaint(self) -> str | None:
+    def warning(self) -> str | None:
         """A sentence for the user if a drafter does so badly, or so much worse than before, that something is wrong."""
 
     def end(self) -> None:
@@ -299,12 +292,12 @@ class Step:
     sample_s: float = 0.0
     commit_s: float = 0.0
     decision: Decision | None = None
-    n_beside: int | None = 0
+    n_peer_rows: int | None = 0
     plain_s: float | None = None
 
-    def forward_s(self, at_once: int) -> float:
-        """Seconds of a forward of `at_once` generations with all their sampling, which takes each about as long."""
-        return self.verify_s + (self.sample_s + self.commit_s) * at_once
+    def forward_s(self, n_generations: int) -> float:
+        """Seconds of a forward of `n_generations` with all their sampling, which takes each about as long."""
+        return self.verify_s + (self.sample_s + self.commit_s) * n_generations
 
 
 @dataclass(frozen=True, slots=True)

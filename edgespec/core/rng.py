@@ -6,13 +6,13 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.protocols import Probs
+from edgespec.core.arrays import Probs
 
 _BLOCK = 1024
 _MASK = (1 << 64) - 1
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """Two kinds of random decision; the proofs in tests/core explore every outcome of both exactly."""
 
     def accept(self, p: float, q: float) -> bool:
@@ -25,7 +25,7 @@ class Chance(Protocol):
         """The number in [0, 1) that `choose` inverts at `position`, for runtimes that draw by themselves."""
 
 
-class Seeded:
+class CounterRng:
     """Reproducible randomness.
 
     `choose` depends on the seed and the position alone, so that a position draws the same number whether it is reached

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.core.protocols import Indices, Ints, Logits, Probs
+from edgespec.core.arrays import Indices, Ints, Logits, Probs
 from edgespec.errors import BackendError, InvalidRequest
 
 
@@ -66,7 +66,7 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Distribution:
     """A distribution over token ids: weights [n] >= 0, not normalised, of `ids` [n] ascending (None: 0..n-1)."""
 
     ids: Ints | None
@@ -87,7 +87,7 @@ class Law:
 
 
 class Sampler:
-    """SamplingParams applied to logits. `window` is how much of the prefix `law` looks at, in tokens."""
+    """SamplingParams applied to logits. `window` is how much of the prefix `distribution` looks at, in tokens."""
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         """Raises InvalidRequest when a biased token does not exist."""
@@ -113,12 +113,12 @@ class Sampler:
         """The parameters where the law is one of each row alone, whatever came before it; else None."""
         return None if self.window or len(self._bias) else self.params
 
-    def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
+    def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         """The target law p for the token after `prefix`; logits [V] are not written to."""
         params = self.params
         z = self._adjusted(logits, prefix)
         if params.temperature == 0:
-            return Law(np.array([z.argmax()], np.int32), np.ones(1))
+            return Distribution(np.array([z.argmax()], np.int32), np.ones(1))
         ids: Ints | None = None
         if 0 < params.top_k < len(z):
             ids = top_k(z, params.top_k)
@@ -126,7 +126,7 @@ class Sampler:
             kept = keep(z if ids is None else z[ids])
             if kept is not None:
                 ids = kept.astype(np.int32) if ids is None else ids[kept]
-        return Law(ids, _softmax_weights(z if ids is None else z[ids], params.temperature))
+        return Distribution(ids, _softmax_weights(z if ids is None else z[ids], params.temperature))
 
     def _adjusted(self, logits: Logits, prefix: Sequence[int]) -> Logits:
         if not len(self._bias) and not self.window:

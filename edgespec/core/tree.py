@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.core.protocols import Draft, Ints
+from edgespec.core.arrays import Ints
+from edgespec.core.protocols import Draft
 
 
 def depths(draft: Draft) -> Ints:

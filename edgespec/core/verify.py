@@ -11,13 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.protocols import Draft, Logits, Probs, Scores, Verdict, Verifier
-from edgespec.core.rng import Chance
-from edgespec.core.sampling import Law, SamplingParams
+from edgespec.core.arrays import Logits, Probs
+from edgespec.core.protocols import Draft, Scores, Verdict, Verifier
+from edgespec.core.rng import RandomSource
+from edgespec.core.sampling import Distribution, SamplingParams
 from edgespec.core.tree import depths
 
 
-class LawSource(Protocol):
+class TargetDistribution(Protocol):
     """What a verifier needs of `sampling.Sampler`."""
 
     window: int
@@ -28,19 +29,19 @@ class LawSource(Protocol):
     @property
     def row_params(self) -> SamplingParams | None: ...
 
-    def law(self, logits: Logits, prefix: Sequence[int]) -> Law: ...
+    def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution: ...
 
 
-class TargetSample:
+class SampleMatching:
     """For deterministic children: draw y from the target; if y was drafted, descend, else emit y.
 
     Exact and maximal for the child set, since the emitted token is the target's own draw at every position. With
     `Seeded` chance that draw depends on the position alone: a seed gives the text that plain decoding gives.
     """
 
-    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+    def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
         self._sampler = sampler
-        self._chance = chance
+        self._random_source = random_source
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         if draft.q is not None:
@@ -52,8 +53,8 @@ class TargetSample:
         while True:
             y = decided[node + 1] if decided else -1
             if y < 0:
-                law = self._sampler.law(scores.logits(node + 1), context)
-                y = law.token(self._chance.choose(law.weights, len(prefix) + len(path)))
+                distribution = self._sampler.distribution(scores.logits(node + 1), context)
+                y = distribution.token(self._random_source.choose(distribution.weights, len(prefix) + len(path)))
             for child in draft.children(node):
                 if draft.tokens[child] == y:
                     node = child
@@ -71,7 +72,7 @@ class TargetSample:
         params = self._sampler.row_params
         if params is None:
             return None
-        uniforms = [self._chance.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
+        uniforms = [self._random_source.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
         drawn = scores.draw(params, uniforms)
         return None if drawn is None else drawn.tolist()
 
@@ -83,9 +84,9 @@ class TokenRejection:
     Siblings drawn without replacement carry their conditional q: the law given that the earlier ones were not drawn.
     """
 
-    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+    def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
         self._sampler = sampler
-        self._chance = chance
+        self._random_source = random_source
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         context = _context(prefix, self._sampler.window)
@@ -95,14 +96,14 @@ class TokenRejection:
             p = _dense(self._sampler, scores, node + 1, context)  # [V]
             for child in draft.children(node):
                 q, x = _q(draft, child), int(draft.tokens[child])
-                if self._chance.accept(p[x], q[x]):
+                if self._random_source.accept(p[x], q[x]):
                     node = child
                     path.append(child)
                     context.append(x)
                     break
                 p = residual(p, q)
             else:
-                return Verdict(tuple(path), self._chance.choose(p, len(prefix) + len(path)))
+                return Verdict(tuple(path), self._random_source.choose(p, len(prefix) + len(path)))
 
 
 class BlockVerification:
@@ -114,9 +115,9 @@ class BlockVerification:
     next ~ p_{k+1} after tau = k, else the normalised max(P_tau p_{tau+1} - q_{tau+1}, 0)
     """
 
-    def __init__(self, sampler: LawSource, chance: Chance) -> None:
+    def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
         self._sampler = sampler
-        self._chance = chance
+        self._random_source = random_source
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         if not draft.is_chain:
@@ -134,13 +135,13 @@ class BlockVerification:
         for i in range(1, k + 1):
             z = owed[i].sum() if i < k else keep[k]
             total = z + 1 - keep[i] if i < k else 1
-            if total <= 0 or self._chance.accept(z, total):
+            if total <= 0 or self._random_source.accept(z, total):
                 tau = i
         weights = owed[tau] if owed[tau].sum() > 0 else p[tau]  # nothing owed: p = q here, reached by rounding alone
-        return Verdict(tuple(range(tau)), self._chance.choose(weights, len(prefix) + tau))
+        return Verdict(tuple(range(tau)), self._random_source.choose(weights, len(prefix) + tau))
 
 
-class ByDraft:
+class AutoVerifier:
     """For generations in which some drafts are drawn at random and others are not: each by the rule made for it."""
 
     def __init__(self, deterministic: Verifier, drawn: Verifier) -> None:
@@ -170,15 +171,15 @@ def _positive(x: Probs) -> Probs:
 def _q(draft: Draft, node: int) -> Probs:
     if draft.q is None:
         raise ValueError(
-            "rejection rules need the law each token was drawn from; use TargetSample for deterministic drafts"
+            "rejection rules need the distribution each token was drawn from; use SampleMatching for deterministic drafts"
         )
     q: Probs = draft.q[node]
     return q
 
 
-def _dense(sampler: LawSource, scores: Scores, row: int, context: Sequence[int]) -> Probs:
+def _dense(sampler: TargetDistribution, scores: Scores, row: int, context: Sequence[int]) -> Probs:
     logits = scores.logits(row)
-    return sampler.law(logits, context).dense(len(logits))
+    return sampler.distribution(logits, context).dense(len(logits))
 
 
 def _context(prefix: Sequence[int], window: int) -> list[int]:

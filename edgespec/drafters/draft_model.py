@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.greedy import go_on, read_on, resized
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Logits, Probs, Rng, Scores, Session, Verdict
+from edgespec.core.arrays import Logits, Probs, Rng
+from edgespec.core.greedy import decode_one, resized, score_tokens
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Session, Verdict
 from edgespec.core.rng import index_at
 from edgespec.core.sampling import Sampler, not_numbers, top_k
 
@@ -18,7 +19,7 @@ _FAR_BEHIND = 4.0  # nats below the best token; less likely ones are no candidat
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Candidates:
     """Where a draft may go on: `tokens` with the `probabilities` that the draft model gives them, the one to follow
     first. `q` [V] is the law that it was drawn from; None where it is the best one."""
 
@@ -27,33 +28,33 @@ class Options:
     q: Probs | None = None
 
 
-class Choice(Protocol):
+class DraftSampler(Protocol):
     """How a walk goes on."""
 
     @property
     def is_drawn(self) -> bool:
         """Whether tokens are drawn at random, which makes the draft a chain for the rejection rules."""
 
-    def options(self, logits: Logits, prefix: Sequence[int]) -> Options:
+    def options(self, logits: Logits, prefix: Sequence[int]) -> Candidates:
         """Raises BackendError where the scores are no numbers."""
 
 
-class BestFirst:
+class GreedyTopK:
     """The best token, and a few runners-up."""
 
     is_drawn = False
 
-    def options(self, logits: Logits, prefix: Sequence[int]) -> Options:
+    def options(self, logits: Logits, prefix: Sequence[int]) -> Candidates:
         best = float(logits.max())
         if not np.isfinite(best):
             raise not_numbers()
         near = np.flatnonzero(logits >= best - _FAR_BEHIND)
         order = near[np.argsort(-logits[near], kind="stable")][: 1 + _RUNNERS_UP]
         total = float(np.exp(logits - best).sum(dtype=np.float64))
-        return Options(order.tolist(), (np.exp(logits[order] - best, dtype=np.float64) / total).tolist())
+        return Candidates(order.tolist(), (np.exp(logits[order] - best, dtype=np.float64) / total).tolist())
 
 
-class Drawn:
+class Sampled:
     """A token of the draft's own law after the sampler chain."""
 
     is_drawn = True
@@ -64,18 +65,18 @@ class Drawn:
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         """A token after `prefix` and the law [V] it was drawn from. Raises BackendError where the scores are none."""
-        law = self._sampler.law(logits, prefix)
-        return law.token(index_at(law.weights, self._rng.random())), law.dense(len(logits))
+        distribution = self._sampler.distribution(logits, prefix)
+        return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
 
-    def options(self, logits: Logits, prefix: Sequence[int]) -> Options:
+    def options(self, logits: Logits, prefix: Sequence[int]) -> Candidates:
         token, q = self.draw(logits, prefix)
-        return Options([token], [float(q[token])], q)
+        return Candidates([token], [float(q[token])], q)
 
 
-class Walk:
+class DraftModelStepper:
     """A session on the draft model, kept in step with the text. It belongs to the engine."""
 
-    def __init__(self, session: Session, vocab_size: int, choice: Choice) -> None:
+    def __init__(self, session: Session, vocab_size: int, choice: DraftSampler) -> None:
         """`vocab_size` is the target's; a draft model may have more or fewer padding ids at the end."""
         self._session = session
         self._vocab_size = vocab_size
@@ -89,19 +90,19 @@ class Walk:
     def is_drawn(self) -> bool:
         return self._choice.is_drawn
 
-    def behind(self, tokens: Sequence[int]) -> int:
+    def lag(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` the session has yet to read."""
         is_held = self._is_begun or self._session.capabilities.follows
         return len(tokens) - (self._skipped + self._session.position if is_held else 0)
 
-    def start(self, tokens: Sequence[int], window: int) -> Options | None:
-        """Options after `tokens`; None where the draft model does not have all of them.
+    def start(self, tokens: Sequence[int], window: int) -> Candidates | None:
+        """Candidates after `tokens`; None where the draft model does not have all of them.
 
         Where more than `window` of them are unread, or more than its context holds, it is given the last of them alone.
         """
         session, limits = self._session, self._session.capabilities
         window = min(window, limits.context_size // 2)
-        unread = self.behind(tokens)
+        unread = self.lag(tokens)
         if unread > window or len(tokens) - self._skipped > limits.context_size:
             self._skipped, self._is_begun = len(tokens) - min(window, len(tokens)), False
         known = tokens[self._skipped :]
@@ -113,20 +114,20 @@ class Walk:
             for _ in session.prefill(known[:-1]) if len(known) > 1 else ():  # what the cache still has is not run again
                 pass
             self._is_begun = True
-        logits = read_on(session, known[session.position :])
+        logits = score_tokens(session, known[session.position :])
         self._base, self._text = len(tokens), list(tokens)
         return self._options(logits)
 
-    def go_on(self, token: int) -> Options | None:
-        """Options after `token`, the first of the last ones; None at the end of the draft model's context."""
+    def step(self, token: int) -> Candidates | None:
+        """Candidates after `token`, the first of the last ones; None at the end of the draft model's context."""
         session = self._session
         if session.position >= session.capabilities.context_size:
             return None
-        logits = go_on(session, token)
+        logits = decode_one(session, token)
         self._text.append(token)
         return self._options(logits)
 
-    def settle(self, text: Sequence[int]) -> None:
+    def sync(self, text: Sequence[int]) -> None:
         """Forget what is not part of `text`, which has grown by what was emitted; its last token is read again."""
         if not self._text:
             return
@@ -137,7 +138,7 @@ class Walk:
             self._session.rewind(agreed - self._skipped)
         self._text = []
 
-    def _options(self, logits: Logits) -> Options:
+    def _options(self, logits: Logits) -> Candidates:
         return self._choice.options(resized(logits, self._vocab_size), self._text)
 
 
@@ -174,22 +175,22 @@ class SampledChoice:
     """Tokens drawn from the draft's own law, which the draft carries as q for the rejection rules. Chains only."""
 
     def __init__(self, sampler: Sampler, rng: Rng) -> None:
-        self._drawn = Drawn(sampler, rng)
+        self._drawn = Sampled(sampler, rng)
 
     def draft(
         self, session: Session, missing: Sequence[int], history: Sequence[int], depth: int, spare: int, vocab_size: int
     ) -> Draft:
         """A chain of `depth` tokens with q [depth, vocab_size]; `missing` as for GreedyChoice."""
-        logits = read_on(session, missing)
+        logits = score_tokens(session, missing)
         spine: list[int] = []
         q: list[Probs] = []
         while True:
-            token, law = self._drawn.draw(resized(logits, vocab_size), [*history, *spine])
+            token, distribution = self._drawn.draw(resized(logits, vocab_size), [*history, *spine])
             spine.append(token)
-            q.append(law)
+            q.append(distribution)
             if len(spine) == depth:
                 return Draft.chain(spine, np.stack(q))
-            logits = go_on(session, spine[-1])
+            logits = decode_one(session, spine[-1])
 
 
 class ModelDrafter:

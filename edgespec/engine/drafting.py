@@ -8,13 +8,21 @@ from typing import Literal
 import numpy as np
 
 from edgespec.controller.adaptive import Autopilot
-from edgespec.controller.fixed import FixedBudget
-from edgespec.controller.stats import Experience
-from edgespec.core.protocols import Budget, Rng, Session, Verifier
-from edgespec.core.rng import Seeded
+from edgespec.controller.fixed import FixedLength
+from edgespec.controller.stats import DraftStats
+from edgespec.core.arrays import Rng
+from edgespec.core.protocols import Budget, Session, Verifier
+from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
-from edgespec.core.verify import BlockVerification, ByDraft, LawSource, TargetSample, TokenRejection
-from edgespec.drafters.draft_model import BestFirst, Drawn, GreedyChoice, ModelDrafter, SampledChoice, Walk
+from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
+from edgespec.drafters.draft_model import (
+    DraftModelStepper,
+    GreedyChoice,
+    GreedyTopK,
+    ModelDrafter,
+    Sampled,
+    SampledChoice,
+)
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.plain import PlainDrafter
 from edgespec.errors import InvalidRequest
@@ -70,30 +78,32 @@ class Speculation:
         return "block" if temperature >= _DRAWS_FROM and not seeded and not self.is_tree else "sample"
 
 
-def verifier_for(rule: Rule, law: LawSource, seed: int) -> Verifier:
-    chance = Seeded(seed)
-    by_sample = TargetSample(law, chance)
+def verifier_for(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
+    random_source = CounterRng(seed)
+    by_sample = SampleMatching(distribution, random_source)
     if rule == "sample":
         return by_sample
-    return ByDraft(by_sample, (TokenRejection if rule == "rejection" else BlockVerification)(law, chance))
+    return AutoVerifier(
+        by_sample, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, random_source)
+    )
 
 
 def fixed_for(
     spec: Speculation, draft: Session | None, sampler: Sampler, rule: Rule, seed: int, *, trees: bool
-) -> FixedBudget:
+) -> FixedLength:
     """The same draft at every step, or none. `draft` is a session on the draft model, for the kind 'model'."""
     if spec.is_plain or spec.gamma is None:
-        return FixedBudget(PlainDrafter(), Budget(0, 0))
+        return FixedLength(PlainDrafter(), Budget(0, 0))
     budget = Budget(spec.gamma, spec.nodes if spec.nodes is not None and spec.is_tree and trees else spec.gamma)
     if draft is None or spec.kind == "ngram":
-        return FixedBudget(NgramDrafter(), budget)
+        return FixedLength(NgramDrafter(), budget)
     choice = SampledChoice(sampler, _drawing(seed)) if rule in _DRAWN else GreedyChoice()
-    return FixedBudget(ModelDrafter(draft, sampler.vocab_size, choice), budget)
+    return FixedLength(ModelDrafter(draft, sampler.vocab_size, choice), budget)
 
 
 def autopilot_for(
     spec: Speculation,
-    experience: Experience,
+    draft_stats: DraftStats,
     draft: Session | None,
     sampler: Sampler,
     rule: Rule,
@@ -104,11 +114,11 @@ def autopilot_for(
     """Lookups, and the draft model for the kind 'model', decided on each round. Acceptance is remembered by `way`;
     `session` is the target's.
     """
-    walk = None
+    stepper = None
     if draft is not None and spec.kind == "model":
-        choice = Drawn(sampler, _drawing(seed)) if rule in _DRAWN else BestFirst()
-        walk = Walk(draft, sampler.vocab_size, choice)
-    return Autopilot(experience, way, walk, trees=session.capabilities.tree, company=lambda: session.company)
+        choice = Sampled(sampler, _drawing(seed)) if rule in _DRAWN else GreedyTopK()
+        stepper = DraftModelStepper(draft, sampler.vocab_size, choice)
+    return Autopilot(draft_stats, way, stepper, trees=session.capabilities.tree, peers=lambda: session.peers)
 
 
 def _drawing(seed: int) -> Rng:

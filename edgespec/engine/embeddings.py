@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends import Model
-from edgespec.core.batching import PAUSE, Pause
+from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import ContextOverflow, InvalidRequest
 from edgespec.text.chat_template import encode_prompt, require_short
@@ -20,7 +20,7 @@ class Embedding:
     tokens: int
 
 
-def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Pause]:
+def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Yield]:
     """One for each of `texts`, in their order; token ids are taken as they are. Raises InvalidRequest, ContextOverflow,
     BackendError, Cancelled.
     """
@@ -28,7 +28,7 @@ def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancel
     read: list[list[int]] = []
     for text in texts:
         check()
-        yield PAUSE
+        yield YIELD
         if isinstance(text, str):
             require_short(text, size)
             tokens = encode_prompt(tokenizer, text, parse_special=True) if text else []

@@ -11,22 +11,22 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import SelfDraftModel
-from edgespec.controller.batch_cost import Share
+from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.fixed import Pausable
+from edgespec.controller.fixed import Switchable
 from edgespec.controller.profiler import measure
-from edgespec.controller.stats import Experience
-from edgespec.core.batching import PAUSE, Pause
+from edgespec.controller.stats import DraftStats
+from edgespec.core.batching import YIELD, Yield
 from edgespec.core.logprobs import Scoring, TokenScore
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step
 from edgespec.core.sampling import Sampler
-from edgespec.core.verify import LawSource
+from edgespec.core.verify import TargetDistribution
 from edgespec.engine.drafting import Rule, Speculation, autopilot_for, fixed_for, verifier_for
 from edgespec.engine.events import Event, Finished, Notice, Request, Scored, TokenScores
-from edgespec.engine.session_pool import Cache, Caches
-from edgespec.engine.structured_output import Constrained, Forcing, Structures
+from edgespec.engine.session_pool import Slot, SlotPool
+from edgespec.engine.structured_output import GrammarCompiler, GrammarMask, JumpForward
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.registry.tokenizer_compat import vocabulary_mismatch
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, encode_prompt, require_short
@@ -64,28 +64,28 @@ class Engine:
         source = target.chat_template
         self._template = ChatTemplate(source, bos, eos) if source else None
         self._reasoning = detect_format(source) if source else None
-        self._structures = Structures(tokenizer)
+        self._structures = GrammarCompiler(tokenizer)
         # A draft model of a fixed length reads all of what another cache hands over.
-        adopts = target.unshared is None and not (draft and speculation.gamma)
-        self._caches = Caches(self._open_cache, caches, adopts=adopts)
-        self._experience: Experience | None = None
-        self._has_complained = False
+        adopts = target.no_batching_reason is None and not (draft and speculation.gamma)
+        self._slots = SlotPool(self._open_slot, caches, adopts=adopts)
+        self._draft_stats: DraftStats | None = None
+        self._has_warned = False
         self._closed = False
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         """How many `generate` may be under way at a time."""
-        return self._caches.at_most if self.target.unshared is None else 1
+        return self._slots.max_slots if self.target.no_batching_reason is None else 1
 
     def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
         """`generate` alone, without its Pauses."""
-        return (event for event in self.generate(request, check) if not isinstance(event, Pause))
+        return (event for event in self.generate(request, check) if not isinstance(event, Yield))
 
     def generate(
         self, request: Request, check: CheckCancelled = lambda: None, speculation: Speculation | None = None
-    ) -> Iterator[Event | Pause]:
+    ) -> Iterator[Event | Yield]:
         """PrefillProgress, then Steps each followed by the Pieces of text it completes, then Finished, perhaps a Notice
-        before it. Whoever runs several of them lets each go on to its next Pause in turn.
+        before it. Whoever runs several of them lets each go on to its next Yield in turn.
 
         `speculation` is another way to draft, for this one alone. `check` is polled throughout; when it raises
         Cancelled the stream ends with Finished("cancelled") and the engine stays usable. Raises InvalidRequest,
@@ -104,29 +104,29 @@ class Engine:
         emitted: list[int] = []
         reason: FinishReason = "length"
         controller: Controller | None = None
-        cache: Cache | None = None
+        slot: Slot | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            within: Constrained | None = None
+            within: GrammarMask | None = None
             if request.structure is not None:
                 within = self._structures.constrain(request.structure, sampler, len(prompt), self._ending(tail))
             if spec.gamma is None and not spec.is_plain:
                 self._known(check)
-            while (cache := self._caches.take(prompt, check)) is None:  # there was no memory for one more
+            while (slot := self._slots.acquire(prompt, check)) is None:  # there was no memory for one more
                 check()
-                yield PAUSE
+                yield YIELD
             rule = spec.rule_for(request.sampling.temperature, seeded=request.seed is not None)
             way = f"{rule} at {request.sampling.temperature:.1f}{', structured' if request.structure else ''}"
-            decides = self._controller(spec, cache, sampler, rule, seed, way)
-            law: LawSource = within or sampler
+            decides = self._controller(spec, slot, sampler, rule, seed, way)
+            distribution: TargetDistribution = within or sampler
             if within is not None:
-                decides = Forcing(decides, within.forced, self._seconds(cache.target))
-            verifier = verifier_for(rule, law, seed)
+                decides = JumpForward(decides, within.forced, self._seconds(slot.target))
+            verifier = verifier_for(rule, distribution, seed)
             scoring = Scoring(verifier, request.top_logprobs) if request.top_logprobs is not None else None
-            controller = Pausable(decides, lambda: speculation is None and self.is_paused)
-            passage: Channel = "answer"
+            controller = Switchable(decides, lambda: speculation is None and self.is_paused)
+            phase: Channel = "answer"
             for event in speculate(
-                cache.target,
+                slot.target,
                 controller,
                 scoring or verifier,
                 prompt,
@@ -139,7 +139,7 @@ class Engine:
                 if not isinstance(event, Step):
                     yield event
                     continue
-                event = replace(event, plain_s=self._plain_s(event, cache.target))
+                event = replace(event, plain_s=self._plain_s(event, slot.target))
                 pieces: list[Piece] = []
                 reasoning = 0
                 source = event.decision.source if event.decision else ""
@@ -161,31 +161,31 @@ class Engine:
                 if scoring is not None:
                     yield TokenScores(tuple(self._told(score) for score in scoring.take(len(event.tokens))))
                 yield from pieces
-                if text.channel != passage:
-                    passage = text.channel
-                    controller.enter(passage)
+                if text.channel != phase:
+                    phase = text.channel
+                    controller.set_phase(phase)
                 if text.stopped or emitted[-1] in tokenizer.end_of_generation:
                     reason = "stop"
                     break
         except Cancelled:
             reason = "cancelled"
-            if cache is not None:  # of an abandoned forward nothing is kept
-                cache.target.rewind(cache.target.position)
+            if slot is not None:  # of an abandoned forward nothing is kept
+                slot.target.rewind(slot.target.position)
         except Exception as error:
-            if cache is not None:  # between forward and commit it is in no defined state
-                self._caches.drop(cache)
+            if slot is not None:  # between forward and commit it is in no defined state
+                self._slots.drop(slot)
                 if isinstance(error, BackendError):  # which may have spoilt what they share
-                    self._caches.drop_free()
+                    self._slots.drop_free()
             raise
         finally:
             if controller is not None:
                 controller.end()
-            if cache is not None:
-                self._caches.give_back(cache, [*prompt, *emitted])
+            if slot is not None:
+                self._slots.release(slot, [*prompt, *emitted])
         yield from text.finish()
-        if controller is not None and not self._has_complained and (complaint := controller.complaint()):
-            self._has_complained = True
-            yield Notice(complaint)
+        if controller is not None and not self._has_warned and (warning := controller.warning()):
+            self._has_warned = True
+            yield Notice(warning)
         yield Finished(reason, tuple(emitted), seed, meter.metrics(), text.stop)
 
     def encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any] | None = None) -> list[int]:
@@ -193,27 +193,27 @@ class Engine:
         return self._encode(prompt, variables or {})[0]
 
     @property
-    def has_experience(self) -> bool:
-        return self._experience is not None
+    def has_draft_stats(self) -> bool:
+        return self._draft_stats is not None
 
     @property
-    def experience(self) -> Experience:
+    def draft_stats(self) -> DraftStats:
         """What the autopilot knows of these models; a short measurement, where nobody has said."""
         return self._known(lambda: None)
 
-    @experience.setter
-    def experience(self, known: Experience) -> None:
-        self._experience = known
+    @draft_stats.setter
+    def draft_stats(self, known: DraftStats) -> None:
+        self._draft_stats = known
 
     def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
         """What forwards and drafted tokens cost. Raises Cancelled, BackendError."""
-        cache = self._caches.take((), check)
-        if cache is None:
+        slot = self._slots.acquire((), check)
+        if slot is None:
             raise BackendError("all caches are in use.", hint="Try again.")
         try:
-            return measure(cache.target, cache.draft, seconds, check)
+            return measure(slot.target, slot.draft, seconds, check)
         finally:
-            self._caches.give_back(cache, [])
+            self._slots.release(slot, [])
 
     def close(self) -> None:
         """Free everything; requests are refused from now on."""
@@ -223,15 +223,15 @@ class Engine:
 
     def release_draft(self) -> None:
         """Free the sessions and the draft model, so that another engine can take the target over."""
-        self._caches.close()
+        self._slots.close()
         if self.draft is not None:
             self.draft.close()
             self.draft = None
 
-    def _known(self, check: CheckCancelled) -> Experience:
-        if self._experience is None:
-            self._experience = Experience(self.measure(_MEASURED_S, check))
-        return self._experience
+    def _known(self, check: CheckCancelled) -> DraftStats:
+        if self._draft_stats is None:
+            self._draft_stats = DraftStats(self.measure(_MEASURED_S, check))
+        return self._draft_stats
 
     def _encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids, and the end of the text they came from, by which reasoning is recognised."""
@@ -267,18 +267,18 @@ class Engine:
         closing = form.states["reasoning"].markers
         return next(marker for marker, state in closing.items() if state == "answer").encode()
 
-    def _open_cache(self) -> Cache:
+    def _open_slot(self) -> Slot:
         def check() -> None:
-            if cache is not None:
-                cache.check()
+            if slot is not None:
+                slot.check()
 
-        cache: Cache | None = None
+        slot: Slot | None = None
         target = self.target.open_session(check, shared=True)
         with ExitStack() as undo:
             undo.callback(target.close)
-            cache = Cache(target, self._open_draft(target, check))
+            slot = Slot(target, self._open_draft(target, check))
             undo.pop_all()
-        return cache
+        return slot
 
     def _open_draft(self, target: Session, check: CheckCancelled) -> Session | None:
         if isinstance(self.draft, SelfDraftModel):
@@ -287,19 +287,19 @@ class Engine:
 
     def _plain_s(self, step: Step, session: Session) -> float | None:
         """See Step."""
-        if self._experience is None:
+        if self._draft_stats is None:
             return None
-        costs, at_once = self._experience.costs, session.company.sessions + 1
-        plain_s = costs.seconds(at_once)
-        if not step.index or step.n_beside is None:
+        costs, max_concurrency = self._draft_stats.costs, session.peers.sessions + 1
+        plain_s = costs.seconds(max_concurrency)
+        if not step.index or step.n_peer_rows is None:
             return plain_s
-        return plain_s * step.forward_s(at_once) / costs.seconds(1 + step.n_drafted + step.n_beside)
+        return plain_s * step.forward_s(max_concurrency) / costs.seconds(1 + step.n_drafted + step.n_peer_rows)
 
     def _seconds(self, session: Session) -> Callable[[int], float]:
         """What so many rows of `session` take; where that has not been measured, the same for any number."""
-        if self._experience is None:
+        if self._draft_stats is None:
             return lambda rows: 1.0
-        share = Share(self._experience.costs, lambda: session.company)
+        share = MarginalCost(self._draft_stats.costs, lambda: session.peers)
 
         def seconds(rows: int) -> float:
             share.look()
@@ -308,12 +308,12 @@ class Engine:
         return seconds
 
     def _controller(
-        self, spec: Speculation, cache: Cache, sampler: Sampler, rule: Rule, seed: int, way: str
+        self, spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed: int, way: str
     ) -> Controller:
         """`way` names how the text is sampled, by which acceptance is remembered."""
-        session, draft_session = cache.target, cache.draft
+        session, draft_session = slot.target, slot.draft
         if spec.kind == "model" and not spec.is_plain and draft_session is None:
             raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
         if spec.is_plain or spec.gamma is not None:
             return fixed_for(spec, draft_session, sampler, rule, seed, trees=session.capabilities.tree)
-        return autopilot_for(spec, self.experience, draft_session, sampler, rule, seed, way, session)
+        return autopilot_for(spec, self.draft_stats, draft_session, sampler, rule, seed, way, session)

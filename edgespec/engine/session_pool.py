@@ -13,7 +13,7 @@ _LITTLE = 64  # tokens that are read again sooner than another cache is opened
 
 
 @dataclass(eq=False)
-class Cache:
+class Slot:
     """A session of the target and one of its draft, the text that they held last, and what they poll."""
 
     target: Session
@@ -28,68 +28,68 @@ class Cache:
         self.target.close()
 
 
-class Caches:
-    """Opened when they are first needed, `at_most` of them; the one used least lately makes way."""
+class SlotPool:
+    """Opened when they are first needed, `max_slots` of them; the one used least lately makes way."""
 
-    def __init__(self, opened: Callable[[], Cache], at_most: int, *, adopts: bool = False) -> None:
+    def __init__(self, opened: Callable[[], Slot], max_slots: int, *, adopts: bool = False) -> None:
         """`adopts`: whether one takes over what another one holds at no cost."""
         self._opened = opened
-        self.at_most = at_most
+        self.max_slots = max_slots
         self._adopts = adopts
-        self._kept: list[Cache] = []  # the one used last is last
+        self._kept: list[Slot] = []  # the one used last is last
 
-    def take(self, prompt: Sequence[int], check: CheckCancelled) -> Cache | None:
-        """One that nobody else uses until `give_back`: the one that holds the longest beginning of `prompt`, if that is
+    def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
+        """One that nobody else uses until `release`: the one that holds the longest beginning of `prompt`, if that is
         at least half of what it holds, or, where a new one could take that over, all but little of it; else an empty
         one, else the one used least lately, which takes over what another one holds of the beginning, if it can. None
         while all are in use. Raises BackendError.
         """
-        common = {cache: shared_prefix(cache.tokens, prompt, len(prompt)) for cache in self._kept}
-        free = [cache for cache in self._kept if not cache.is_taken]
-        found = max(free, key=lambda cache: common[cache], default=None)
+        common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
+        free = [slot for slot in self._kept if not slot.is_taken]
+        found = max(free, key=lambda slot: common[slot], default=None)
         if found is None or self._is_spoilt(found, common[found]):
             found = self._another(free)
             if found is None:
                 return None
         # While a prompt is being read, less is held than what is in common.
-        held = {cache: min(n, cache.target.position) for cache, n in common.items()}
-        source = max(held, key=lambda cache: held[cache], default=found)
+        held = {slot: min(n, slot.target.position) for slot, n in common.items()}
+        source = max(held, key=lambda slot: held[slot], default=found)
         if held.get(source, 0) > held.get(found, 0):
             found.target.adopt(source.target, held[source])
         found.is_taken, found.check, found.tokens = True, check, list(prompt)
-        self._kept = [*(cache for cache in self._kept if cache is not found), found]
+        self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
 
-    def give_back(self, cache: Cache, tokens: list[int]) -> None:
+    def release(self, slot: Slot, tokens: list[int]) -> None:
         """It holds `tokens` now."""
-        cache.is_taken, cache.tokens = False, tokens
+        slot.is_taken, slot.tokens = False, tokens
 
-    def drop(self, cache: Cache) -> None:
+    def drop(self, slot: Slot) -> None:
         """Close one that is in no defined state."""
-        self._kept.remove(cache)
-        cache.close()
+        self._kept.remove(slot)
+        slot.close()
 
     def drop_free(self) -> None:
         """Close those that nobody uses."""
-        for cache in [each for each in self._kept if not each.is_taken]:
-            self.drop(cache)
+        for slot in [each for each in self._kept if not each.is_taken]:
+            self.drop(slot)
 
     def close(self) -> None:
         kept, self._kept = self._kept, []
-        for cache in kept:
-            cache.close()
+        for slot in kept:
+            slot.close()
 
-    def _is_spoilt(self, cache: Cache, common: int) -> bool:
+    def _is_spoilt(self, slot: Slot, common: int) -> bool:
         """Whether too much is lost of what it holds if no more than `common` tokens are kept."""
-        lost = len(cache.tokens) - common
-        return lost > common or (self._adopts and lost > _LITTLE and len(self._kept) < self.at_most)
+        lost = len(slot.tokens) - common
+        return lost > common or (self._adopts and lost > _LITTLE and len(self._kept) < self.max_slots)
 
-    def _another(self, free: Sequence[Cache]) -> Cache | None:
-        if len(self._kept) < self.at_most:
+    def _another(self, free: Sequence[Slot]) -> Slot | None:
+        if len(self._kept) < self.max_slots:
             try:
                 return self._opened()
             except BackendError:  # there is no memory for one more
                 if not self._kept:
                     raise
-                self.at_most = len(self._kept)
+                self.max_slots = len(self._kept)
         return free[0] if free else None

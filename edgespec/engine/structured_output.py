@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.protocols import Budget, Controller, Decision, Draft, Logits, Scores, Step, Verdict
-from edgespec.core.sampling import Law, Sampler, SamplingParams
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Budget, Controller, Decision, Draft, Scores, Step, Verdict
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
@@ -90,13 +91,13 @@ def either(one: Structure, other: Structure) -> Structure:
     return Structure(tuple((*each.first, *way, *each.last) for each in (one, other) for way in each.alternatives))
 
 
-class Structures:
-    """Structures over one vocabulary."""
+class GrammarCompiler:
+    """GrammarCompiler over one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def constrain(self, structure: Structure, sampler: Sampler, prompt_length: int, after: bytes = b"") -> Constrained:
+    def constrain(self, structure: Structure, sampler: Sampler, prompt_length: int, after: bytes = b"") -> GrammarMask:
         """`sampler` within `structure`, which holds from the end of the prompt, or from the first `after` on.
 
         Raises InvalidRequest for a structure that cannot be followed.
@@ -107,7 +108,7 @@ class Structures:
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())[:300].rstrip(".")
             raise InvalidRequest(f"the answer's structure cannot be followed: {why}.", hint="Simplify the schema.")
-        return Constrained(matcher, sampler, self._tokenizer, prompt_length, after)
+        return GrammarMask(matcher, sampler, self._tokenizer, prompt_length, after)
 
     def _lark(self, structure: Structure) -> str:
         rules: list[str] = []
@@ -158,7 +159,7 @@ class _Spelled:
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"), parse_special=False)
 
 
-class Constrained:
+class GrammarMask:
     """The law of a sampler, without the tokens that the structure forbids. A LawSource."""
 
     window = _EVERYTHING
@@ -177,7 +178,7 @@ class Constrained:
         self._ends = sorted(tokenizer.end_of_generation)
         self._begin: int | None = None if after else 0  # of the structure, counted from the prompt's end
 
-    def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
+    def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         """Raises InvalidRequest where the grammar becomes too complex to follow."""
         if not self._follow(prefix):
             if self._begin is None:  # what is to follow the reasoning has to follow
@@ -188,7 +189,7 @@ class Constrained:
             allowed = self._allowed()
             z[: len(allowed)][allowed] = logits[: len(allowed)][allowed]
             logits = z
-        return self._sampler.law(logits, prefix)
+        return self._sampler.distribution(logits, prefix)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """Tokens that have to follow `prefix`, spelled as the vocabulary would."""
@@ -238,7 +239,7 @@ class Constrained:
             )
 
 
-class Forcing:
+class JumpForward:
     """Another controller; where the structure leaves no choice, what it forces is proposed in place of a draft: as much
     of it as is fastest by `seconds` of a forward by its rows.
     """
@@ -279,11 +280,11 @@ class Forcing:
         if not self._is_ours:
             self._controller.record(step)
 
-    def enter(self, passage: str) -> None:
-        self._controller.enter(passage)
+    def set_phase(self, phase: str) -> None:
+        self._controller.set_phase(phase)
 
-    def complaint(self) -> str | None:
-        return self._controller.complaint()
+    def warning(self) -> str | None:
+        return self._controller.warning()
 
     def end(self) -> None:
         self._controller.end()

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.ggml_types import GGML_TYPES, GgmlType
-from edgespec.formats.gguf_reader import PULL_AGAIN, ByteSource, Cursor, FileSource, Value
-from edgespec.formats.gguf_validate import MAX_BLOCKS, check_values
+from edgespec.formats.gguf_reader import PULL_AGAIN, ByteSource, Cursor, Value
 
 MAGIC = b"GGUF"
+MAX_BLOCKS = 512  # compiled into llama.cpp
 MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME_BYTES = 63
 MAX_ALIGNMENT = 2**20
@@ -114,7 +113,7 @@ class Header:
 def read_header(source: ByteSource, name: str) -> Header:
     """Parse a header from `source`; `name` is how messages call the file.
 
-    Raises InvalidModelFile for anything that is not a whole, consistent GGUF file. Use `check_model` next to learn
+    Raises InvalidModelFile for anything that is not a whole, consistent GGUF file. `gguf_validate.check_model` says
     whether it is a language model.
     """
     cursor = Cursor(source, name)
@@ -135,16 +134,6 @@ def read_header(source: ByteSource, name: str) -> Header:
     return header
 
 
-def read_file(path: Path) -> Header:
-    """The header of a local file, checked to be a language model (or a later part of a split one).
-
-    Raises InvalidModelFile, and CacheError where the file cannot be read.
-    """
-    header = read_header(FileSource(path), path.name)
-    check_model(header)
-    return header
-
-
 def join_parts(parts: Iterable[Header]) -> Header:
     """One header for a split model: the first part's metadata with the tensors and sizes of all parts."""
     first, *rest = parts
@@ -154,27 +143,6 @@ def join_parts(parts: Iterable[Header]) -> Header:
         expected_size=first.expected_size + sum(part.expected_size for part in rest),
         size=first.size + sum(part.size for part in rest),
     )
-
-
-def check_model(header: Header) -> None:
-    """Refuse what llama.cpp could not load or would crash on; raises InvalidModelFile."""
-    if header.is_later_part:
-        return
-    for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", 2**24), ("context_length", 2**31 - 1)):
-        number = header.own(key)
-        if number is None or not 0 < number <= limit:
-            told = "is missing" if number is None else f"is {number}"
-            raise header.invalid(f"{header.architecture}.{key} {told}")
-    if not header.tensors:
-        raise header.invalid("it holds no tensors")
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
-    for key in ("token_type", "scores"):
-        column = header.metadata.get(f"tokenizer.ggml.{key}")
-        if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
-            raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
-    check_values(header, tokens)
 
 
 def _preamble(cursor: Cursor) -> int:

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from edgespec.formats.gguf import Header
+import numpy as np
 
-# Limits compiled into llama.cpp.
-MAX_BLOCKS = 512
-_MAX_EXPERTS = 1024
+from edgespec.formats.gguf import MAX_BLOCKS, Header, read_header
+from edgespec.formats.gguf_reader import FileSource
+
+_MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Architectures in which every layer attends; others may state 0 kv heads for some.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
 
 
-def check_values(header: Header, tokens: list[str]) -> None:
+def read_file(path: Path) -> Header:
+    """The header of a local file, checked to be a language model (or a later part of a split one).
+
+    Raises InvalidModelFile, and CacheError where the file cannot be read.
+    """
+    header = read_header(FileSource(path), path.name)
+    check_model(header)
+    return header
+
+
+def check_model(header: Header) -> None:
+    """Refuse what llama.cpp could not load or would crash on; raises InvalidModelFile."""
+    if header.is_later_part:
+        return
+    for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", 2**24), ("context_length", 2**31 - 1)):
+        number = header.own(key)
+        if number is None or not 0 < number <= limit:
+            told = "is missing" if number is None else f"is {number}"
+            raise header.invalid(f"{header.architecture}.{key} {told}")
+    if not header.tensors:
+        raise header.invalid("it holds no tensors")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
+    for key in ("token_type", "scores"):
+        column = header.metadata.get(f"tokenizer.ggml.{key}")
+        if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
+            raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
+    _check_values(header, tokens)
+
+
+def _check_values(header: Header, tokens: list[str]) -> None:
     """Raises InvalidModelFile for the first value of the header that would abort the process."""
     for name, wrong in (
         ("layer norms", _norms(header)),

@@ -5,5 +5,5 @@ from __future__ import annotations
 from edgespec.formats.gguf import Header
 from edgespec.formats.mlx_folder import Folder
 
-Facts = Header | Folder
+ModelMetadata = Header | Folder
 """What is known of a model before it is loaded."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import HubError
-from edgespec.hub.errors import Subject
+from edgespec.hub.errors import HubContext
 from edgespec.hub.file_selection import Kind, RemoteFile, is_model_file, part_names, select
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo
 
@@ -94,7 +94,7 @@ def cached_model(cache_dir: Path, reference: HubReference, endpoint: str) -> Rem
     if commit is None:
         return None
     snapshot = storage / "snapshots" / commit
-    subject = Subject(endpoint, str(cache_dir), reference.repo, revision)
+    subject = HubContext(endpoint, str(cache_dir), reference.repo, revision)
     try:
         chosen = select(reference, _listing(snapshot), subject)
     except HubError:
@@ -194,7 +194,7 @@ def _models_in(repo: str, snapshot: Path) -> list[CachedModel]:
     found = []
     for reference in references or [HubRepo(repo, revision)]:
         try:
-            chosen = select(reference, listing, Subject("", "", repo, revision))
+            chosen = select(reference, listing, HubContext("", "", repo, revision))
         except HubError:
             continue
         if chosen.kind == "mlx" and not _shards_complete(snapshot):
@@ -231,7 +231,7 @@ def _meant(reference: HubReference, storage: Path, link: Path) -> bool:
     if isinstance(reference, HubFile):
         return path in part_names(reference.path)
     if isinstance(reference, HubQuant):
-        subject = Subject("", "", reference.repo)
+        subject = HubContext("", "", reference.repo)
         try:
             chosen = select(reference, _listing(storage / "snapshots" / commit), subject)
         except HubError:

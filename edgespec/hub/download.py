@@ -70,7 +70,7 @@ def describe(repo: str, path: str, commit: str, endpoint: str) -> RemoteBytes:
     return RemoteBytes(path, url, found.etag, found.size)
 
 
-def place_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Progress | None) -> Path:
+def download_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Progress | None) -> Path:
     """Have `remote`'s bytes as a checked blob in `storage`, resuming an earlier try; returns the blob.
 
     `lock` is the client's own lock file for this blob. Raises InvalidModelFile where the bytes are not what the hub
@@ -86,7 +86,7 @@ def place_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Progres
         if blob.exists() and blob.stat().st_size == remote.size:
             return blob
         _download(remote, partial, progress)
-        difference = damage(partial, remote.etag, remote.size)
+        difference = checksum_error(partial, remote.etag, remote.size)
         if difference is not None:
             partial.unlink()
             raise InvalidModelFile(
@@ -97,7 +97,7 @@ def place_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Progres
     return blob
 
 
-def damage(path: Path, etag: str, size: int) -> str | None:
+def checksum_error(path: Path, etag: str, size: int) -> str | None:
     """How the file differs from what the hub announced, or None; `etag` is a sha256 or a git blob hash, else unused."""
     found = path.stat().st_size
     if found != size:

@@ -24,7 +24,7 @@ class HubUnreachable(HubError):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class HubContext:
     """What was asked for when something failed; `names` are the files the repository does have."""
 
     endpoint: str
@@ -36,7 +36,7 @@ class Subject:
 
 
 @contextmanager
-def translated(subject: Subject) -> Iterator[None]:
+def map_errors(subject: HubContext) -> Iterator[None]:
     """Let failures inside the block come out as edgespec's errors; anything unknown passes unchanged."""
     try:
         yield
@@ -49,7 +49,7 @@ def translated(subject: Subject) -> Iterator[None]:
         raise known from error
 
 
-def translate(error: BaseException, subject: Subject) -> EdgespecError | None:
+def translate(error: BaseException, subject: HubContext) -> EdgespecError | None:
     """The edgespec error for `error`, or None for one that is no failure of hub, network or disk."""
     import httpx
     from huggingface_hub import errors
@@ -73,7 +73,7 @@ def translate(error: BaseException, subject: Subject) -> EdgespecError | None:
     return None
 
 
-def offline(subject: Subject) -> HubUnreachable:
+def offline(subject: HubContext) -> HubUnreachable:
     """The error for something that is not cached while offline mode is on."""
     what = f"{subject.path} of {subject.repo}" if subject.path else subject.repo
     return HubUnreachable(
@@ -82,21 +82,21 @@ def offline(subject: Subject) -> HubUnreachable:
     )
 
 
-def not_a_hub(subject: Subject) -> HubError:
+def not_a_hub(subject: HubContext) -> HubError:
     """The error for answers that no hub gives: a proxy's page, or another server at HF_ENDPOINT."""
     return HubError(
         f"{subject.endpoint} does not answer like a model hub.", hint="check HF_ENDPOINT and proxy settings"
     )
 
 
-def no_such_file(subject: Subject) -> HubError:
+def no_such_file(subject: HubContext) -> HubError:
     """The error for a file the repository does not have, naming the nearest that it has."""
     near = difflib.get_close_matches(subject.path or "", subject.names, n=3, cutoff=0.3)
     hint = f"nearest: {', '.join(near)}" if near else f"see {subject.endpoint}/{subject.repo}/tree/main"
     return HubError(f"{subject.repo} has no file {subject.path}.", hint=hint)
 
 
-def _refused(error: Exception, subject: Subject) -> EdgespecError:
+def _refused(error: Exception, subject: HubContext) -> EdgespecError:
     from huggingface_hub import errors
 
     assert isinstance(error, errors.HfHubHTTPError)
@@ -122,7 +122,7 @@ def _refused(error: Exception, subject: Subject) -> EdgespecError:
     return _status(error.response.status_code, subject)
 
 
-def _status(code: int, subject: Subject) -> EdgespecError:
+def _status(code: int, subject: HubContext) -> EdgespecError:
     if code == 401:
         return HubError(f"{subject.endpoint} does not accept the access token.", hint=LOG_IN)
     if code == 403:
@@ -143,7 +143,7 @@ def _status(code: int, subject: Subject) -> EdgespecError:
     )
 
 
-def _network(error: Exception, subject: Subject) -> HubUnreachable:
+def _network(error: Exception, subject: HubContext) -> HubUnreachable:
     import httpx
 
     again = "try again: a pull resumes where it stopped"
@@ -175,7 +175,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _disk(error: OSError, subject: Subject) -> CacheError:
+def _disk(error: OSError, subject: HubContext) -> CacheError:
     if error.errno in _FULL:
         return CacheError(f"The disk of {subject.cache_dir} is full or its quota is used up.", hint=FREE_SPACE)
     if error.errno in _UNWRITABLE:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.errors import HubError
-from edgespec.hub.errors import Subject, no_such_file
+from edgespec.hub.errors import HubContext, no_such_file
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, is_gguf_name
 
 Kind = Literal["gguf", "mlx"]
@@ -60,7 +60,7 @@ class Selection:
     files: tuple[RemoteFile, ...]
 
 
-def select(reference: HubReference, listing: tuple[RemoteFile, ...], subject: Subject) -> Selection:
+def select(reference: HubReference, listing: tuple[RemoteFile, ...], subject: HubContext) -> Selection:
     """The files `reference` means among `listing`; raises HubError naming what the repository has instead."""
     files = {file.path: file for file in listing if _is_safe(file.path)}
     if isinstance(reference, HubFile):
@@ -114,7 +114,7 @@ def _of_quant(quant: str, models: list[RemoteFile]) -> RemoteFile | None:
     return min(found, key=lambda file: (file.path.count("/"), len(file.path), file.path), default=None)
 
 
-def _with_parts(file: RemoteFile, files: dict[str, RemoteFile], subject: Subject) -> Selection:
+def _with_parts(file: RemoteFile, files: dict[str, RemoteFile], subject: HubContext) -> Selection:
     names = part_names(file.path)
     missing = [name for name in names if name not in files]
     if missing:
@@ -124,7 +124,7 @@ def _with_parts(file: RemoteFile, files: dict[str, RemoteFile], subject: Subject
     return Selection("gguf", tuple(files[name] for name in names))
 
 
-def _mlx(files: dict[str, RemoteFile], subject: Subject) -> Selection:
+def _mlx(files: dict[str, RemoteFile], subject: HubContext) -> Selection:
     wanted = [file for file in files.values() if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
     wanted = [file for file in wanted if "/" not in file.path]
     weights = [file for file in wanted if file.path.endswith(".safetensors")]
@@ -141,7 +141,7 @@ def _by_path(file: RemoteFile) -> str:
     return file.path
 
 
-def _offer(subject: Subject, models: list[RemoteFile]) -> str:
+def _offer(subject: HubContext, models: list[RemoteFile]) -> str:
     quants = sorted({quant for file in models if (quant := quant_of(file.path))})
     if not quants:
         return f"see {subject.endpoint}/{subject.repo}/tree/main"

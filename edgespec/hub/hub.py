@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import HubError, InvalidModelFile
-from edgespec.formats.gguf import Header, check_model, join_parts, read_file, read_header
+from edgespec.formats.gguf import Header, join_parts, read_header
+from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, RemoteModel
-from edgespec.hub.download import Progress, RangeReader, check_room, damage, describe, place_blob
-from edgespec.hub.errors import HubUnreachable, Subject, not_a_hub, offline, translated
+from edgespec.hub.download import Progress, RangeReader, check_room, checksum_error, describe, download_blob
+from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub, offline
 from edgespec.hub.file_selection import RemoteFile, select
 from edgespec.hub.reference import HubFile, HubReference
 
@@ -81,7 +82,7 @@ class Hub:
         for file in model.files:
             self._fetch_file(model, file, progress)
         if not self.offline:
-            with translated(self._subject_of(model)):
+            with map_errors(self._subject_of(model)):
                 cache.remember_revision(self.cache_dir, model)
         first = cache.snapshot_path(self.cache_dir, model, model.files[0].path)
         return first if model.kind == "gguf" else first.parent
@@ -97,8 +98,8 @@ class Hub:
                 continue
             if progress:
                 progress(file.path)
-            with translated(self._subject_of(model)):
-                difference = damage(link, link.resolve().name, file.size)
+            with map_errors(self._subject_of(model)):
+                difference = checksum_error(link, link.resolve().name, file.size)
                 if difference is not None:
                     cache.discard(link)
                     raise InvalidModelFile(
@@ -108,20 +109,20 @@ class Hub:
 
     def cached_models(self) -> list[CachedModel]:
         """Every model the cache holds whole; sends no request."""
-        with translated(Subject(self.endpoint, str(self.cache_dir), "")):
+        with map_errors(HubContext(self.endpoint, str(self.cache_dir), "")):
             return cache.cached_models(self.cache_dir)
 
     def remove(self, reference: HubReference) -> int:
         """Remove a model from the cache; returns the bytes freed. Raises HubError where it is not cached."""
-        with translated(self._subject(reference)):
+        with map_errors(self._subject(reference)):
             return cache.remove_model(self.cache_dir, reference)
 
-    def _ask(self, reference: HubReference, subject: Subject) -> RemoteModel:
+    def _ask(self, reference: HubReference, subject: HubContext) -> RemoteModel:
         from huggingface_hub import HfApi, constants
 
         api = HfApi(endpoint=self.endpoint, library_name="edgespec")
         revision = reference.revision or cache.DEFAULT_REVISION
-        with translated(subject):
+        with map_errors(subject):
             try:
                 info = api.model_info(
                     reference.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
@@ -145,7 +146,7 @@ class Hub:
         subject = self._subject_of(model, file.path)
         if self.offline:
             raise offline(subject)
-        with translated(subject):
+        with map_errors(subject):
             remote = describe(model.repo, file.path, model.commit, self.endpoint)
             header = read_header(RangeReader(remote.url, remote.size), file.path)
         check_model(header)
@@ -160,7 +161,7 @@ class Hub:
         subject = self._subject_of(model, file.path)
         if self.offline:
             raise offline(subject)
-        with translated(subject):
+        with map_errors(subject):
             if link.is_file():
                 cache.discard(link)
             storage = cache.storage_folder(self.cache_dir, model.repo)
@@ -169,7 +170,7 @@ class Hub:
             # Larger files the hub sends only over the client's own Xet transport, which does not resume.
             plain = remote.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
             if plain:
-                place_blob(remote, storage, cache.blob_lock(self.cache_dir, model.repo, remote.etag), progress)
+                download_blob(remote, storage, cache.blob_lock(self.cache_dir, model.repo, remote.etag), progress)
             try:
                 hf_hub_download(
                     model.repo, file.path, revision=model.commit, cache_dir=self.cache_dir, endpoint=self.endpoint
@@ -184,10 +185,10 @@ class Hub:
         if model.kind == "gguf":
             read_file(link)
 
-    def _subject(self, reference: HubReference) -> Subject:
+    def _subject(self, reference: HubReference) -> HubContext:
         path = reference.path if isinstance(reference, HubFile) else None
         revision = reference.revision or cache.DEFAULT_REVISION
-        return Subject(self.endpoint, str(self.cache_dir), reference.repo, revision, path)
+        return HubContext(self.endpoint, str(self.cache_dir), reference.repo, revision, path)
 
-    def _subject_of(self, model: RemoteModel, path: str | None = None) -> Subject:
-        return Subject(self.endpoint, str(self.cache_dir), model.repo, model.revision, path)
+    def _subject_of(self, model: RemoteModel, path: str | None = None) -> HubContext:
+        return HubContext(self.endpoint, str(self.cache_dir), model.repo, model.revision, path)

@@ -13,19 +13,20 @@ from typing import Literal
 
 from edgespec.backends.devices import Memory
 from edgespec.errors import EdgespecError
-from edgespec.formats.gguf import join_parts, read_file
-from edgespec.formats.metadata import Facts
+from edgespec.formats.gguf import join_parts
+from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.cache import CachedModel, snapshot_path
 from edgespec.hub.file_selection import Kind, part_names
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference
-from edgespec.planner.memory import Fit, Price, price
-from edgespec.registry.external_models import elsewhere, gguf_size
-from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, open_pair, open_source
+from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
+from edgespec.registry.external_models import external_models, gguf_size
+from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, open_source, resolve_pair
 from edgespec.registry.schema import BackendName, Registry
 
-Room = Literal["fits", "tight", "does not fit"]
+FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "elsewhere"]
 
 DEFAULT_CONTEXT = 8192
@@ -47,7 +48,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Component:
     """A target or its draft model; `files` is None where not all of them are here."""
 
     reference: Reference
@@ -82,10 +83,10 @@ class Entry:
     opens: str
     backend: BackendName
     description: str
-    target: Part
-    draft: Part | None
+    target: Component
+    draft: Component | None
     verified: bool
-    fit: Room | None
+    fit: FitLevel | None
 
     @property
     def here(self) -> bool:
@@ -108,8 +109,8 @@ def catalogue(
         name: str,
         origin: Origin,
         runtime: BackendName,
-        target: Part,
-        draft: Part | None = None,
+        target: Component,
+        draft: Component | None = None,
         *,
         opens: str | None = None,
         description: str = "",
@@ -130,10 +131,10 @@ def catalogue(
         if files and model.path not in shown:
             runtime: BackendName = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _paired(model, runtime, registry, local)
-            add(str(model.reference), "cache", runtime, Part(model.reference, files), draft)
-    for other in elsewhere(besides=[*shown, *(model.path for model in cached)]):
+            add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
+    for other in external_models(besides=[*shown, *(model.path for model in cached)]):
         if files := _stamped(other.path, "gguf", other.size):
-            add(other.name, "elsewhere", "llamacpp", Part(LocalPath(other.path), files), opens=str(other.path))
+            add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found
 
 
@@ -143,14 +144,14 @@ def matching(entries: Iterable[Entry], text: str) -> list[Entry]:
     return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
-def _part(reference: Reference, backend: BackendName, local: Hub) -> Part:
-    return Part(reference, _files(reference, backend, local))
+def _part(reference: Reference, backend: BackendName, local: Hub) -> Component:
+    return Component(reference, _files(reference, backend, local))
 
 
-def _paired(model: CachedModel, backend: BackendName, registry: Registry, local: Hub) -> Part | None:
+def _paired(model: CachedModel, backend: BackendName, registry: Registry, local: Hub) -> Component | None:
     """The draft model that comes along when a download is opened: that of an alias with the same repository."""
     try:
-        draft = open_pair(str(model.reference), backend, registry, local).draft
+        draft = resolve_pair(str(model.reference), backend, registry, local).draft
     except _UNUSABLE:  # removed meanwhile
         return None
     return _part(draft, backend, local) if draft else None
@@ -178,7 +179,7 @@ def _stamped(path: Path, kind: Kind, size: int) -> Files | None:
         return None
 
 
-def _room(target: Part, draft: Part | None, memory: Memory, context: int) -> Room | None:
+def _room(target: Component, draft: Component | None, memory: Memory, context: int) -> FitLevel | None:
     prices = _prices(target.files, draft.files if draft else None, context) if target.files else None
     if prices is None:
         return None
@@ -189,21 +190,21 @@ def _room(target: Part, draft: Part | None, memory: Memory, context: int) -> Roo
 
 
 @lru_cache(maxsize=1024)  # headers with large vocabularies take a tenth of a second each
-def _prices(target: Files, draft: Files | None, context: int) -> tuple[Price, Price | None] | None:
+def _prices(target: Files, draft: Files | None, context: int) -> tuple[MemoryEstimate, MemoryEstimate | None] | None:
     """What both take in memory; None where a header or config cannot be used, without a draft where only its cannot."""
     try:
         facts = _facts(target)
         tokens = min(facts.trained_context or context, context)
-        alone = price(facts, tokens)
+        alone = estimate_memory(facts, tokens)
     except _UNUSABLE:
         return None
     try:
-        return alone, price(_facts(draft), tokens) if draft else None
+        return alone, estimate_memory(_facts(draft), tokens) if draft else None
     except _UNUSABLE:
         return alone, None
 
 
-def _facts(files: Files) -> Facts:
+def _facts(files: Files) -> ModelMetadata:
     if files.kind == "mlx":
         return read_config(files.path, files.path.name, _weight_bytes(files.path))
     return join_parts([read_file(files.path.with_name(name)) for name in part_names(files.path.name)])

@@ -9,14 +9,15 @@ import numpy as np
 
 from edgespec.controller.cost_model import Profile, best_chain
 from edgespec.controller.profiler import drafting, measure
-from edgespec.core.protocols import CheckCancelled, Draft, Ints, Session
+from edgespec.core.arrays import Ints
+from edgespec.core.protocols import CheckCancelled, Draft, Session
 
 _ROWS = 64  # positions at which choices are compared
 _MEASURED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class DraftEval:
     """Of one draft.
 
     agreement  share of positions at which it would choose the target's token
@@ -34,7 +35,7 @@ class Trial:
         return f"{self.agreement:.0%} agreement, a drafted token costs {self.cost:.2f} of a plain step"
 
 
-class Yardstick:
+class Evaluator:
     """What a target chooses along a text. It is not its own text, of which a draft mostly foretells more."""
 
     def __init__(self, target: Session, tokens: Sequence[int], check: CheckCancelled) -> None:
@@ -50,7 +51,7 @@ class Yardstick:
         self.profile: Profile = measure(target, None, _MEASURED_S, check)
         self._choices = self._chosen(target)
 
-    def trial(self, draft: Session, *, slows: bool = False) -> Trial:
+    def trial(self, draft: Session, *, slows: bool = False) -> DraftEval:
         """`draft` held against the target, which it may follow, and which it may have slowed down.
 
         Raises Cancelled, BackendError.
@@ -64,7 +65,7 @@ class Yardstick:
         if slows:
             now_s, _ = drafting(self._target, self._text, self._start, self._check)
             speedup *= min(1.0, plain_s / now_s)
-        return Trial(agreed, draft_s / plain_s, length, speedup)
+        return DraftEval(agreed, draft_s / plain_s, length, speedup)
 
     def _chosen(self, session: Session) -> Ints:
         """[rows] the best tokens after the last positions of the text; a few at a time where a draft is limited."""

@@ -9,7 +9,7 @@ from edgespec.backends.devices import Memory
 from edgespec.errors import DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header
-from edgespec.formats.metadata import Facts
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.units import gib
 
@@ -21,7 +21,7 @@ KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class MemoryEstimate:
     """Bytes one model takes: its weights, the KV cache for the whole context, and scratch memory."""
 
     weights: int
@@ -39,8 +39,8 @@ class Fit:
     """The report of a check; `context` is tokens, everything else bytes."""
 
     context: int
-    target: Price
-    draft: Price | None
+    target: MemoryEstimate
+    draft: MemoryEstimate | None
     memory: Memory
 
     @property
@@ -59,13 +59,15 @@ class Fit:
         return 0 < self.needed <= self.memory.own_device_bytes
 
 
-def keeps_texts_together(model: Facts) -> bool:
+def keeps_texts_together(model: ModelMetadata) -> bool:
     """Whether llama.cpp keeps several texts of the model in one context, as far as its header tells."""
     apart = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
     return isinstance(model, Header) and not any(part in key for key in model.metadata for part in apart)
 
 
-def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False) -> Price:
+def estimate_memory(
+    model: ModelMetadata, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False
+) -> MemoryEstimate:
     """What a model takes with `caches` of `context` tokens, `together` in one llama.cpp context or each with scratch
     memory of its own; raises InvalidRequest for an unknown KV type.
 
@@ -86,10 +88,12 @@ def price(model: Facts, context: int, kv_type: str = "f16", caches: int = 1, *, 
         rows = model.own("vocab_size") or _vocabulary(model)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
     graphs = 1 if together else caches
-    return Price(model.weight_bytes, caches * kv, graphs * 4 * MICRO_BATCH * rows + caches * 2 * MICRO_BATCH * context)
+    return MemoryEstimate(
+        model.weight_bytes, caches * kv, graphs * 4 * MICRO_BATCH * rows + caches * 2 * MICRO_BATCH * context
+    )
 
 
-def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
+def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
     if kv_type not in KV_TYPE_NAMES:
         raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
@@ -112,8 +116,8 @@ def kv_bytes(header: Facts, context: int, kv_type: str = "f16") -> int:
 
 
 def check_fit(
-    target: Facts,
-    draft: Facts | None,
+    target: ModelMetadata,
+    draft: ModelMetadata | None,
     *,
     context: int,
     memory: Memory,
@@ -124,12 +128,12 @@ def check_fit(
 ) -> Fit:
     """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`.
 
-    `together`: see `price`, of the target; a draft always has a context for each.
+    `together`: see `estimate_memory`, of the target; a draft always has a context for each.
     """
     fit = Fit(
         context=context,
-        target=price(target, context, kv_type, caches, together=together),
-        draft=price(draft, context, kv_type, caches) if draft else None,
+        target=estimate_memory(target, context, kv_type, caches, together=together),
+        draft=estimate_memory(draft, context, kv_type, caches) if draft else None,
         memory=memory,
     )
     if fit.headroom >= 0 or force:

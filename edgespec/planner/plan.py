@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.backends import BackendName, device_memory, prefers_mlx
-from edgespec.backends.attached_draft import SelfDraft, parse
+from edgespec.backends.attached_draft import SelfDraftSpec, parse
 from edgespec.backends.devices import DeviceMemory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import DraftKind, Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.formats.metadata import Facts
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.memory import Fit, check_fit, keeps_texts_together
-from edgespec.registry.resolve import Source, best_backend, open_pair, open_source, source_facts, source_path
+from edgespec.registry.resolve import Source, best_backend, open_source, resolve_pair, source_facts, source_path
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.schema import BackendName as FileBackend
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRequest:
+class LoadConfig:
     """What to open.
 
     model    a reference, or None for the embedded pair
@@ -65,7 +65,7 @@ class PlannedDraft:
 
     reference: Reference
     source: Source
-    facts: Facts
+    facts: ModelMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,22 @@ class Plan:
     backend: FileBackend
     target: Source
     draft: PlannedDraft | None
-    self_draft: SelfDraft | None
+    self_draft: SelfDraftSpec | None
     kind: DraftKind
     options: LoadOptions
     sampling: SamplingDefaults
-    facts: Facts
+    facts: ModelMetadata
     fit: Fit
     acceptance: Acceptance | None = None
 
 
-def plan(request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
     """Choose the runtime, resolve, read what both models say of themselves, compare tokenizers, price the memory.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
     backend = choose_backend(request, registry, hub)
-    resolved = open_pair(request.model, backend, registry, hub)
+    resolved = resolve_pair(request.model, backend, registry, hub)
     facts = source_facts(resolved.target, hub, reporter.download)
     self_draft = parse(request.draft)
     draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
@@ -117,7 +117,7 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
     return source_path(source, hub, progress)
 
 
-def choose_backend(request: OpenRequest, registry: Registry, hub: Hub) -> FileBackend:
+def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
     """The runtime the user named, else MLX on Apple Silicon where it is installed and has the model, else llama.cpp.
 
     Raises UnknownModel, HubError.
@@ -128,10 +128,10 @@ def choose_backend(request: OpenRequest, registry: Registry, hub: Hub) -> FileBa
 
 
 def _find_draft(
-    request: OpenRequest,
+    request: LoadConfig,
     paired: Reference | None,
     backend: FileBackend,
-    target: Facts,
+    target: ModelMetadata,
     registry: Registry,
     hub: Hub,
     reporter: Reporter,
@@ -157,7 +157,7 @@ def _find_draft(
 
 
 def _checked_draft(
-    reference: Reference, backend: FileBackend, target: Facts, registry: Registry, hub: Hub
+    reference: Reference, backend: FileBackend, target: ModelMetadata, registry: Registry, hub: Hub
 ) -> PlannedDraft:
     if isinstance(reference, Alias):
         pair = registry.get(reference.name).pair(backend)
@@ -173,7 +173,7 @@ def _checked_draft(
     return PlannedDraft(reference, source, facts)
 
 
-def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOptions:
+def _sized(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
     """Options with a definite context size."""
     trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
     size = options.context_for(trained)
@@ -183,10 +183,10 @@ def _sized(options: LoadOptions, facts: Facts, reporter: Reporter) -> LoadOption
 
 
 def _fitting(
-    request: OpenRequest,
+    request: LoadConfig,
     options: LoadOptions,
     backend: FileBackend,
-    target: Facts,
+    target: ModelMetadata,
     draft: PlannedDraft | None,
     reporter: Reporter,
 ) -> tuple[PlannedDraft | None, Fit]:
@@ -198,7 +198,7 @@ def _fitting(
 
     together = keeps_texts_together(target) and not options.exact
 
-    def price(with_draft: Facts | None) -> Fit:
+    def price(with_draft: ModelMetadata | None) -> Fit:
         return check_fit(
             target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
             together=together, force=request.force,

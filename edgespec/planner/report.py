@@ -9,8 +9,8 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import OpenRequest, Plan, Reporter, plan
-from edgespec.planner.speed import forecast
+from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
+from edgespec.planner.speed import estimate_speed
 from edgespec.registry.schema import Registry
 from edgespec.units import gib
 
@@ -18,7 +18,7 @@ _ASSUMED = (0.5, 0.8)  # acceptance of a drafted token, where the registry knows
 
 
 def outlook(
-    request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
 ) -> Iterator[str]:
     """The table of a model, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
     planned = plan(request, registry, hub, reporter)
@@ -51,7 +51,7 @@ def measured(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models are measured"}
     try:
-        expected = forecast(target, draft, planned.options, check)
+        expected = estimate_speed(target, draft, planned.options, check)
     except CacheError as error:  # the plan is true without a speed
         return {"not_foretold": error.message.removesuffix(".")}
     if expected is None:

@@ -15,12 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends import BackendName, Model
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel, Skip, parse
-from edgespec.controller.store import Setting, fingerprint
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.controller.store import ProfileKey, fingerprint
 from edgespec.controller.store import folder as calibration_folder
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
-from edgespec.planner.draft_eval import Trial, Yardstick
+from edgespec.planner.draft_eval import DraftEval, Evaluator
 from edgespec.text.chat_template import encode_prompt
 
 TRIALS_S = 10.0  # when a model is opened
@@ -32,12 +32,12 @@ _NOTES = "choices.json"
 class Choice:
     """What was found best for a request such as 'auto' or 'layerskip', and whether it promises to pay."""
 
-    method: SelfDraft
+    method: SelfDraftSpec
     pays: bool
     reason: str
 
 
-class Workshop:
+class SelfDraftSearch:
     """Tries self-drafts of one target. The thread that uses the target uses this."""
 
     def __init__(
@@ -54,14 +54,15 @@ class Workshop:
         self._folder = folder
         self._until = perf_counter() + seconds
         self._check = check
-        self.trials: dict[str, Trial] = {}
-        self.rival: Trial | None = None
+        self.trials: dict[str, DraftEval] = {}
+        self.rival: DraftEval | None = None
 
-    def choose(self, methods: Sequence[SelfDraft], rival: Model | None = None) -> Choice:
+    def choose(self, methods: Sequence[SelfDraftSpec], rival: Model | None = None) -> Choice:
         """The one that promises the most; where a skip names no layers they are searched.
 
-        It pays if it promises more than plain decoding, and than a draft model, the `rival`. Raises Refused where none
-        can be made; Cancelled, BackendError, CacheError.
+        It pays if it promises more than plain decoding, and than a draft model, the `rival`.
+
+        Raises Unsupported where none can be made; Cancelled, BackendError, CacheError.
         """
         refusals: list[EdgespecError] = []
         with self._yardstick() as (yardstick, session):
@@ -73,7 +74,7 @@ class Workshop:
                         self._search(method, yardstick, session)
                     else:
                         self._try(method, yardstick, session)
-                except (Refused, DoesNotFit) as refusal:
+                except (Unsupported, DoesNotFit) as refusal:
                     refusals.append(refusal)
         if not self.trials:
             raise refusals[0]
@@ -83,19 +84,19 @@ class Workshop:
         pays = trial.speedup >= _WORTH * (self.rival.speedup if self.rival else 1.0)
         return Choice(best, pays, f"{trial}; the best of {len(self.trials)} tried")
 
-    def _search(self, method: SelfDraft, yardstick: Yardstick, session: Session) -> None:
+    def _search(self, method: SelfDraftSpec, yardstick: Evaluator, session: Session) -> None:
         """Exits first; then every layer but the first and last is left out alone, and they go in that order."""
         count = self._target.layer_count
         if count < 3:
-            raise Refused(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
+            raise Unsupported(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
 
-        def tried(kept: Iterable[int]) -> Trial | None:
+        def tried(kept: Iterable[int]) -> DraftEval | None:
             """None where there is no time left."""
             layers = tuple(kept)
             skip = Skip(exit=len(layers)) if layers == tuple(range(len(layers))) else Skip(kept=layers)
             if perf_counter() >= self._until and self.trials:
                 return None
-            return self._try(SelfDraft(skip, method.bits, method.planes, method.sparse), yardstick, session)
+            return self._try(SelfDraftSpec(skip, method.bits, method.planes, method.sparse), yardstick, session)
 
         for exit_after in dict.fromkeys(max(1, count * part // 12) for part in (4, 3, 6)):
             tried(range(exit_after))
@@ -103,7 +104,7 @@ class Workshop:
         for layer in sorted(range(1, count - 1), key=lambda each: abs(each - count / 2)):
             try:
                 trial = tried(each for each in range(count) if each != layer)
-            except Refused:  # no layer but the last can be left out
+            except Unsupported:  # no layer but the last can be left out
                 return
             if trial is None:
                 return
@@ -113,7 +114,7 @@ class Workshop:
             if tried(each for each in range(count) if each not in order[:n]) is None:
                 return
 
-    def _try(self, method: SelfDraft, yardstick: Yardstick, session: Session) -> Trial:
+    def _try(self, method: SelfDraftSpec, yardstick: Evaluator, session: Session) -> DraftEval:
         if str(method) in self.trials:
             return self.trials[str(method)]
         told = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
@@ -126,40 +127,40 @@ class Workshop:
         return trial
 
     @contextmanager
-    def _yardstick(self) -> Iterator[tuple[Yardstick, Session]]:
+    def _yardstick(self) -> Iterator[tuple[Evaluator, Session]]:
         text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
         session = self._target.open_session(self._check)
         try:
             tokens = encode_prompt(self._target.tokenizer, text, parse_special=False)
-            yield Yardstick(session, tokens, self._check), session
+            yield Evaluator(session, tokens, self._check), session
         finally:
             session.close()
 
 
-def _tried(session: Session, yardstick: Yardstick, *, slows: bool = False) -> Trial:
+def _tried(session: Session, yardstick: Evaluator, *, slows: bool = False) -> DraftEval:
     try:
         return yardstick.trial(session, slows=slows)
     finally:
         session.close()
 
 
-def quick_methods(backend: BackendName) -> list[SelfDraft]:
+def quick_methods(backend: BackendName) -> list[SelfDraftSpec]:
     """Those that cost next to nothing to try: what has to be written first is left to `edgespec draft build`."""
-    return [SelfDraft(Skip())] if backend == "llamacpp" else [SelfDraft(Skip()), SelfDraft(bits=0)]
+    return [SelfDraftSpec(Skip())] if backend == "llamacpp" else [SelfDraftSpec(Skip()), SelfDraftSpec(bits=0)]
 
 
-def all_methods(backend: BackendName) -> list[SelfDraft]:
+def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
     """Those that may pay on short contexts."""
-    bits = [SelfDraft(bits=0), SelfDraft(bits=3), SelfDraft(bits=2)]
+    bits = [SelfDraftSpec(bits=0), SelfDraftSpec(bits=3), SelfDraftSpec(bits=2)]
     return (
-        [SelfDraft(Skip()), *bits]
+        [SelfDraftSpec(Skip()), *bits]
         if backend == "llamacpp"
-        else [SelfDraft(Skip()), *bits, SelfDraft(bits=0, planes=True)]
+        else [SelfDraftSpec(Skip()), *bits, SelfDraftSpec(bits=0, planes=True)]
     )
 
 
 def make(
-    target: Model, method: SelfDraft, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
 ) -> SelfDraftModel:
     """`Model.self_draft`, with memory that runs out as an error in words."""
     try:
@@ -168,7 +169,7 @@ def make(
         raise BackendError("there is no memory left for a self-draft.", hint="Use --draft ngram.") from error
 
 
-class Shelf:
+class SelfDraftCache:
     """What is kept for a target's self-drafts: low-bit copies, and what was chosen."""
 
     def __init__(self, target: Path, name: str) -> None:
@@ -176,7 +177,7 @@ class Shelf:
         self.folder = root() / fingerprint(target)
         self._name = name
 
-    def chosen(self, setting: Setting, asked: str) -> Choice | None:
+    def chosen(self, setting: ProfileKey, asked: str) -> Choice | None:
         """What was chosen under this setting, if anything was."""
         for note in self._notes():
             if note.get("setting") == asdict(setting) and note.get("asked") == asked:
@@ -185,7 +186,7 @@ class Shelf:
                     return Choice(method, bool(note["pays"]), str(note["reason"])) if method else None
         return None
 
-    def remember(self, setting: Setting, asked: str, choice: Choice) -> None:
+    def remember(self, setting: ProfileKey, asked: str, choice: Choice) -> None:
         """A folder that cannot be written to costs the next run the trials, no more."""
         kept = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), asked)]
         found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason}
@@ -202,7 +203,7 @@ class Shelf:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedSelfDraft:
     """What the cache holds for one model."""
 
     folder: Path
@@ -216,7 +217,7 @@ class Kept:
         return sum(copy.stat().st_size for copy in self.copies)
 
 
-def kept() -> list[Kept]:
+def kept() -> list[CachedSelfDraft]:
     """All of the cache."""
     found = []
     for folder in sorted(root().glob("*")) if root().is_dir() else ():
@@ -224,11 +225,11 @@ def kept() -> list[Kept]:
         chosen = (f"{n.get('asked')}: {n.get('method')}, {n.get('reason')}" for n in notes.get("choices", ()))
         copies = tuple(sorted(folder.glob("*.gguf")))
         if copies or notes:
-            found.append(Kept(folder, str(notes.get("model", folder.name)), copies, tuple(chosen)))
+            found.append(CachedSelfDraft(folder, str(notes.get("model", folder.name)), copies, tuple(chosen)))
     return found
 
 
-def remove(shelf: Kept) -> int:
+def remove(shelf: CachedSelfDraft) -> int:
     """Remove it all; returns bytes freed. Raises CacheError."""
     size = shelf.size
     try:

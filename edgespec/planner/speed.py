@@ -45,7 +45,7 @@ class Forecast:
         return next((a / 100 for a in range(5, 101, 5) if self.speculative(a / 100)[1] > 1.0), None)
 
 
-def forecast(
+def estimate_speed(
     target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
 ) -> Forecast | None:
     """Measure blocks of the same shape and quantization; None where there is no memory for even that, or where the

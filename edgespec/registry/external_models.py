@@ -76,7 +76,7 @@ def places_from_environment() -> list[Place]:
     return list(dict.fromkeys(found))
 
 
-def elsewhere(places: Iterable[Place] | None = None, *, besides: Iterable[Path] = ()) -> list[ElsewhereModel]:
+def external_models(places: Iterable[Place] | None = None, *, besides: Iterable[Path] = ()) -> list[ElsewhereModel]:
     """The models in `places` (default: those of the environment), by name; raises nothing.
 
     A file counts once, whatever names and links it has, and not at all if it is one of `besides`. What cannot be

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import assert_never
 
 from edgespec.errors import InvalidModelFile, UnknownModel
-from edgespec.formats.gguf import join_parts, read_file
-from edgespec.formats.metadata import Facts
+from edgespec.formats.gguf import join_parts
+from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder
 from edgespec.hub.cache import RemoteModel
 from edgespec.hub.download import Progress
@@ -84,7 +85,7 @@ class Resolved:
     acceptance: Acceptance | None = None
 
 
-def open_pair(text: str | None, backend: BackendName, registry: Registry, hub: Hub) -> Resolved:
+def resolve_pair(text: str | None, backend: BackendName, registry: Registry, hub: Hub) -> Resolved:
     """The sources that `text` names for `backend`; None names the embedded pair.
 
     A repository that some alias has as its target brings that alias's draft along. What the cache holds is taken from
@@ -114,7 +115,7 @@ def open_source(reference: Reference, backend: BackendName, hub: Hub) -> Source:
             assert_never(reference)
 
 
-def source_facts(source: Source, hub: Hub, progress: Progress | None = None) -> Facts:
+def source_facts(source: Source, hub: Hub, progress: Progress | None = None) -> ModelMetadata:
     """What a source says of itself, checked, without its weights.
 
     On the hub only the first bytes of a GGUF file are read; of a folder, the small files go to the cache.

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from edgespec.formats.gguf import Header
-from edgespec.formats.metadata import Facts
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.text.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ _PADDING = re.compile(r"\[PAD\d*\]|<\|?reserved[^>]*>|<\|?unused[^>]*>|<\|?dummy
 _IDS = (("bos_token_id", "first token (BOS)"), ("eos_token_id", "last token (EOS)"), ("eot_token_id", "end of turn"))
 
 
-def tokenizer_mismatch(target: Facts, draft: Facts) -> str | None:
+def tokenizer_mismatch(target: ModelMetadata, draft: ModelMetadata) -> str | None:
     """The first reason why the two vocabularies differ, in plain words; None where they agree.
 
     Of a folder and a GGUF file nothing can be said before both are loaded.

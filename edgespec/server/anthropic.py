@@ -12,10 +12,10 @@ from pydantic import Field
 
 from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask, Choice, Settings, message
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens
+from edgespec.server.generation_spec import Choice, GenerationSpec, Settings, message
 from edgespec.server.http import event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said
+from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta
 from edgespec.server.tools import Tool
 from edgespec.text.chat_template import Message
 
@@ -104,7 +104,7 @@ class CountRequest(Body):
         said = [each for turn in self.messages for each in turn.messages()]
         return (*((message("system", system),) if system else ()), *said)
 
-    def ask(self) -> Ask:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         wanted = self.tool_choice or ToolChoice(type="auto")
         choice: Choice = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}[wanted.type]  # type: ignore[assignment]
@@ -113,7 +113,7 @@ class CountRequest(Body):
             raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
         forced = wanted.name if wanted.type == "tool" else None
         several = None if wanted.disable_parallel_tool_use is None else not wanted.disable_parallel_tool_use
-        return Ask(self.prompt(), tools=tools, choice=choice, forced=forced, several=several)
+        return GenerationSpec(self.prompt(), tools=tools, choice=choice, forced=forced, several=several)
 
 
 class MessagesRequest(CountRequest):
@@ -130,9 +130,9 @@ class MessagesRequest(CountRequest):
     def writer(self) -> MessagesWriter:
         return MessagesWriter(self.model)
 
-    def ask(self) -> Ask:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
-        asked = super().ask()
+        asked = super().generation_spec()
         settings = Settings(self.temperature, self.top_p, self.top_k)
         return replace(asked, settings=settings, max_tokens=self.max_tokens, stop=tuple(self.stop_sequences or ()))
 
@@ -144,51 +144,51 @@ class MessagesWriter:
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []
         self._open = False  # whether the last block may grow
-        self._end: Ended | None = None
+        self._end: Done | None = None
 
     def add(self, index: int, part: Part) -> None:
-        if isinstance(part, Said) and not self._continues("text"):
+        if isinstance(part, TextDelta) and not self._continues("text"):
             self._blocks.append({"type": "text", "text": ""})
-        elif isinstance(part, Reasoning) and not self._continues("thinking"):
+        elif isinstance(part, ReasoningDelta) and not self._continues("thinking"):
             self._blocks.append({"type": "thinking", "thinking": "", "signature": ""})
-        if isinstance(part, Said):
+        if isinstance(part, TextDelta):
             self._blocks[-1]["text"] += part.text
-        elif isinstance(part, Reasoning):
+        elif isinstance(part, ReasoningDelta):
             self._blocks[-1]["thinking"] += part.text
-        elif isinstance(part, Called):
+        elif isinstance(part, ToolCallDelta):
             self._blocks.append(_use(part))
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             self._end = part
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         assert self._end is not None
         return {**self._head, "content": self._blocks, **_ending(self._end),
                 "usage": _usage(self._end.metrics),
                 "timings": self._end.timings()}  # fmt: skip
 
-    def events(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Begun):
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, Started):
             opening: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
                        "usage": _tokens(part.prompt_tokens, part.cached_tokens, 0)}  # fmt: skip
             yield _event("message_start", message=opening)
-        elif isinstance(part, Said):
+        elif isinstance(part, TextDelta):
             if not self._continues("text"):
                 yield from self._begin({"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": part.text})
-        elif isinstance(part, Reasoning):
+        elif isinstance(part, ReasoningDelta):
             if not self._continues("thinking"):
                 yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": part.text})
-        elif isinstance(part, Called):
+        elif isinstance(part, ToolCallDelta):
             use = _use(part)
             yield from self._begin({**use, "input": {}})
             yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(use["input"])})
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             yield from self._close()
             yield _event("message_delta", delta=_ending(part), timings=part.timings(),
                          usage=_usage(part.metrics))  # fmt: skip
 
-    def last(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         yield _event("message_stop")
 
     def _continues(self, kind: str) -> bool:
@@ -213,12 +213,12 @@ def _event(kind: str, **data: Any) -> bytes:
     return event_of({"type": kind, **data}, kind)
 
 
-def _use(part: Called) -> dict[str, Any]:
+def _use(part: ToolCallDelta) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": part.call.name,
             "input": json.loads(part.call.arguments)}  # fmt: skip
 
 
-def _ending(end: Ended) -> dict[str, str | None]:
+def _ending(end: Done) -> dict[str, str | None]:
     if end.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
     reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -18,20 +18,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.server.anthropic import CountRequest, MessagesRequest
-from edgespec.server.asking import Ask
 from edgespec.server.chat import ChatRequest
+from edgespec.server.chat_format import reader_of, tool_format
 from edgespec.server.completions import CompletionRequest
-from edgespec.server.dialect import reader_of, tool_format
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body, ModelName
+from edgespec.server.generation_spec import GenerationSpec
 from edgespec.server.guard import Guard, Rules
-from edgespec.server.http import EventStream, HttpError, JsonResponse, body_of, error_response, expected, unless_gone
+from edgespec.server.http import (
+    EventStream,
+    HttpError,
+    JsonResponse,
+    body_of,
+    error_response,
+    expected,
+    until_disconnect,
+)
+from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
-from edgespec.server.replying import Part, Reply, merged
+from edgespec.server.response import Part, ResponseStream, merged
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.status import status_routes
-from edgespec.server.tally import Tally
 
 _GONE = 499  # as nginx has it; nobody reads it
 Handler = Callable[[Request], Awaitable[Response]]
@@ -47,15 +55,15 @@ class Writer(Protocol):
     """How an interface writes answers. `index` counts those of one call; the parts of one come in order."""
 
     def add(self, index: int, part: Part) -> None:
-        """Gather for `whole`."""
+        """Gather for `response_body`."""
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         """The body, once all has been added."""
 
-    def events(self, index: int, part: Part) -> Iterator[bytes]:
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
         """What is sent of `part` while streaming."""
 
-    def last(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         """What is sent after all answers."""
 
 
@@ -66,12 +74,12 @@ class Answerable(Protocol):
     n: Any
     stream: Any
 
-    def ask(self) -> Ask: ...
+    def generation_spec(self) -> GenerationSpec: ...
 
     def writer(self) -> Writer: ...
 
 
-def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
+def application(models: Models, rules: Rules, server_metrics: ServerMetrics) -> Starlette:
     """The ASGI application; models are opened by calls and closed with it."""
 
     @asynccontextmanager
@@ -94,38 +102,38 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
 
     async def count(request: Request) -> Response:
         body = await body_of(request, CountRequest)
-        room = models.find(body.model)
-        async with models.turn(room) as standing:
-            counted = await room.count(body.ask().request(standing, most_tokens=1))
+        slot = models.find(body.model)
+        async with models.turn(slot) as model_info:
+            counted = await slot.count(body.generation_spec().request(model_info, most_tokens=1))
         return JsonResponse({"input_tokens": counted})
 
     async def listed(_request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [_model(name) for name in models.rooms]})
+        return JsonResponse({"object": "list", "data": [_model(name) for name in models.slots]})
 
     async def one(request: Request) -> Response:
         return JsonResponse(_model(models.find(request.path_params["name"]).name))
 
     async def unload(request: Request) -> Response:
-        await models.find((await body_of(request, UnloadRequest)).model).rest()
+        await models.find((await body_of(request, UnloadRequest)).model).unload()
         return JsonResponse({})
 
     async def openapi(_request: Request) -> Response:
         return JsonResponse(document())
 
-    async def astray(request: Request, error: Exception) -> Response:
+    async def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
         told = "there is nothing at this address." if status == 404 else f"{request.method} is not for this address."
         return error_response(request.url.path, HttpError(status, told, hint="The interfaces are below /v1."))
 
     async def embeddings(request: Request) -> Response:
         body = await body_of(request, EmbeddingRequest)
-        texts, room = body.inputs(), models.find(body.model)
+        texts, slot = body.inputs(), models.find(body.model)
 
         async def made() -> dict[str, Any]:
-            async with models.turn(room):
-                return body.answer(await room.embed(texts))
+            async with models.turn(slot):
+                return body.answer(await slot.embed(texts))
 
-        answer = await unless_gone(request, made())
+        answer = await until_disconnect(request, made())
         return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
 
     routes = [
@@ -139,7 +147,7 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
         Route("/unload", _told(unload), methods=["POST"]),
         Route("/openapi.json", openapi),
         Route("/v1/models/{name:path}", _told(one)),
-        *status_routes(models, tally),
+        *status_routes(models, server_metrics),
     ]
     # The outermost first. Browsers ask before they call, without a key; CORS answers that for the allowed origins.
     middleware = [Middleware(Guard, rules=rules)]
@@ -147,46 +155,48 @@ def application(models: Models, rules: Rules, tally: Tally) -> Starlette:
         middleware.append(Middleware(CORSMiddleware, allow_origins=sorted(rules.origins), allow_methods=["GET", "POST"],
                                      allow_headers=["*"]))  # fmt: skip
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan,
-                     exception_handlers={404: astray, 405: astray})  # fmt: skip
+                     exception_handlers={404: not_found, 405: not_found})  # fmt: skip
 
 
 async def _answered(request: Request, models: Models, body: Answerable) -> Response:
-    ask, writer, copies = body.ask(), body.writer(), body.n or 1
+    generation_spec, writer, copies = body.generation_spec(), body.writer(), body.n or 1
     if body.stream:
-        return EventStream(request.url.path, _events(_parts(models, body.model, ask, copies), writer))
+        return EventStream(request.url.path, _events(_parts(models, body.model, generation_spec, copies), writer))
 
-    async def whole() -> dict[str, Any]:
-        async with aclosing(_parts(models, body.model, ask, copies)) as parts:
+    async def response_body() -> dict[str, Any]:
+        async with aclosing(_parts(models, body.model, generation_spec, copies)) as parts:
             async for index, part in parts:
                 writer.add(index, part)
-        return writer.whole()
+        return writer.response_body()
 
-    answer = await unless_gone(request, whole())
+    answer = await until_disconnect(request, response_body())
     return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
 
 
 async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
     async with aclosing(parts):
         async for index, part in parts:
-            for event in writer.events(index, part):
+            for event in writer.chunks(index, part):
                 yield event
-    for event in writer.last():
+    for event in writer.finish():
         yield event
 
 
-async def _parts(models: Models, name: str, ask: Ask, copies: int) -> AsyncGenerator[tuple[int, Part], None]:
+async def _parts(
+    models: Models, name: str, generation_spec: GenerationSpec, copies: int
+) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of all answers, one answer after the other. Raises any EdgespecError."""
-    room = models.find(name)
+    slot = models.find(name)
     for copy in range(copies):
-        standing = await models.enter(room, is_new=copy == 0)
+        model_info = await models.enter(slot, is_new=copy == 0)
         try:
-            request = ask.request(standing, most_tokens=standing.context_size, copy=copy)
-            form = tool_format(standing.template)
-            reader = reader_of(form, ask.tools_in_use) if ask.needs_reader(form) else None
-            reply = Reply(reader, standing.plain_speed, is_several=ask.several is not False)
-            started = room.stream(request)
+            request = generation_spec.request(model_info, most_tokens=model_info.context_size, copy=copy)
+            form = tool_format(model_info.template)
+            reader = reader_of(form, generation_spec.tools_in_use) if generation_spec.needs_reader(form) else None
+            reply = ResponseStream(reader, model_info.plain_speed, is_several=generation_spec.several is not False)
+            started = slot.stream(request)
         except BaseException:
-            room.leave()
+            slot.leave()
             raise
         async with started as reading:
             async for batch in reading:

@@ -12,10 +12,10 @@ from pydantic import Field
 from edgespec import __version__
 from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask, Choice, loaded_arguments, message
 from edgespec.server.fields import FEW, MANY, Body, FunctionTool, Name, Parts, ResponseFormat, Sampled, Tokens, joined
+from edgespec.server.generation_spec import Choice, GenerationSpec, loaded_arguments, message
 from edgespec.server.http import DONE, event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
+from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, usage_of
 from edgespec.text.chat_template import Message
 
 FINGERPRINT = f"edgespec-{__version__}"
@@ -83,14 +83,14 @@ class ChatRequest(Sampled):
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
 
-    def ask(self) -> Ask:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         tools = tuple(each.tool() for each in self.tools or ())
-        return Ask(
+        return GenerationSpec(
             prompt=tuple(each.message() for each in self.messages),
             settings=self.settings(),
             max_tokens=self.max_completion_tokens or self.max_tokens,
@@ -115,22 +115,22 @@ class ChatWriter:
                       "system_fingerprint": FINGERPRINT}  # fmt: skip
         self._messages: dict[int, dict[str, Any]] = {}
         self._scores: dict[int, list[dict[str, Any]]] = {}
-        self._ends: dict[int, Ended] = {}
+        self._ends: dict[int, Done] = {}
 
     def add(self, index: int, part: Part) -> None:
         made = self._messages.setdefault(index, {"role": "assistant", "content": None, "refusal": None})
-        if isinstance(part, Said):
+        if isinstance(part, TextDelta):
             made["content"] = (made["content"] or "") + part.text
-        elif isinstance(part, Reasoning):
+        elif isinstance(part, ReasoningDelta):
             made["reasoning_content"] = made.get("reasoning_content", "") + part.text
-        elif isinstance(part, Called):
+        elif isinstance(part, ToolCallDelta):
             made.setdefault("tool_calls", []).append(_call(part))
         elif isinstance(part, Scored):
             self._scores.setdefault(index, []).append(scored(part))
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             self._ends[index] = part
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         choices = [
             {"index": i, "message": {**made, "content": made["content"] or (None if "tool_calls" in made else "")},
              "finish_reason": self._ends[i].reason,
@@ -141,14 +141,14 @@ class ChatWriter:
         return {"object": "chat.completion", **self._head, "choices": choices, "usage": usage_of(ends),
                 "timings": ends[0].timings()}  # fmt: skip
 
-    def events(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Begun):
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, Started):
             yield self._event(index, {"role": "assistant", "content": ""})
-        elif isinstance(part, Said):
+        elif isinstance(part, TextDelta):
             yield self._event(index, {"content": part.text})
-        elif isinstance(part, Reasoning):
+        elif isinstance(part, ReasoningDelta):
             yield self._event(index, {"reasoning_content": part.text})
-        elif isinstance(part, Called):
+        elif isinstance(part, ToolCallDelta):
             yield self._event(index, {"tool_calls": [{"index": part.index, **_call(part)}]})
         elif isinstance(part, Scored):
             yield self._event(index, {}, logprobs={"content": [scored(part)], "refusal": None})
@@ -156,7 +156,7 @@ class ChatWriter:
             self._ends[index] = part
             yield self._event(index, {}, part.reason, timings=part.timings())
 
-    def last(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         if self._wants_usage:
             ends = list(self._ends.values())
             yield event_of({"object": "chat.completion.chunk", **self._head, "choices": [], "usage": usage_of(ends)})
@@ -185,6 +185,6 @@ def _token(text: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(text)}
 
 
-def _call(part: Called) -> dict[str, Any]:
+def _call(part: ToolCallDelta) -> dict[str, Any]:
     function = {"name": part.call.name, "arguments": part.call.arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

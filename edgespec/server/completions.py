@@ -11,11 +11,11 @@ from pydantic import Field
 
 from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask
 from edgespec.server.chat import FINGERPRINT
 from edgespec.server.fields import ResponseFormat, Sampled, Tokens
+from edgespec.server.generation_spec import GenerationSpec
 from edgespec.server.http import DONE, event_of
-from edgespec.server.replying import Ended, Part, Reasoning, Said, usage_of
+from edgespec.server.response import Done, Part, ReasoningDelta, TextDelta, usage_of
 
 _DEFAULT_TOKENS = 16  # as OpenAI has it
 
@@ -43,13 +43,13 @@ class CompletionRequest(Sampled):
             raise InvalidRequest("the prompt is no single text.", hint="Send one text; token ids are not taken.")
         return given
 
-    def ask(self) -> Ask:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.suffix:
             raise InvalidRequest("text cannot be filled in before a suffix.", hint="Leave suffix out.")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidRequest("the best of several answers is not chosen.", hint="Leave best_of out.")
-        return Ask(
+        return GenerationSpec(
             prompt=self.text(),
             settings=self.settings(),
             max_tokens=self.max_tokens or _DEFAULT_TOKENS,
@@ -71,18 +71,18 @@ class CompletionWriter:
         self._texts: dict[int, str] = {}
         self._scores: dict[int, list[Scored]] = {}
         self._scored: dict[int, int] = {}  # characters of the texts of scores that have been sent
-        self._ends: dict[int, Ended] = {}
+        self._ends: dict[int, Done] = {}
 
     def add(self, index: int, part: Part) -> None:
         self._texts.setdefault(index, self._echo)
-        if isinstance(part, Said | Reasoning):
+        if isinstance(part, TextDelta | ReasoningDelta):
             self._texts[index] += part.text
         elif isinstance(part, Scored):
             self._scores.setdefault(index, []).append(part)
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             self._ends[index] = part
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         choices = [
             {"index": i, "text": text, "finish_reason": self._ends[i].reason,
              "logprobs": _scores(self._scores[i], len(self._echo)) if i in self._scores else None}
@@ -91,23 +91,23 @@ class CompletionWriter:
         ends = list(self._ends.values())
         return {**self._head, "choices": choices, "usage": usage_of(ends), "timings": ends[0].timings()}
 
-    def events(self, index: int, part: Part) -> Iterator[bytes]:
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
         if index not in self._texts:
             self._texts[index] = self._echo
             if self._echo:
                 yield self._event(index, self._echo)
-        if isinstance(part, Said | Reasoning):
+        if isinstance(part, TextDelta | ReasoningDelta):
             self._texts[index] += part.text
             yield self._event(index, part.text)
         elif isinstance(part, Scored):
             offset = self._scored.get(index, len(self._echo))
             self._scored[index] = offset + len(part.text.decode("utf-8", "replace"))
             yield self._event(index, "", logprobs=_scores([part], offset))
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             self._ends[index] = part
             yield self._event(index, "", part.reason, timings=part.timings())
 
-    def last(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         if self._wants_usage:
             yield event_of({**self._head, "choices": [], "usage": usage_of(list(self._ends.values()))})
         yield DONE

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Settings
+from edgespec.server.generation_spec import Settings
 from edgespec.server.tools import Tool
 from edgespec.text.toolcalls import NAME
 

@@ -132,7 +132,7 @@ def error_response(path: str, error: EdgespecError) -> JsonResponse:
     return JsonResponse(shape_for(path)(error), status_of(error), headers)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """What `work` returns; it is cancelled as soon as the client has gone, to whom there is nothing to say."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_gone(request.receive))

@@ -14,11 +14,11 @@ from edgespec.core.protocols import PrefillProgress
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, UnknownModel
-from edgespec.planner.plan import OpenRequest
-from edgespec.server.tally import Tally
-from edgespec.server.turns import Turns
-from edgespec.service.client import Standing
-from edgespec.service.process import Apart
+from edgespec.planner.plan import LoadConfig
+from edgespec.server.limiter import FairLimiter
+from edgespec.server.metrics import ServerMetrics
+from edgespec.service.client import ModelInfo
+from edgespec.service.process import EngineProcess
 from edgespec.service.worker import Job
 
 T = TypeVar("T")
@@ -40,78 +40,80 @@ class Busy(EdgespecError):
 class Policy:
     """Models open at once and calls waiting for one, at most; seconds that an idle model stays and a call may take."""
 
-    open_at_most: int = 1
-    waiting_at_most: int = 64
+    max_open: int = 1
+    max_queue: int = 64
     keep_alive_s: float = 300.0
-    call_at_most_s: float = 600.0
+    timeout_s: float = 600.0
 
 
-class Room:
+class ModelSlot:
     """One model and the queue before it."""
 
-    def __init__(self, name: str, request: OpenRequest, policy: Policy, tally: Tally) -> None:
+    def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
         self.name = name
-        self.turns = Turns(request.load.caches)
-        self.opening: asyncio.Task[Standing] | None = None
+        self.limiter = FairLimiter(request.load.caches)
+        self.opening: asyncio.Task[ModelInfo] | None = None
         self.used_s = monotonic()
         self._request = request
         self._policy = policy
-        self._tally = tally
-        self._stage: Apart | None = None
+        self._server_metrics = server_metrics
+        self._client: EngineProcess | None = None
         self._is_closing = False
 
     @property
-    def standing(self) -> Standing | None:
-        return self._stage.standing if self._stage is not None else None
+    def model_info(self) -> ModelInfo | None:
+        return self._client.model_info if self._client is not None else None
 
     @property
     def has_process(self) -> bool:
         """Whether there is something to close."""
-        return self._stage is not None
+        return self._client is not None
 
     @property
     def holds_memory(self) -> bool:
         """Whether a model is open; its process may have died."""
-        return self.standing is not None or self._is_closing
+        return self.model_info is not None or self._is_closing
 
     @property
     def is_busy(self) -> bool:
-        return self.turns.inside > 0 or self.turns.waiting > 0 or self.opening is not None
+        return self.limiter.inside > 0 or self.limiter.waiting > 0 or self.opening is not None
 
     @property
     def resident(self) -> int:
         """Bytes of memory, this process included."""
-        return self._stage.resident if self._stage is not None else 0
+        return self._client.resident if self._client is not None else 0
 
     async def enter(self, *, is_new: bool = True) -> None:
         """Wait for one's turn; `leave` ends it. Raises Busy for a call that `is_new`, where too many wait already."""
-        turns = self.turns
-        if is_new and turns.is_full and turns.waiting >= self._policy.waiting_at_most:
-            self._tally.refused.labels(self.name).inc()
-            after_s = max(1, round(self._tally.seconds_a_call(self.name) * turns.waiting / turns.at_once))
-            told = f"{turns.waiting} calls are waiting for this model already."
+        limiter = self.limiter
+        if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
+            self._server_metrics.refused.labels(self.name).inc()
+            after_s = max(
+                1, round(self._server_metrics.seconds_a_call(self.name) * limiter.waiting / limiter.max_concurrency)
+            )
+            told = f"{limiter.waiting} calls are waiting for this model already."
             raise Busy(told, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
-        await turns.enter()
+        await limiter.enter()
         self.used_s = monotonic()
 
     def leave(self) -> None:
         self.used_s = monotonic()
-        self.turns.leave()
+        self.limiter.leave()
 
-    async def open(self) -> Standing:
+    async def open(self) -> ModelInfo:
         """Open the model. Raises any EdgespecError."""
-        if self._stage is None:
-            self._stage = Apart("The next call opens it again.")
-        async with Reading(self._stage.open(self._request, self._tally)) as opening:
-            ((standing,),) = [batch async for batch in opening]
-        self.turns.at_once = standing.at_once
+        if self._client is None:
+            self._client = EngineProcess("The next call opens it again.")
+        async with AsyncJob(self._client.open(self._request, self._server_metrics)) as opening:
+            ((model_info,),) = [batch async for batch in opening]
+        self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
-        return standing
+        return model_info
 
-    def stream(self, request: Request) -> Reading[Event]:
+    def stream(self, request: Request) -> AsyncJob[Event]:
         """Events within one's turn, which ends with them, however slowly they are read."""
-        assert self._stage is not None
-        job = self._stage.stream(request)
+        assert self._client is not None
+        job = self._client.stream(request)
         began_s = monotonic()
         loop = asyncio.get_running_loop()
         late: list[asyncio.TimerHandle] = []  # from the first event on: the engine may be busy with others before
@@ -124,138 +126,138 @@ class Room:
             if isinstance(event, PrefillProgress):
                 loop.call_soon_threadsafe(started)
             elif isinstance(event, Finished):
-                self._tally.add(self.name, event, monotonic() - began_s)
+                self._server_metrics.add(self.name, event, monotonic() - began_s)
             elif isinstance(event, Notice):
-                self._tally.notice(event.text)
+                self._server_metrics.notice(event.text)
 
         def ended() -> None:
             for timer in late:
                 timer.cancel()
-            if (standing := self.standing) is not None:
-                self.turns.at_once = standing.at_once
+            if (model_info := self.model_info) is not None:
+                self.limiter.max_concurrency = model_info.max_concurrency
             self.leave()
 
-        return Reading(job, note, ended)
+        return AsyncJob(job, note, ended)
 
     async def count(self, request: Request) -> int:
         """Tokens of the prompt, within one's turn."""
-        assert self._stage is not None
-        async with Reading(self._stage.count(request.prompt, request.variables)) as counting:
+        assert self._client is not None
+        async with AsyncJob(self._client.count(request.prompt, request.variables)) as counting:
             (counted,) = await anext(counting)
             return counted
 
     async def embed(self, texts: Sequence[str | list[int]]) -> list[Embedding]:
         """A vector for each text, within one's turn."""
-        assert self._stage is not None
-        job = self._stage.embed(texts)
+        assert self._client is not None
+        job = self._client.embed(texts)
         late = self._limited(job)
         try:
-            async with Reading(job) as embedding:
+            async with AsyncJob(job) as embedding:
                 return [each async for batch in embedding for each in batch]
         except Cancelled as error:
-            told = f"the embeddings took longer than {self._policy.call_at_most_s:.0f} seconds."
+            told = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
             raise InvalidRequest(told, hint="Send fewer or shorter inputs.") from error
         finally:
             late.cancel()
 
-    async def rest(self) -> None:
+    async def unload(self) -> None:
         """Free the model once the present call is over."""
-        async with self.turns.alone():
+        async with self.limiter.alone():
             await self.close()
 
     async def close(self) -> None:
         """Free the model, whatever it is doing."""
-        if (stage := self._stage) is not None:
+        if (client := self._client) is not None:
             self._is_closing = True
             try:
-                await asyncio.to_thread(stage.close)
+                await asyncio.to_thread(client.close)
             finally:
-                self._stage, self._is_closing = None, False
+                self._client, self._is_closing = None, False
 
     def _limited(self, job: Job[Any]) -> asyncio.TimerHandle:
         """What stops `job` when it takes too long; to be cancelled when it is over."""
-        return asyncio.get_running_loop().call_later(self._policy.call_at_most_s, job.cancel)
+        return asyncio.get_running_loop().call_later(self._policy.timeout_s, job.cancel)
 
 
 class Models:
     """Rooms by the names that clients use."""
 
-    def __init__(self, requests: Mapping[str, OpenRequest], policy: Policy, tally: Tally) -> None:
-        self.rooms = {name: Room(name, request, policy, tally) for name, request in requests.items()}
+    def __init__(self, requests: Mapping[str, LoadConfig], policy: Policy, server_metrics: ServerMetrics) -> None:
+        self.slots = {name: ModelSlot(name, request, policy, server_metrics) for name, request in requests.items()}
         self._policy = policy
         self._opening = asyncio.Lock()
 
-    def find(self, name: str) -> Room:
+    def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
-        if (room := self.rooms.get(name)) is None:
-            names = ", ".join(sorted(self.rooms))
+        if (slot := self.slots.get(name)) is None:
+            names = ", ".join(sorted(self.slots))
             raise UnknownModel(f"there is no model '{name}' here.", hint=f"There are: {names}.")
-        return room
+        return slot
 
-    async def enter(self, room: Room, *, is_new: bool = True) -> Standing:
-        """Wait for one's turn in `room` and have its model open. Raises Busy (see Room.enter), any EdgespecError."""
-        await room.enter(is_new=is_new)
+    async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> ModelInfo:
+        """Wait for a turn in `slot` and open its model. Raises Busy (see ModelSlot.enter), any EdgespecError."""
+        await slot.enter(is_new=is_new)
         try:
-            if (standing := room.standing) is not None:
-                return standing
-            if room.opening is None:
-                room.opening = asyncio.create_task(self._open(room))
-                room.opening.add_done_callback(_looked_at)
-            return await asyncio.shield(room.opening)  # who leaves does not spoil it for those who wait
+            if (model_info := slot.model_info) is not None:
+                return model_info
+            if slot.opening is None:
+                slot.opening = asyncio.create_task(self._open(slot))
+                slot.opening.add_done_callback(_looked_at)
+            return await asyncio.shield(slot.opening)  # who leaves does not spoil it for those who wait
         except BaseException:
-            room.leave()
+            slot.leave()
             raise
 
-    async def _open(self, room: Room) -> Standing:
+    async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:
             async with self._opening:  # others may have to make way, and only one can for one
-                await self._make_way(room)
-                return await room.open()
+                await self._make_way(slot)
+                return await slot.open()
         finally:
-            room.opening = None
+            slot.opening = None
 
     @asynccontextmanager
-    async def turn(self, room: Room) -> AsyncIterator[Standing]:
+    async def turn(self, slot: ModelSlot) -> AsyncIterator[ModelInfo]:
         """`enter`, and `leave` at the end."""
-        standing = await self.enter(room)
+        model_info = await self.enter(slot)
         try:
-            yield standing
+            yield model_info
         finally:
-            room.leave()
+            slot.leave()
 
     async def watch(self) -> None:
         """Close models that have been idle for long, for ever."""
         while True:
             await asyncio.sleep(_IDLE_CHECK_S)
-            for room in self.rooms.values():
-                idle_s = monotonic() - room.used_s
-                if room.has_process and not room.is_busy and idle_s > self._policy.keep_alive_s:
-                    await room.rest()
+            for slot in self.slots.values():
+                idle_s = monotonic() - slot.used_s
+                if slot.has_process and not slot.is_busy and idle_s > self._policy.keep_alive_s:
+                    await slot.unload()
 
     async def close(self) -> None:
-        for room in self.rooms.values():
-            if room.opening is not None:
-                room.opening.cancel()
-        await asyncio.gather(*(room.close() for room in self.rooms.values()))
+        for slot in self.slots.values():
+            if slot.opening is not None:
+                slot.opening.cancel()
+        await asyncio.gather(*(slot.close() for slot in self.slots.values()))
 
-    async def _make_way(self, room: Room) -> None:
-        others = [each for each in self.rooms.values() if each is not room and each.holds_memory]
+    async def _make_way(self, slot: ModelSlot) -> None:
+        others = [each for each in self.slots.values() if each is not slot and each.holds_memory]
         others.sort(key=lambda each: (each.is_busy, each.used_s))
-        for each in others[: max(0, len(others) + 1 - self._policy.open_at_most)]:
-            resting = asyncio.create_task(each.rest())
+        for each in others[: max(0, len(others) + 1 - self._policy.max_open)]:
+            resting = asyncio.create_task(each.unload())
             # Its engine may have died, and its callers wait for us to have done with opening.
             while each.holds_memory and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
                 pass
             resting.cancel()
 
 
-def _looked_at(opening: asyncio.Task[Standing]) -> None:
+def _looked_at(opening: asyncio.Task[ModelInfo]) -> None:
     """Its callers may have left: nobody is to be told of its error."""
     if not opening.cancelled():
         opening.exception()
 
 
-class Reading(Generic[T]):
+class AsyncJob(Generic[T]):
     """The events of a job in lists, from now on; use it as a context, on leaving which the job is stopped.
 
     `note` hears of each event on another thread; `ended` is called on the loop when the job is over, read or not.
@@ -271,13 +273,13 @@ class Reading(Generic[T]):
         self._batches: asyncio.Queue[list[T] | _End] = asyncio.Queue()
         threading.Thread(target=self._forward, name="edgespec-reader", daemon=True).start()
 
-    async def __aenter__(self) -> Reading[T]:
+    async def __aenter__(self) -> AsyncJob[T]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._job.cancel()
 
-    def __aiter__(self) -> Reading[T]:
+    def __aiter__(self) -> AsyncJob[T]:
         return self
 
     async def __anext__(self) -> list[T]:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.asking import Ask, Choice, Settings, loaded_arguments, message
 from edgespec.server.fields import FEW, MANY, Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
+from edgespec.server.generation_spec import Choice, GenerationSpec, Settings, loaded_arguments, message
 from edgespec.server.http import event_of
-from edgespec.server.replying import Begun, Called, Ended, Part, Reasoning, Said, usage_of
+from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, usage_of
 from edgespec.server.tools import Tool
 from edgespec.text.chat_template import Message
 
@@ -82,7 +82,7 @@ class ResponsesRequest(Body):
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(self)
 
-    def ask(self) -> Ask:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.previous_response_id is not None:
             raise InvalidRequest("responses are not stored here.", hint="Send the whole conversation as input.")
@@ -91,7 +91,7 @@ class ResponsesRequest(Body):
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         tools = tuple(self._tools())
-        return Ask(
+        return GenerationSpec(
             prompt=tuple(self._messages()),
             settings=Settings(self.temperature, self.top_p),
             max_tokens=self.max_output_tokens,
@@ -148,22 +148,22 @@ class ResponsesWriter:
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item may grow
         self._number = 0
-        self._end: Ended | None = None
+        self._end: Done | None = None
 
     def add(self, index: int, part: Part) -> None:
-        for _ in self.events(index, part):  # the items that these build are the answer
+        for _ in self.chunks(index, part):  # the items that these build are the answer
             pass
 
-    def whole(self) -> dict[str, Any]:
+    def response_body(self) -> dict[str, Any]:
         for _ in self._close():
             pass
         return self._response()
 
-    def events(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Begun):
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, Started):
             yield self._event("response.created", response=self._response())
             yield self._event("response.in_progress", response=self._response())
-        elif isinstance(part, Said):
+        elif isinstance(part, TextDelta):
             if not self._grows("message"):
                 yield from self._begin({"type": "message", "id": _id("msg"), "role": "assistant",
                                         "status": "in_progress", "content": []})  # fmt: skip
@@ -173,13 +173,13 @@ class ResponsesWriter:
             self._items[-1]["content"][0]["text"] += part.text
             yield self._event("response.output_text.delta", **self._place(), content_index=0, delta=part.text,
                               logprobs=[])  # fmt: skip
-        elif isinstance(part, Reasoning):
+        elif isinstance(part, ReasoningDelta):
             if not self._grows("reasoning"):
                 content = {"type": "reasoning_text", "text": ""}
                 yield from self._begin({"type": "reasoning", "id": _id("rs"), "summary": [], "content": [content]})
             self._items[-1]["content"][0]["text"] += part.text
             yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=part.text)
-        elif isinstance(part, Called):
+        elif isinstance(part, ToolCallDelta):
             yield from self._begin({"type": "function_call", "id": _id("fc"), "call_id": _id("call"),
                                     "name": part.call.name, "arguments": "", "status": "in_progress"})  # fmt: skip
             self._items[-1]["arguments"] = part.call.arguments
@@ -187,10 +187,10 @@ class ResponsesWriter:
             yield self._event("response.function_call_arguments.done", **self._place(), name=part.call.name,
                               arguments=part.call.arguments)  # fmt: skip
             yield from self._close()
-        elif isinstance(part, Ended):
+        elif isinstance(part, Done):
             self._end = part
 
-    def last(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         yield from self._close()
         response = self._response()
         yield self._event(f"response.{response['status']}", response=response)

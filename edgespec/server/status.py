@@ -12,27 +12,27 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec import __version__
-from edgespec.server.models import Models, Room
-from edgespec.server.tally import Tally
+from edgespec.server.metrics import ServerMetrics
+from edgespec.server.models import Models, ModelSlot
 
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
 
-def status_routes(models: Models, tally: Tally) -> list[Route]:
+def status_routes(models: Models, server_metrics: ServerMetrics) -> list[Route]:
     """What tells how the server does."""
 
     async def health(_request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def metrics(_request: Request) -> Response:
-        waiting = {room.name: room.turns.waiting for room in models.rooms.values()}
-        return Response(tally.exposition(waiting), media_type=CONTENT_TYPE_LATEST)
+        waiting = {slot.name: slot.limiter.waiting for slot in models.slots.values()}
+        return Response(server_metrics.exposition(waiting), media_type=CONTENT_TYPE_LATEST)
 
     async def props(_request: Request) -> Response:
         return JSONResponse({
             "version": __version__,
-            "models": [_told(room) for room in models.rooms.values()],
-            "recent": tally.recent(),
+            "models": [_told(slot) for slot in models.slots.values()],
+            "recent": server_metrics.recent(),
         })  # fmt: skip
 
     async def page(_request: Request) -> Response:
@@ -54,21 +54,21 @@ def status_routes(models: Models, tally: Tally) -> list[Route]:
     ]
 
 
-def _told(room: Room) -> dict[str, Any]:
+def _told(slot: ModelSlot) -> dict[str, Any]:
     """What is known of one model."""
-    told: dict[str, Any] = {"name": room.name, "is_open": room.standing is not None, "is_busy": room.is_busy,
-                            "answering": room.turns.inside, "waiting": room.turns.waiting,
-                            "idle_seconds": round(monotonic() - room.used_s, 1)}  # fmt: skip
-    if (standing := room.standing) is not None:
+    told: dict[str, Any] = {"name": slot.name, "is_open": slot.model_info is not None, "is_busy": slot.is_busy,
+                            "answering": slot.limiter.inside, "waiting": slot.limiter.waiting,
+                            "idle_seconds": round(monotonic() - slot.used_s, 1)}  # fmt: skip
+    if (model_info := slot.model_info) is not None:
         told |= {
-            "backend": standing.backend,
-            "draft": standing.draft,
-            "context_size": standing.context_size,
-            "answers_at_once": standing.at_once,
-            "shares_forwards": standing.unshared is None,
-            "why_not": standing.unshared,
-            "plain_tokens_per_second": standing.plain_speed,
-            "resident_bytes": room.resident,
+            "backend": model_info.backend,
+            "draft": model_info.draft,
+            "context_size": model_info.context_size,
+            "answers_at_once": model_info.max_concurrency,
+            "shares_forwards": model_info.no_batching_reason is None,
+            "why_not": model_info.no_batching_reason,
+            "plain_tokens_per_second": model_info.plain_speed,
+            "resident_bytes": slot.resident,
         }
     return told
 

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 from edgespec.backends import BackendName
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Request
 from edgespec.errors import InvalidRequest
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import OpenRequest, Reporter
+from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.worker import Job
 from edgespec.text.chat_template import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ModelInfo:
     """What is open, in words and numbers that can be handed on.
 
     draft        'none', 'ngram', the draft model's name, or how the target drafts for itself
@@ -44,40 +44,40 @@ class Standing:
     speculation: Speculation
     is_paused: bool
     devices: tuple[DeviceMemory, ...]
-    at_once: int
-    unshared: str | None
+    max_concurrency: int
+    no_batching_reason: str | None
 
 
-class Stage(Protocol):
-    """Jobs are queued at once and done in order, up to `at_once` answers together; the other methods answer while a job
-    is under way.
+class EngineClient(Protocol):
+    """Jobs are queued at once and run in order, up to `max_concurrency` answers together. The other methods
+    return while a job runs.
 
-    `standing` is None where no model is open. Work that needs one raises InvalidRequest.
+    `model_info` is None where no model is open. Work that needs one raises InvalidRequest.
     """
 
     @property
-    def standing(self) -> Standing | None: ...
+    def model_info(self) -> ModelInfo | None: ...
 
     @property
     def resident(self) -> int:
         """Bytes of memory that this program takes."""
 
-    def open(self, request: OpenRequest, reporter: Reporter) -> Job[Standing]:
+    def open(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
         """Open a model in place of the present one, which is closed first: two may not fit in memory."""
 
-    def change_draft(self, request: OpenRequest, reporter: Reporter) -> Job[Standing]:
+    def change_draft(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
         """On failure the present draft stays."""
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
         """One generation, with another way to draft for it alone where one is given."""
 
-    def outlook(self, request: OpenRequest, reporter: Reporter) -> Job[str]:
+    def outlook(self, request: LoadConfig, reporter: Reporter) -> Job[str]:
         """What `edgespec plan` says of a model: facts at once, speeds after a measurement."""
 
-    def speculate(self, argument: str) -> Standing:
+    def speculate(self, argument: str) -> ModelInfo:
         """What `/spec` asks for, amid an answer too. Raises InvalidRequest."""
 
-    def experience(self) -> Experience | None:
+    def draft_stats(self) -> DraftStats | None:
         """What the autopilot knows; nothing before it has measured."""
 
     def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
@@ -93,8 +93,8 @@ class Stage(Protocol):
         """Stop what is under way, keep what was learned, free the model."""
 
 
-def standing_of(stage: Stage) -> Standing:
+def require_model(client: EngineClient) -> ModelInfo:
     """Raises InvalidRequest where no model is open."""
-    if stage.standing is None:
+    if client.model_info is None:
         raise InvalidRequest("no model is open.", hint="/model chooses one.")
-    return stage.standing
+    return client.model_info

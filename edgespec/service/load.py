@@ -9,24 +9,32 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel, Skip
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.controller.stats import Experience
-from edgespec.controller.store import Setting, Store
+from edgespec.controller.stats import DraftStats
+from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import DraftKind, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import OpenRequest, Plan, Reporter, fetch, plan
-from edgespec.planner.selfdraft_search import TRIALS_S, Choice, Shelf, Workshop, all_methods, make, quick_methods
+from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
+from edgespec.planner.selfdraft_search import (
+    TRIALS_S,
+    Choice,
+    SelfDraftCache,
+    SelfDraftSearch,
+    all_methods,
+    make,
+    quick_methods,
+)
 from edgespec.registry.schema import Registry, SamplingDefaults
 
 _MEASURED_S = 2.0  # of a new pair of models, or of a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoadedModel:
     """An engine, and the names that the user knows its parts by."""
 
     engine: Engine
@@ -36,24 +44,24 @@ class Opened:
     sampling: SamplingDefaults
     target_path: Path
     draft_path: Path | None
-    setting: Setting
-    store: Store | None  # of what is learned; None for the toy runtime
+    setting: ProfileKey
+    store: ProfileStore | None  # of what is learned; None for the toy runtime
     fit: Fit | None  # what was foretold of memory; None for the toy runtime
 
     @property
     def plain_speed(self) -> float | None:
         """Tokens a second of plain decoding, once that has been measured."""
-        return 1 / self.engine.experience.costs.seconds(1) if self.engine.has_experience else None
+        return 1 / self.engine.draft_stats.costs.seconds(1) if self.engine.has_draft_stats else None
 
     def keep(self) -> None:
-        """Store what the autopilot has learned, for next time."""
-        if self.store is not None and self.engine.has_experience:
-            self.store.save(self.setting, self.engine.experience)
+        """ProfileStore what the autopilot has learned, for next time."""
+        if self.store is not None and self.engine.has_draft_stats:
+            self.store.save(self.setting, self.engine.draft_stats)
 
 
-def open_engine(
-    request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> Opened:
+def load_engine(
+    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+) -> LoadedModel:
     """Bring a model to where it generates, downloading what is missing. Raises any EdgespecError, Cancelled."""
     if request.backend == "toy":
         return _open_toy(request, check)
@@ -64,41 +72,41 @@ def open_engine(
     with ExitStack() as undo:
         target = _load(target_path, planned, reporter, check)
         undo.callback(target.close)
-        opened = _opened(request, planned, target, target_path, hub, reporter, check)
-        undo.callback(opened.engine.release_draft)
-        for text in _notices(target, opened.engine.speculation, planned):
+        loaded = _build(request, planned, target, target_path, hub, reporter, check)
+        undo.callback(loaded.engine.release_draft)
+        for text in _notices(target, loaded.engine.speculation, planned):
             reporter.notice(text)
-        _calibrate(opened, reporter, check)
+        _calibrate(loaded, reporter, check)
         undo.pop_all()
-    return opened
+    return loaded
 
 
 def change_draft(
-    opened: Opened, request: OpenRequest, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> Opened:
-    """The open target with another draft, and no second copy of it. On failure `opened` is as it was."""
-    if opened.backend == "toy":
+    loaded: LoadedModel, request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+) -> LoadedModel:
+    """The open target with another draft, and no second copy of it. On failure `loaded` is as it was."""
+    if loaded.backend == "toy":
         return _open_toy(request, check)
-    planned = plan(replace(request, backend=opened.backend), registry, hub, reporter)
-    changed = _opened(request, planned, opened.engine.target, opened.target_path, hub, reporter, check)
+    planned = plan(replace(request, backend=loaded.backend), registry, hub, reporter)
+    changed = _build(request, planned, loaded.engine.target, loaded.target_path, hub, reporter, check)
     with ExitStack() as undo:
         undo.callback(changed.engine.release_draft)
-        opened.keep()  # the other may be the same draft again
+        loaded.keep()  # the other may be the same draft again
         _calibrate(changed, reporter, check)
         undo.pop_all()
-    opened.engine.release_draft()
+    loaded.engine.release_draft()
     return changed
 
 
 def build_drafts(
-    request: OpenRequest,
-    methods: Sequence[SelfDraft],
+    request: LoadConfig,
+    methods: Sequence[SelfDraftSpec],
     seconds: float,
     registry: Registry,
     hub: Hub,
     reporter: Reporter,
     check: CheckCancelled,
-) -> tuple[Workshop, Choice]:
+) -> tuple[SelfDraftSearch, Choice]:
     """Make and try `methods` (none: all that may pay) against plain decoding and the paired draft model, and remember
     the best for 'auto', and for the method itself where there is one. Raises any EdgespecError, Cancelled.
     """
@@ -112,22 +120,22 @@ def build_drafts(
         if planned.draft is not None:
             rival = _load(fetch(planned.draft.source, hub, reporter, check), planned, reporter, check)
             undo.callback(rival.close)
-        shelf = Shelf(path, planned.name)
-        workshop = Workshop(target, shelf.folder, seconds, check, reporter.loading)
+        shelf = SelfDraftCache(path, planned.name)
+        workshop = SelfDraftSearch(target, shelf.folder, seconds, check, reporter.loading)
         choice = workshop.choose(methods or all_methods(planned.backend), rival)
     shelf.remember(_setting(planned.backend, planned.options), str(methods[0]) if len(methods) == 1 else "auto", choice)
     return workshop, choice
 
 
-def _opened(
-    request: OpenRequest,
+def _build(
+    request: LoadConfig,
     planned: Plan,
     target: Model,
     target_path: Path,
     hub: Hub,
     reporter: Reporter,
     check: CheckCancelled,
-) -> Opened:
+) -> LoadedModel:
     """The target with its draft loaded, which is freed again if the engine refuses it."""
     setting = _setting(planned.backend, planned.options)
     method = _self_draft(request, planned, target, target_path, setting, reporter, check)
@@ -137,7 +145,9 @@ def _opened(
     name: str = planned.kind
     if method is not None:
         kind, name = "model", str(method)
-        draft = make(target, method, Shelf(target_path, planned.name).folder, partial(reporter.loading, name), check)
+        draft = make(
+            target, method, SelfDraftCache(target_path, planned.name).folder, partial(reporter.loading, name), check
+        )
     elif planned.draft is not None:
         name = str(planned.draft.reference)
         draft_path = fetch(planned.draft.source, hub, reporter, check)
@@ -147,36 +157,36 @@ def _opened(
             undo.callback(draft.close)
         engine = Engine(target, draft, _speculation(request, kind), planned.options.caches)
         undo.pop_all()
-    store = Store(target_path, draft_path, name if method is not None else "")
-    return Opened(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
+    store = ProfileStore(target_path, draft_path, name if method is not None else "")
+    return LoadedModel(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
                   store, planned.fit)  # fmt: skip
 
 
 def _self_draft(
-    request: OpenRequest,
+    request: LoadConfig,
     planned: Plan,
     target: Model,
     target_path: Path,
-    setting: Setting,
+    setting: ProfileKey,
     reporter: Reporter,
     check: CheckCancelled,
-) -> SelfDraft | None:
+) -> SelfDraftSpec | None:
     """How the target is to draft for itself, if it is: as asked, as chosen before, or as trials now say."""
     asked = planned.self_draft
     if asked is not None and asked.skip != Skip():
         return asked
     if asked is None and (request.draft != "auto" or request.gamma == 0):
         return None
-    shelf = Shelf(target_path, planned.name)
+    shelf = SelfDraftCache(target_path, planned.name)
     choice = shelf.chosen(setting, str(asked or "auto"))
     if choice is None and asked is None and planned.draft is not None:
         return None  # a draft model is at hand; `edgespec draft build` holds others against it
     if choice is None:
         reporter.notice(f"Trying drafts of the model itself, for about {TRIALS_S:.0f} seconds; this is done once.")
-        workshop = Workshop(target, shelf.folder, TRIALS_S, check, reporter.loading)
+        workshop = SelfDraftSearch(target, shelf.folder, TRIALS_S, check, reporter.loading)
         try:
             choice = workshop.choose([asked] if asked is not None else quick_methods(planned.backend))
-        except Refused as refusal:
+        except Unsupported as refusal:
             if asked is not None:
                 raise
             reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
@@ -191,22 +201,22 @@ def _self_draft(
     return choice.method
 
 
-def _calibrate(opened: Opened, reporter: Reporter, check: CheckCancelled) -> None:
+def _calibrate(loaded: LoadedModel, reporter: Reporter, check: CheckCancelled) -> None:
     """Let the autopilot start from what is stored of these models, or measure now what it needs."""
-    engine, speculation = opened.engine, opened.engine.speculation
-    if speculation.kind == "none" or opened.store is None:
+    engine, speculation = loaded.engine, loaded.engine.speculation
+    if speculation.kind == "none" or loaded.store is None:
         return
-    known = opened.store.load(opened.setting)
-    if isinstance(known, Experience):
-        engine.experience = known  # also where a length is fixed: a chat may leave it to the autopilot later
+    known = loaded.store.load(loaded.setting)
+    if isinstance(known, DraftStats):
+        engine.draft_stats = known  # also where a length is fixed: a chat may leave it to the autopilot later
     elif speculation.gamma is None:
         if known is not None:
             reporter.notice(f"Measured before with {known}; measuring again.")
-        engine.experience = Experience(engine.measure(_MEASURED_S, check))
+        engine.draft_stats = DraftStats(engine.measure(_MEASURED_S, check))
 
 
-def _setting(backend: BackendName, options: LoadOptions) -> Setting:
-    return Setting.here(
+def _setting(backend: BackendName, options: LoadOptions) -> ProfileKey:
+    return ProfileKey.here(
         backend,
         threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
         gpu_layers=options.gpu_layers,
@@ -225,15 +235,15 @@ def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) 
 
 def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
     """What the user asked for that this target or runtime does not do."""
-    if target.limitation is not None and speculation.is_tree:
-        yield f"This model takes chains, not trees, since {target.limitation}."
+    if target.no_tree_reason is not None and speculation.is_tree:
+        yield f"This model takes chains, not trees, since {target.no_tree_reason}."
     given = planned.options
     idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}
     if planned.backend == "mlx" and (names := [name for name, value in idle.items() if value is not None]):
         yield f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on MLX."
 
 
-def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
+def _open_toy(request: LoadConfig, check: CheckCancelled) -> LoadedModel:
     def load(name: str) -> Model:
         return open_model("toy", Path(name), request.load, progress=lambda f: None, check=check)
 
@@ -242,8 +252,8 @@ def _open_toy(request: OpenRequest, check: CheckCancelled) -> Opened:
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
     engine = Engine(load(name), draft, _speculation(request, kind), request.load.caches)
     setting = _setting("toy", request.load)
-    return Opened(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None, None)
+    return LoadedModel(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None, None)
 
 
-def _speculation(request: OpenRequest, kind: DraftKind) -> Speculation:
+def _speculation(request: LoadConfig, kind: DraftKind) -> Speculation:
     return Speculation(kind, 0 if kind == "none" else request.gamma, request.nodes, request.rule)

@@ -1,4 +1,4 @@
-"""A Stage in a process of its own: what draws does not hold up what decodes, and outlives it.
+"""A EngineClient in a process of its own: what draws does not hold up what decodes, and outlives it.
 
 Python runs one thread of a process at a time, so a screen that is redrawn thirty times a second would slow decoding
 down. And where a runtime ends its process, as llama.cpp does when an assertion fails, this one goes on.
@@ -26,14 +26,14 @@ import psutil
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.isolated import starting
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Request
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
-from edgespec.planner.plan import OpenRequest, Reporter
-from edgespec.service.client import Stage, Standing
-from edgespec.service.local import Here
+from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.service.client import EngineClient, ModelInfo
+from edgespec.service.local import LocalEngine
 from edgespec.service.worker import Job
 from edgespec.text.chat_template import Message
 
@@ -46,7 +46,7 @@ _CLOSED_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A method of the Stage to call, as piece of work `number`; no method: cancel that one."""
+    """A method of the EngineClient to call, as piece of work `number`; no method: cancel that one."""
 
     number: int
     method: str = ""
@@ -73,10 +73,10 @@ class _Reported:
 class _Ended:
     number: int
     error: BaseException | None
-    standing: Standing | None
+    model_info: ModelInfo | None
 
 
-class Apart:
+class EngineProcess:
     """Starts its process at once, and a new one, with no model open, when that has died."""
 
     def __init__(self, then: str = "/model opens a model again.") -> None:
@@ -85,15 +85,15 @@ class Apart:
         self._numbers = count()
         self._lock = threading.Lock()
         self._jobs: dict[int, _Job[Any]] = {}
-        self._standing: Standing | None = None
+        self._model_info: ModelInfo | None = None
         self._log = _empty_log()
         self._link: Connection | None = None
         self._start()
         atexit.register(self.close)  # before multiprocessing waits for the process, whoever forgot this
 
     @property
-    def standing(self) -> Standing | None:
-        return self._standing
+    def model_info(self) -> ModelInfo | None:
+        return self._model_info
 
     @property
     def resident(self) -> int:
@@ -102,26 +102,26 @@ class Apart:
             total += psutil.Process(self._process.pid).memory_info().rss
         return total
 
-    def open(self, request: OpenRequest, reporter: Reporter) -> Job[Standing]:
+    def open(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
         return self._ask("open", request, reporter=reporter)
 
-    def change_draft(self, request: OpenRequest, reporter: Reporter) -> Job[Standing]:
+    def change_draft(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
         return self._ask("change_draft", request, reporter=reporter)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
         return self._ask("stream", request, speculation)
 
-    def outlook(self, request: OpenRequest, reporter: Reporter) -> Job[str]:
+    def outlook(self, request: LoadConfig, reporter: Reporter) -> Job[str]:
         return self._ask("outlook", request, reporter=reporter)
 
-    def speculate(self, argument: str) -> Standing:
-        (standing,) = self._ask("speculate", argument)
-        assert isinstance(standing, Standing)
-        return standing
+    def speculate(self, argument: str) -> ModelInfo:
+        (model_info,) = self._ask("speculate", argument)
+        assert isinstance(model_info, ModelInfo)
+        return model_info
 
-    def experience(self) -> Experience | None:
-        (known,) = self._ask("experience")
-        assert known is None or isinstance(known, Experience)
+    def draft_stats(self) -> DraftStats | None:
+        (known,) = self._ask("draft_stats")
+        assert known is None or isinstance(known, DraftStats)
         return known
 
     def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
@@ -190,14 +190,14 @@ class Apart:
                 elif isinstance(said, _Reported):
                     getattr(job.reporter, said.method)(*said.given)
                 else:
-                    self._standing = said.standing
+                    self._model_info = said.model_info
                     del self._jobs[said.number]
                     job.end(said.error)
         self._process.join()
         with self._lock:
             if self._link is link:
                 self._link = None
-            self._standing = None
+            self._model_info = None
             abandoned, self._jobs = self._jobs, {}
         link.close()
         for job in abandoned.values():
@@ -232,13 +232,13 @@ def _serve(link: Connection, log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):  # the terminal is the screen's
         os.dup2(descriptor, stream)
-    _Server(link, Here()).run()
+    _Server(link, LocalEngine()).run()
 
 
 class _Server:
-    def __init__(self, link: Connection, stage: Stage) -> None:
+    def __init__(self, link: Connection, client: EngineClient) -> None:
         self._link = link
-        self._stage = stage
+        self._client = client
         self._lock = threading.Lock()
         self._jobs: dict[int, Job[Any]] = {}
 
@@ -252,7 +252,7 @@ class _Server:
         except (EOFError, OSError):  # the other side has died
             pass
         finally:
-            self._stage.close()
+            self._client.close()
 
     def say(self, said: _Events | _Reported | _Ended) -> None:
         with self._lock, suppress(OSError):
@@ -262,16 +262,16 @@ class _Server:
         number = asked.number
         given = (*asked.given, _Reports(number, self)) if asked.wants_reports else asked.given
         try:
-            result = getattr(self._stage, asked.method)(*given)
+            result = getattr(self._client, asked.method)(*given)
         except Exception as error:  # noqa: BLE001 - the other side tells it
-            self.say(_Ended(number, _portable(error), self._stage.standing))
+            self.say(_Ended(number, _portable(error), self._client.model_info))
             return
         if isinstance(result, Job):
             self._jobs[number] = result
             threading.Thread(target=self._forward, args=(number, result), daemon=True).start()
         else:
             self.say(_Events(number, [result]))
-            self.say(_Ended(number, None, self._stage.standing))
+            self.say(_Ended(number, None, self._client.model_info))
 
     def _forward(self, number: int, job: Job[Any]) -> None:
         error: BaseException | None = None
@@ -282,7 +282,7 @@ class _Server:
             error = _portable(caught)
             job.cancel()  # if it is not over
         del self._jobs[number]
-        self.say(_Ended(number, error, self._stage.standing))
+        self.say(_Ended(number, error, self._client.model_info))
 
 
 class _Reports:

@@ -13,7 +13,7 @@ from time import sleep
 from typing import Generic, TypeVar
 
 from edgespec.backends import leave_thread
-from edgespec.core.batching import Pause
+from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 
@@ -80,10 +80,10 @@ class Job(Generic[T]):
 class _Task(Job[T]):
     """A job of this process, which runs ahead of its reader only so far."""
 
-    def __init__(self, work: Callable[[CheckCancelled], Iterator[T | Pause]], *, shares: bool) -> None:
+    def __init__(self, work: Callable[[CheckCancelled], Iterator[T | Yield]], *, shares: bool) -> None:
         super().__init__()
         self._work = work
-        self._events_left: Iterator[T | Pause] | None = None
+        self._events_left: Iterator[T | Yield] | None = None
         self._room = threading.Semaphore(_EVENTS_AHEAD)
         self.shares = shares
 
@@ -93,7 +93,7 @@ class _Task(Job[T]):
             if self._events_left is None:
                 self._events_left = self._work(self._check)
             for event in self._events_left:
-                if isinstance(event, Pause):
+                if isinstance(event, Yield):
                     return True
                 self.put(event)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the reader has to hear of it
@@ -123,7 +123,7 @@ class Worker:
     """The thread that models are loaded, used and freed on."""
 
     def __init__(self) -> None:
-        self.at_once = 1  # of the jobs that share the thread; to be changed on it
+        self.max_concurrency = 1  # of the jobs that share the thread; to be changed on it
         self._tasks: queue.Queue[_Task[object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -132,7 +132,7 @@ class Worker:
         finally:
             threading.stack_size(before)
 
-    def submit(self, work: Callable[[CheckCancelled], Iterator[T | Pause]], *, shares: bool = False) -> Job[T]:
+    def submit(self, work: Callable[[CheckCancelled], Iterator[T | Yield]], *, shares: bool = False) -> Job[T]:
         """Queue `work`; it is given the cancellation check to poll. Where it `shares` the thread, others that do may
         begin before it has ended, and go on whenever it pauses.
         """
@@ -182,4 +182,4 @@ class Worker:
         """Whether it may begin now."""
         if not running:
             return True
-        return task is not None and task.shares and running[0].shares and len(running) < self.at_once
+        return task is not None and task.shares and running[0].shares and len(running) < self.max_concurrency

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from textual import on, work
 from textual.app import SystemCommand
@@ -20,33 +21,44 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.planner.plan import OpenRequest
+from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import Stage, standing_of
+from edgespec.service.client import EngineClient, require_model
 from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
-from edgespec.tui import commands
-from edgespec.tui.colours import HIGH_CONTRAST
 from edgespec.tui.details import Details
-from edgespec.tui.foot import foot, measured
-from edgespec.tui.gauges import Gauges
+from edgespec.tui.footer import footer_metrics, format_footer
 from edgespec.tui.help import Help
-from edgespec.tui.keeping import Keeper
 from edgespec.tui.keys import BINDINGS
+from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.log import Log
-from edgespec.tui.messages import Batch, Ended, Progressed, Ready, Told, told_of
+from edgespec.tui.messages import Batch, Ended, Progressed, Ready, Toast, toast_of
 from edgespec.tui.panel import Panel, Strip, readings
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import FRAME_S
-from edgespec.tui.screenside import Screenside
-from edgespec.tui.turns import Answer, Said
+from edgespec.tui.recorder import ConversationRecorder
+from edgespec.tui.reporter import TuiReporter
+from edgespec.tui.themes import HIGH_CONTRAST
+from edgespec.tui.turns import Answer, UserMessage
 from edgespec.tui.window import Window
 
 _READ_EVERY_S = 0.1
 # What the engine decodes on may be all that this machine has, so the screen takes an eighth of a processor at most.
 _REST = 7  # times what a frame took
 _LONGEST_REST_S = 0.25
+
+
+class CommandSet(Protocol):
+    """What can be typed after a slash."""
+
+    help: str  # a line for each command
+
+    async def run(self, app: ChatApp, line: str) -> None:
+        """Run `line`, which comes without its slash, or tell the user what is wrong with it."""
+
+    def without_arguments(self) -> Iterable[tuple[str, str]]:
+        """(name, summary) of the commands that need no argument."""
 
 
 class ChatApp(Window):
@@ -56,25 +68,27 @@ class ChatApp(Window):
 
     def __init__(
         self,
-        request: OpenRequest,
+        request: LoadConfig,
         chat: Chat,
         store: Store,
-        stage: Stage,
+        client: EngineClient,
+        commands: CommandSet,
         *,
         sampling: Callable[[SamplingDefaults], SamplingParams] = lambda _: SamplingParams(),
         resume: int | None = None,
         then: str = "",
     ) -> None:
-        """`stage` is closed with the app. `sampling`, given the model's recommended defaults, says how to sample;
+        """`client` is closed with the app. `sampling`, given the model's recommended defaults, says how to sample;
         `resume` is a stored conversation; `then` is a command to run once the model is open.
         """
         super().__init__()
         self.request = request
         self.chat = chat
-        self.keeper = Keeper(chat, store, lambda text: self.post_message(Told(text, kind="error")))
-        self.stage = stage
-        self.reporter = Screenside(self)
-        self.gauges = Gauges()
+        self.recorder = ConversationRecorder(chat, store, lambda text: self.post_message(Toast(text, kind="error")))
+        self.client = client
+        self.commands = commands
+        self.reporter = TuiReporter(self)
+        self.live_stats = LiveStats()
         self.job: Job[Any] | None = None
         self.answer: Answer | None = None
         self.finished: Finished | None = None
@@ -88,22 +102,22 @@ class ChatApp(Window):
     async def on_mount(self) -> None:
         self.register_theme(HIGH_CONTRAST)
         self.query_one(Prompt).focus()
-        if self.keeper.store.notice is not None:
-            await self.say(self.keeper.store.notice, "error")
+        if self.recorder.store.notice is not None:
+            await self.say(self.recorder.store.notice, "error")
         if self._resume is not None:
             await self.resume(self._resume)
         self.open(self.request)
 
     # What workers do: they only post messages.
 
-    def open(self, request: OpenRequest) -> None:
+    def open(self, request: LoadConfig) -> None:
         """Open a model; the conversation stays."""
-        self.job = self.stage.open(request, self.reporter)
-        self._follow(self.job, self.job, lambda standing: Ready(standing, request, is_new=True))
+        self.job = self.client.open(request, self.reporter)
+        self._follow(self.job, self.job, lambda model_info: Ready(model_info, request, is_new=True))
 
-    def change_draft(self, request: OpenRequest) -> None:
-        self.job = self.stage.change_draft(request, self.reporter)
-        self._follow(self.job, self.job, lambda standing: Ready(standing, request, is_new=False))
+    def change_draft(self, request: LoadConfig) -> None:
+        self.job = self.client.change_draft(request, self.reporter)
+        self._follow(self.job, self.job, lambda model_info: Ready(model_info, request, is_new=False))
 
     @work(thread=True)
     def _follow(self, job: Job[Any], events: Iterable[Any], message: Callable[[Any], Message]) -> None:
@@ -115,7 +129,7 @@ class ChatApp(Window):
                 if isinstance(posted, Batch):
                     posted.wait(lambda: self.is_running)
         except (Cancelled, Exception) as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
-            self.post_message(told_of(error))
+            self.post_message(toast_of(error))
         self.post_message(Ended(job))
 
     # What the user does.
@@ -128,42 +142,42 @@ class ChatApp(Window):
             await self.ask(message.text)
 
     async def run_command(self, line: str) -> None:
-        await commands.run(self, line)
+        await self.commands.run(self, line)
 
     async def action_command(self, line: str) -> None:
         await self.run_command(line)
 
     async def ask(self, text: str) -> None:
         """Send `text` and have it answered."""
-        if self.job is not None or self.stage.standing is None:
+        if self.job is not None or self.client.model_info is None:
             self.query_one(Prompt).put(text)
             why = "wait for what is under way; Esc stops it." if self.job else "no model is open; /model chooses one."
             await self.say(why, "error")
             return
-        self.keeper.ask(text)
+        self.recorder.ask(text)
         log = self.query_one(Log)
-        await log.add(Said(text, len(self.keeper.questions)))
+        await log.add(UserMessage(text, len(self.recorder.questions)))
         log.anchor()
         await self.generate()
 
     async def generate(self) -> None:
         """Answer the conversation as it stands."""
-        standing = standing_of(self.stage)
-        self.gauges = Gauges(plain=standing.plain_speed, asked_s=perf_counter())
+        model_info = require_model(self.client)
+        self.live_stats = LiveStats(plain=model_info.plain_speed, asked_s=perf_counter())
         self.finished = None
         request = self.chat.request()
-        self.keeper.begin_answer({"model": standing.name, "draft": standing.draft})
-        self.answer = Answer(standing.draft)
+        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft})
+        self.answer = Answer(model_info.draft)
         await self.query_one(Log).add(self.answer)
-        self.dress()
+        self.apply_width()
         self._worked_s = thread_time()
-        self.job = self.stage.stream(request)
+        self.job = self.client.stream(request)
         self._follow(self.job, self.job.batches(FRAME_S), Batch)
 
     async def resume(self, id: int) -> None:
         """Show a stored conversation and go on with it."""
         try:
-            self.keeper.resume(id)
+            self.recorder.resume(id)
         except EdgespecError as error:
             await self.say(f"{error.message} {error.hint}", "error")
             return
@@ -191,11 +205,11 @@ class ChatApp(Window):
             self.job.cancel()
 
     def action_help(self) -> None:
-        self.push_screen(Help(commands.HELP))
+        self.push_screen(Help(self.commands.help))
 
     async def action_details(self) -> None:
-        known = await asyncio.to_thread(self.stage.experience) if self.stage.standing is not None else None
-        self.push_screen(Details(self.gauges, known))
+        known = await asyncio.to_thread(self.client.draft_stats) if self.client.model_info is not None else None
+        self.push_screen(Details(self.live_stats, known))
 
     async def action_clear_screen(self) -> None:
         """The conversation stays; an answer under way stays on the screen too."""
@@ -203,8 +217,8 @@ class ChatApp(Window):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
-        for name, told, run in commands.palette(self):
-            yield SystemCommand(name, told, run)
+        for name, summary in self.commands.without_arguments():
+            yield SystemCommand(f"/{name}", summary, partial(self.run_command, name))
 
     # What workers said.
 
@@ -213,19 +227,19 @@ class ChatApp(Window):
         pieces: list[Piece] = []
         for event in message.events:
             if isinstance(event, Step):
-                self.gauges.add(event)
+                self.live_stats.add(event)
             elif isinstance(event, Piece):
                 pieces.append(event)
             elif isinstance(event, PrefillProgress):
-                self.gauges.read(event)
+                self.live_stats.read(event)
             elif isinstance(event, EngineNotice):
                 await self.say(event.text)
             elif isinstance(event, Finished):
                 self.finished = event
-        self.query_one(Progress).show(*self.gauges.reading)
+        self.query_one(Progress).show(*self.live_stats.reading)
         if (answer := self.answer) is not None and pieces:
             await answer.grow(pieces)
-            self.keeper.grow(answer.text, answer.reasoning, lambda: answer.spans)
+            self.recorder.grow(answer.text, answer.reasoning, lambda: answer.spans)
         if perf_counter() - self._read_s >= _READ_EVERY_S:
             self.show_instruments()
         before_s, self._worked_s = self._worked_s, thread_time()
@@ -233,16 +247,16 @@ class ChatApp(Window):
 
     @on(Ready)
     async def _is_open(self, message: Ready) -> None:
-        standing = message.standing
+        model_info = message.model_info
         self.request = message.request
         if message.is_new:
-            self.chat.sampling = self._sampling(standing.sampling)
-        self.keeper.use_model(standing.name)
-        await self.say(f"{standing.name} on {standing.backend}, draft {standing.draft}.")
+            self.chat.sampling = self._sampling(model_info.sampling)
+        self.recorder.use_model(model_info.name)
+        await self.say(f"{model_info.name} on {model_info.backend}, draft {model_info.draft}.")
         self.show_instruments()
 
-    @on(Told)
-    async def _told(self, message: Told) -> None:
+    @on(Toast)
+    async def _told(self, message: Toast) -> None:
         await self.say(str(message), message.kind)
 
     @on(Progressed)
@@ -257,9 +271,9 @@ class ChatApp(Window):
         self.query_one(Progress).show(None)
         answer, self.answer = self.answer, None
         if answer is not None:
-            metrics = measured(self.finished)
-            await answer.finish(foot(metrics))
-            self.keeper.finish(answer.text, answer.reasoning, answer.spans, metrics)
+            metrics = footer_metrics(self.finished)
+            await answer.finish(format_footer(metrics))
+            self.recorder.finish(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:
                 await answer.remove()
         self.job = None
@@ -267,23 +281,23 @@ class ChatApp(Window):
             self.exit()
         self.show_instruments()
         then, self._then = self._then, ""
-        if then and self.stage.standing is not None:
+        if then and self.client.model_info is not None:
             await self.run_command(then)
 
     # What is shown.
 
     async def show_turns(self) -> None:
         """Draw the conversation anew."""
-        await self.query_one(Log).show(self.keeper.turns)
-        self.dress()
+        await self.query_one(Log).show(self.recorder.turns)
+        self.apply_width()
 
     def show_instruments(self) -> None:
         self._read_s = perf_counter()
-        if (standing := self.stage.standing) is not None:
-            now = readings(standing, self.stage.resident)
-            self.query_one(Panel).show(self.gauges, now)
-            self.query_one(Strip).show(self.gauges, now)
+        if (model_info := self.client.model_info) is not None:
+            now = readings(model_info, self.client.resident)
+            self.query_one(Panel).show(self.live_stats, now)
+            self.query_one(Strip).show(self.live_stats, now)
 
     async def on_unmount(self) -> None:
-        self.stage.close()
-        self.keeper.close()
+        self.client.close()
+        self.recorder.close()

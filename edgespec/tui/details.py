@@ -11,8 +11,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from edgespec.controller.stats import Experience
-from edgespec.tui.gauges import Gauges, bar
+from edgespec.controller.stats import DraftStats
+from edgespec.tui.live_stats import LiveStats, bar
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
@@ -22,10 +22,10 @@ class Details(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "dismiss", "Back")]
 
-    def __init__(self, gauges: Gauges, experience: Experience | None) -> None:
+    def __init__(self, live_stats: LiveStats, draft_stats: DraftStats | None) -> None:
         super().__init__()
-        self._gauges = gauges
-        self._experience = experience
+        self._gauges = live_stats
+        self._draft_stats = draft_stats
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="window") as window, TabbedContent():
@@ -47,16 +47,16 @@ class Details(ModalScreen[None]):
                     )
                 yield table
             with TabPane("Costs"), VerticalScroll():
-                yield Static(costs(self._experience), markup=False)
+                yield Static(costs(self._draft_stats), markup=False)
             with TabPane("Acceptance"), VerticalScroll():
-                yield Static(acceptances(self._gauges, self._experience), markup=False)
+                yield Static(acceptances(self._gauges, self._draft_stats), markup=False)
 
 
-def costs(experience: Experience | None) -> str:
+def costs(draft_stats: DraftStats | None) -> str:
     """Forwards by rows in plain steps, and a drafted token, as bars."""
-    if experience is None:
+    if draft_stats is None:
         return "Nothing has been measured yet: the autopilot has not been asked."
-    known = experience.costs
+    known = draft_stats.costs
     plain_s = known.seconds(1)
     lines = [f"A plain step takes {plain_s * 1000:.1f} ms. A forward of n rows, in plain steps:", ""]
     most = max(known.seconds(n) for n in _ROWS) / plain_s
@@ -68,13 +68,13 @@ def costs(experience: Experience | None) -> str:
     return "\n".join(lines)
 
 
-def acceptances(gauges: Gauges, experience: Experience | None) -> str:
+def acceptances(live_stats: LiveStats, draft_stats: DraftStats | None) -> str:
     """By depth in this answer; by match length over all texts."""
     lines = ["Drafted tokens that were right, by depth, in this answer:", ""]
-    lines += [f"{depth:4}  {bar(alpha, 40)} {alpha:.0%}" for depth, alpha in enumerate(gauges.alphas, 1)] or [
+    lines += [f"{depth:4}  {bar(alpha, 40)} {alpha:.0%}" for depth, alpha in enumerate(live_stats.alphas, 1)] or [
         "  none yet"
     ]
-    for name, matches in sorted(experience.matches.items()) if experience is not None else ():
+    for name, matches in sorted(draft_stats.matches.items()) if draft_stats is not None else ():
         lines += ["", f"Lookups that were right, by the length of the match ({name}):", ""]
         lines += [f"{n:4}  {bar(matches.rate(n), 40)} {matches.rate(n):.0%}" for n in (1, 2, 3, 4, 6, 8, 12, 16)]
     return "\n".join(lines)

@@ -13,12 +13,12 @@ from textual.widgets import DataTable, Input, Static
 
 from edgespec.conversations import Conversation, Store
 from edgespec.errors import EdgespecError
-from edgespec.tui.chooser import Chooser
+from edgespec.tui.filter_list import FilterList
 
 _KEYS = "Enter resumes · type to search · Ctrl+X removes · Esc goes back"
 
 
-class History(Chooser[int]):
+class History(FilterList[int]):
     """Ends with the id of the conversation to resume, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -8,8 +8,8 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from edgespec.conversations import Turn
-from edgespec.tui.foot import foot
-from edgespec.tui.turns import Answer, Notice, Said
+from edgespec.tui.footer import format_footer
+from edgespec.tui.turns import Answer, Notice, UserMessage
 
 _SHOWN = 40  # turns of a conversation from before that are drawn
 _FORMATTED = 8_000  # characters of their answers, from the end: Markdown of many blocks takes seconds
@@ -39,7 +39,7 @@ class Log(VerticalScroll):
         for turn in turns[-_SHOWN:]:
             if turn.role == "user":
                 number += 1
-                widgets.append(Said(turn.text, number))
+                widgets.append(UserMessage(turn.text, number))
                 continue
             answer = Answer(str(turn.settings.get("draft", "the draft model")))
             answers.append((answer, turn))
@@ -48,7 +48,7 @@ class Log(VerticalScroll):
             await self.mount_all(widgets)
             rest = sum(len(turn.text) for _, turn in answers)
             for answer, turn in answers:
-                below = foot(turn.metrics) if turn.finished else "cut off when the program ended"
+                below = format_footer(turn.metrics) if turn.finished else "cut off when the program ended"
                 await answer.show(turn.text, turn.reasoning, turn.spans, below, is_formatted=rest <= _FORMATTED)
                 rest -= len(turn.text)
         self.anchor()
@@ -56,7 +56,7 @@ class Log(VerticalScroll):
     async def cut(self, number: int, *, keep_question: bool = False) -> None:
         """Take question `number` and all that follows away; if it has been cleared, all that is left is later."""
         widgets = list(self.children)
-        shown = [i for i, widget in enumerate(widgets) if isinstance(widget, Said) and widget.number == number]
+        shown = [i for i, widget in enumerate(widgets) if isinstance(widget, UserMessage) and widget.number == number]
         await self.remove_children(widgets[shown[0] + keep_question if shown else 0 :])
 
     async def clear(self, besides: Widget | None = None) -> None:

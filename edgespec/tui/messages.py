@@ -13,8 +13,8 @@ from textual.message import Message
 
 from edgespec.engine.events import Event
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.client import Standing
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.client import ModelInfo
 from edgespec.service.worker import Job
 
 
@@ -45,14 +45,14 @@ class Batch(Message):
 class Ready(Message):
     """A model, or another draft for it, is open."""
 
-    def __init__(self, standing: Standing, request: OpenRequest, *, is_new: bool) -> None:
+    def __init__(self, model_info: ModelInfo, request: LoadConfig, *, is_new: bool) -> None:
         super().__init__()
-        self.standing = standing
+        self.model_info = model_info
         self.request = request
         self.is_new = is_new
 
 
-class Told(Message):
+class Toast(Message):
     """A sentence for the user; `hint` is the next thing to do."""
 
     def __init__(self, text: str, hint: str = "", kind: str = "note") -> None:
@@ -82,17 +82,17 @@ class Ended(Message):
         self.job = job
 
 
-def told_of(error: BaseException) -> Told:
+def toast_of(error: BaseException) -> Toast:
     """What ended a job, in words."""
     if isinstance(error, Cancelled):
-        return Told("stopped.")
+        return Toast("stopped.")
     if isinstance(error, EdgespecError):
-        return Told(error.message, error.hint, "error")
+        return Toast(error.message, error.hint, "error")
     return _bug(error)
 
 
-def _bug(error: BaseException) -> Told:
+def _bug(error: BaseException) -> Toast:
     """A fault of ours, which must not take the conversation with it."""
     with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    return Told(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {file.name}.", "error")
+    return Toast(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {file.name}.", "error")

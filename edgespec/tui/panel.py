@@ -10,8 +10,8 @@ from rich.text import Text
 from textual.widgets import Static
 
 from edgespec.backends.devices import DeviceMemory
-from edgespec.service.client import Standing
-from edgespec.tui.gauges import Gauges, bar, column
+from edgespec.service.client import ModelInfo
+from edgespec.tui.live_stats import LiveStats, bar, column
 
 _WIDTH = 32
 
@@ -34,22 +34,22 @@ class Readings:
     devices: tuple[DeviceMemory, ...] = ()
 
 
-def readings(standing: Standing, resident: int) -> Readings:
+def readings(model_info: ModelInfo, resident: int) -> Readings:
     """Read now; `resident` bytes are ours."""
     parts: list[tuple[str, int]] = []
-    if (fit := standing.fit) is not None:
+    if (fit := model_info.fit) is not None:
         parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
         if fit.draft is not None:
             parts.append(("draft", fit.draft.total))
     return Readings(
-        standing.name,
-        standing.draft,
-        standing.is_paused,
-        standing.context_size,
+        model_info.name,
+        model_info.draft,
+        model_info.is_paused,
+        model_info.context_size,
         resident,
         psutil.virtual_memory().available,
         tuple(parts),
-        standing.devices,
+        model_info.devices,
     )
 
 
@@ -59,30 +59,30 @@ class Panel(Static):
     def __init__(self) -> None:
         super().__init__("", id="panel", markup=False)
 
-    def show(self, gauges: Gauges, now: Readings) -> None:
+    def show(self, live_stats: LiveStats, now: Readings) -> None:
         text = Text()
         text.append(f"{now.name}\n", "bold")
         text.append(f"draft {now.draft}{', switched off' if now.is_paused else ''}\n\n", "dim")
-        text.append(_speed(gauges), "bold")
-        text.append(f"\nmean {_number(gauges.mean)} tok/s, plain {_number(gauges.plain)}\n")
-        if gauges.speeds:
-            text.append(_spark(gauges.speeds, max(gauges.speeds)) + "\n", "green")
-        text.append(f"\naccepted {_percent(gauges.acceptance)}   ", "cyan")
-        text.append(f"tau {_number(gauges.tau, 2)}\n", "magenta")
-        if gauges.accepted_shares:
-            text.append(_spark(gauges.accepted_shares, 1.0) + "\n", "cyan")
-        if gauges.taus:
-            text.append(_spark(gauges.taus, max(gauges.taus)) + "\n", "magenta")
-        for depth, alpha in enumerate(gauges.alphas[:8], 1):
+        text.append(_speed(live_stats), "bold")
+        text.append(f"\nmean {_number(live_stats.mean)} tok/s, plain {_number(live_stats.plain)}\n")
+        if live_stats.speeds:
+            text.append(_spark(live_stats.speeds, max(live_stats.speeds)) + "\n", "green")
+        text.append(f"\naccepted {_percent(live_stats.acceptance)}   ", "cyan")
+        text.append(f"tau {_number(live_stats.tau, 2)}\n", "magenta")
+        if live_stats.accepted_shares:
+            text.append(_spark(live_stats.accepted_shares, 1.0) + "\n", "cyan")
+        if live_stats.taus:
+            text.append(_spark(live_stats.taus, max(live_stats.taus)) + "\n", "magenta")
+        for depth, alpha in enumerate(live_stats.alphas[:8], 1):
             text.append(f"  depth {depth} ")
             text.append(bar(alpha, 12), "cyan")
             text.append(f" {alpha:4.0%}\n")
-        if (decision := gauges.decision) is not None:
-            last = gauges.rounds[-1]
+        if (decision := live_stats.decision) is not None:
+            last = live_stats.rounds[-1]
             text.append(f"\nnow: {decision.source}, {last.n_drafted} drafted\n", "bold")
             text.append(f"{decision.reason}\n", "dim")
-        if gauges.forwards:
-            draft_s, verify_s, other_s = gauges.shares
+        if live_stats.forwards:
+            draft_s, verify_s, other_s = live_stats.shares
             text.append("\ntime  ")
             text.append("█" * round(draft_s * 24), "cyan")
             text.append("█" * round(verify_s * 24), "green")
@@ -90,10 +90,10 @@ class Panel(Static):
             text.append(f"\ndraft {draft_s:.0%}", "cyan")
             text.append(f"  verify {verify_s:.0%}", "green")
             text.append(f"  other {other_s:.0%}\n", "yellow")
-        text.append(f"\nfirst token {_milliseconds(gauges.ttft_s)}\n")
-        text.append(f"context {gauges.context_used:,} of {now.context_size:,}\n")
-        if gauges.context_used and now.context_size:
-            text.append(bar(gauges.context_used / now.context_size, 24) + "\n", "magenta")
+        text.append(f"\nfirst token {_milliseconds(live_stats.ttft_s)}\n")
+        text.append(f"context {live_stats.context_used:,} of {now.context_size:,}\n")
+        if live_stats.context_used and now.context_size:
+            text.append(bar(live_stats.context_used / now.context_size, 24) + "\n", "magenta")
         text.append(f"\nmemory {_size(now.resident)}, free {_size(now.available)}\n")
         for name, size in now.parts:
             text.append(f"  {name:6} {_size(size):>9}\n", "dim")
@@ -108,17 +108,17 @@ class Strip(Static):
     def __init__(self) -> None:
         super().__init__("", id="strip", markup=False)
 
-    def show(self, gauges: Gauges, now: Readings) -> None:
+    def show(self, live_stats: LiveStats, now: Readings) -> None:
         line = (
-            f"{_speed(gauges)}  accepted {_percent(gauges.acceptance)}  tau {_number(gauges.tau, 2)}  "
-            f"{gauges.context_used:,}/{now.context_size:,}  draft {now.draft}{' (off)' if now.is_paused else ''}"
+            f"{_speed(live_stats)}  accepted {_percent(live_stats.acceptance)}  tau {_number(live_stats.tau, 2)}  "
+            f"{live_stats.context_used:,}/{now.context_size:,}  draft {now.draft}{' (off)' if now.is_paused else ''}"
         )
         self.update(Text(line), layout=False)
 
 
-def _speed(gauges: Gauges) -> str:
-    times = f"  {gauges.times_plain:.2f}x plain" if gauges.times_plain else ""
-    return f"{_number(gauges.now)} tok/s{times}"
+def _speed(live_stats: LiveStats) -> str:
+    times = f"  {live_stats.times_plain:.2f}x plain" if live_stats.times_plain else ""
+    return f"{_number(live_stats.now)} tok/s{times}"
 
 
 def _spark(values: Iterable[float], top: float) -> str:

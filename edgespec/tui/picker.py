@@ -19,12 +19,12 @@ from edgespec.backends.devices import host_memory
 from edgespec.errors import Cancelled
 from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import Entry, catalogue, matching
-from edgespec.planner.plan import OpenRequest, Reporter
+from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import BackendName, load_registry
-from edgespec.service.client import Stage
+from edgespec.service.client import EngineClient
 from edgespec.service.worker import Job
-from edgespec.tui.chooser import Chooser
-from edgespec.tui.messages import told_of
+from edgespec.tui.filter_list import FilterList
+from edgespec.tui.messages import toast_of
 from edgespec.units import gib
 
 T = TypeVar("T")
@@ -32,17 +32,17 @@ T = TypeVar("T")
 _KEYS = "Enter opens · type to filter · Ctrl+F foretells · Esc goes back"
 
 
-class Picker(Chooser[str]):
+class Picker(FilterList[str]):
     """Ends with what `--model` takes, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+f", "foretell", "Foretell", priority=True),
     ]
 
-    def __init__(self, stage: Stage, request: OpenRequest, reporter: Reporter, *, is_idle: bool) -> None:
+    def __init__(self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool) -> None:
         """`request`: how the chosen model would be opened. Speeds are measured only while nothing is generated."""
         super().__init__()
-        self._stage = stage
+        self._client = client
         self._request = request
         self._reporter = reporter
         self._is_idle = is_idle
@@ -72,9 +72,9 @@ class Picker(Chooser[str]):
     def _look(self) -> None:
         try:
             backend: BackendName = "mlx" if prefers_mlx() else "llamacpp"
-            entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(self._stage.devices()))
+            entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(self._client.devices()))
         except Exception as error:  # noqa: BLE001 - told_of tells apart what the user can do and what is a bug
-            self._tell(self.say, str(told_of(error)))
+            self._tell(self.say, str(toast_of(error)))
             return
         self._tell(self._found, entries)
 
@@ -99,7 +99,7 @@ class Picker(Chooser[str]):
 
     @work(thread=True)
     def _foretell(self, name: str) -> None:
-        self._job = self._stage.outlook(replace(self._request, model=name, force=True), self._reporter)
+        self._job = self._client.outlook(replace(self._request, model=name, force=True), self._reporter)
         told = _KEYS
         try:
             for text in self._job:
@@ -107,7 +107,7 @@ class Picker(Chooser[str]):
         except Cancelled:
             return
         except Exception as error:  # noqa: BLE001 - as above
-            told = str(told_of(error))
+            told = str(toast_of(error))
         finally:
             self._job = None
         self._tell(self.say, told)

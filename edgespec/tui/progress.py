@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widgets import Static
 
-from edgespec.tui.gauges import bar
+from edgespec.tui.live_stats import bar
 
 
 class Progress(Static):

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from edgespec.tui.harmless import harmless
+from edgespec.tui.sanitize import sanitize
 
 
 class Prompt(TextArea):
@@ -59,7 +59,7 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Replace what is written."""
-        self.text = harmless(text.replace("\r\n", "\n"))
+        self.text = sanitize(text.replace("\r\n", "\n"))
         self.move_cursor(self.document.end)
 
     def _send(self) -> None:

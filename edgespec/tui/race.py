@@ -18,12 +18,12 @@ from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled
-from edgespec.service.client import Stage
+from edgespec.service.client import EngineClient
 from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
-from edgespec.tui.gauges import Gauges
-from edgespec.tui.harmless import harmless
-from edgespec.tui.messages import told_of
+from edgespec.tui.live_stats import LiveStats
+from edgespec.tui.messages import toast_of
+from edgespec.tui.sanitize import sanitize
 
 FRAME_S = 1 / 30
 
@@ -33,9 +33,9 @@ class Race(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", "Back")]
 
-    def __init__(self, stage: Stage, request: Request, speculation: Speculation) -> None:
+    def __init__(self, client: EngineClient, request: Request, speculation: Speculation) -> None:
         super().__init__()
-        self._stage = stage
+        self._client = client
         self._request = request if request.seed is not None else replace(request, seed=1)
         self._lanes = (Lane("plain", Speculation("none", 0)), Lane("speculative", speculation))
         self._job: Job[Event] | None = None
@@ -57,7 +57,7 @@ class Race(ModalScreen[None]):
             for lane in self._lanes:
                 if self._left:
                     return
-                self._job = self._stage.stream(self._request, lane.speculation)
+                self._job = self._client.stream(self._request, lane.speculation)
                 for batch in self._job.batches(FRAME_S):
                     self.app.call_from_thread(lane.add, batch)
             self.app.call_from_thread(self._finish)
@@ -65,7 +65,7 @@ class Race(ModalScreen[None]):
             return
         except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
             if not self._left:
-                self.app.call_from_thread(self._say, str(told_of(error)))
+                self.app.call_from_thread(self._say, str(toast_of(error)))
 
     def _finish(self) -> None:
         plain, spec = (lane.finished for lane in self._lanes)
@@ -96,7 +96,7 @@ class Lane(Vertical):
         self.speculation = speculation
         self.finished: Finished | None = None
         self._title = title
-        self._gauges = Gauges()
+        self._gauges = LiveStats()
         self._written = ""
         self._head = Static(title, classes="head", markup=False)
         self._text = Static("", markup=False)
@@ -112,14 +112,14 @@ class Lane(Vertical):
             if isinstance(event, Step):
                 self._gauges.add(event)
             elif isinstance(event, Piece):
-                self._written += harmless(event.text)
+                self._written += sanitize(event.text)
             elif isinstance(event, Finished):
                 self.finished = event
         self._text.update(Text(self._written))
-        gauges = self._gauges
-        accepted = f", {gauges.acceptance:.0%} accepted" if gauges.acceptance is not None else ""
-        speed = f"{gauges.mean:.1f} tok/s" if gauges.mean else "-"
-        self._head.update(Text(f"{self._title}{accepted}\n{gauges.tokens} tokens, {speed}"))
+        live_stats = self._gauges
+        accepted = f", {live_stats.acceptance:.0%} accepted" if live_stats.acceptance is not None else ""
+        speed = f"{live_stats.mean:.1f} tok/s" if live_stats.mean else "-"
+        self._head.update(Text(f"{self._title}{accepted}\n{live_stats.tokens} tokens, {speed}"))
 
 
 def _seconds(metrics: Metrics) -> float:

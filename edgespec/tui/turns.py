@@ -11,15 +11,15 @@ from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
 from edgespec.text.stream import Piece
-from edgespec.tui.harmless import harmless
-from edgespec.tui.origins import Span, coloured, joined
+from edgespec.tui.sanitize import sanitize
+from edgespec.tui.token_colors import Span, coloured, joined
 
 
-class Said(Static):
+class UserMessage(Static):
     """A message of the user, as it was typed, with its number."""
 
     def __init__(self, text: str, number: int) -> None:
-        super().__init__(Text.assemble((f"{number} ", "dim"), harmless(text)), classes="said", markup=False)
+        super().__init__(Text.assemble((f"{number} ", "dim"), sanitize(text)), classes="said", markup=False)
         self.text = text
         self.number = number
 
@@ -28,7 +28,7 @@ class Notice(Static):
     """A sentence from the program itself."""
 
     def __init__(self, text: str, kind: str = "note") -> None:
-        super().__init__(Text(harmless(text)), classes=f"notice {kind}", markup=False)
+        super().__init__(Text(sanitize(text)), classes=f"notice {kind}", markup=False)
 
 
 class Answer(Vertical):
@@ -46,7 +46,7 @@ class Answer(Vertical):
         self._fold = Collapsible(self._thoughts, title="Reasoning", collapsed=True)
         self._markdown = Markdown()
         self._origins = Static("", classes="origins", markup=False)
-        self._foot = Static("", classes="foot", markup=False)
+        self._footer = Static("", classes="foot", markup=False)
         self._shows_origins = False
         self._is_formatted = True
 
@@ -55,7 +55,7 @@ class Answer(Vertical):
         yield self._fold
         yield self._markdown
         yield self._origins
-        yield self._foot
+        yield self._footer
 
     async def grow(self, pieces: list[Piece]) -> None:
         """Show what has come."""
@@ -64,14 +64,14 @@ class Answer(Vertical):
         if thought:
             self.reasoning += thought
             self._fold.display = True
-            self._thoughts.update(Text(harmless(self.reasoning)))
+            self._thoughts.update(Text(sanitize(self.reasoning)))
         if said:
             joined(self.spans, said)
             new = "".join(piece.text for piece in said)
             self.text += new
             if self._stream is None:
                 self._stream = Markdown.get_stream(self._markdown)
-            await self._stream.write(harmless(new))
+            await self._stream.write(sanitize(new))
         if self._shows_origins:
             self._origins.update(coloured(self.text, self.spans, self._source))
 
@@ -79,11 +79,11 @@ class Answer(Vertical):
         """A whole answer from before, as it was written if it is not to be formatted, which is much faster."""
         self.text, self.reasoning, self.spans = text, reasoning, [tuple(span) for span in spans]
         self._fold.display = bool(reasoning)
-        self._thoughts.update(Text(harmless(reasoning)))
-        self._foot.update(Text(foot))
+        self._thoughts.update(Text(sanitize(reasoning)))
+        self._footer.update(Text(foot))
         self._is_formatted = is_formatted
         if is_formatted:
-            await self._markdown.update(harmless(text))
+            await self._markdown.update(sanitize(text))
         self.show_origins(self._shows_origins)
 
     async def finish(self, foot: str) -> None:
@@ -91,7 +91,7 @@ class Answer(Vertical):
         if self._stream is not None:
             await self._stream.stop()
             self._stream = None
-        self._foot.update(Text(foot))
+        self._footer.update(Text(foot))
 
     def fold(self, collapsed: bool) -> None:
         self._fold.collapsed = collapsed
@@ -104,4 +104,4 @@ class Answer(Vertical):
         if shown:
             self._origins.update(coloured(self.text, self.spans, self._source))
         elif not self._is_formatted:
-            self._origins.update(Text(harmless(self.text)))
+            self._origins.update(Text(sanitize(self.text)))

@@ -45,13 +45,13 @@ class Window(App[None]):
 
     def action_fold(self) -> None:
         self._folded = not self._folded
-        self.dress()
+        self.apply_width()
 
     def action_origins(self) -> None:
         self._origins = not self._origins
-        self.dress()
+        self.apply_width()
 
-    def dress(self) -> None:
+    def apply_width(self) -> None:
         """Reasoning folded or not, and origins shown or not, as the user last wished."""
         for answer in self.query(Answer):
             answer.fold(self._folded)

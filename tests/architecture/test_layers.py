@@ -109,8 +109,3 @@ def test_help_needs_neither_numpy_nor_the_hub_client() -> None:
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert child.stderr.strip() == "", child.stderr
-
-
-def test_no_file_is_two_files() -> None:
-    long = {str(p.relative_to(REPOSITORY)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 320}
-    assert not long

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.backends.attached_draft import SelfDraft, Skip, parse
+from edgespec.backends.attached_draft import SelfDraftSpec, Skip, parse
 from edgespec.errors import InvalidRequest
 
 skips = st.one_of(
@@ -15,26 +15,26 @@ skips = st.one_of(
     st.builds(Skip, kept=st.sets(st.integers(0, 99), min_size=2).map(lambda layers: tuple(sorted(layers)))),
 )
 methods = st.builds(
-    SelfDraft,
+    SelfDraftSpec,
     skip=st.none() | skips,
     bits=st.none() | st.sampled_from([0, 2, 3, 4, 5, 6]),
     sparse=st.none() | st.tuples(st.integers(0, 64), st.integers(1, 4096)),
-).filter(lambda method: method != SelfDraft())
+).filter(lambda method: method != SelfDraftSpec())
 
 
 @given(methods)
-def test_what_a_method_is_called_is_understood(method: SelfDraft) -> None:
+def test_what_a_method_is_called_is_understood(method: SelfDraftSpec) -> None:
     assert parse(str(method)) == method
 
 
 @pytest.mark.parametrize(
     ("text", "method"),
     [
-        ("layerskip", SelfDraft(Skip())),
-        ("skip:0,1,5+qspec:3", SelfDraft(Skip(kept=(0, 1, 5)), bits=3)),
-        ("qspec+skip:4", SelfDraft(Skip(exit=4), bits=0)),
-        ("planes", SelfDraft(bits=0, planes=True)),
-        ("sparse", SelfDraft(sparse=(4, 256))),
+        ("layerskip", SelfDraftSpec(Skip())),
+        ("skip:0,1,5+qspec:3", SelfDraftSpec(Skip(kept=(0, 1, 5)), bits=3)),
+        ("qspec+skip:4", SelfDraftSpec(Skip(exit=4), bits=0)),
+        ("planes", SelfDraftSpec(bits=0, planes=True)),
+        ("sparse", SelfDraftSpec(sparse=(4, 256))),
         ("auto", None),
         ("ngram", None),
         ("llama-1b", None),
@@ -42,7 +42,7 @@ def test_what_a_method_is_called_is_understood(method: SelfDraft) -> None:
         ("./sparse.gguf", None),
     ],
 )
-def test_parse(text: str, method: SelfDraft | None) -> None:
+def test_parse(text: str, method: SelfDraftSpec | None) -> None:
     assert parse(text) == method
 
 

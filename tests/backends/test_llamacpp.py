@@ -10,7 +10,7 @@ import pytest
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.quantize import quantize
-from edgespec.backends.llamacpp.rollback import CutCache, SnapshotCache, SnapshotRing
+from edgespec.backends.llamacpp.rollback import SnapshotCache, SnapshotRing, TrimmableCache
 from edgespec.backends.options import LoadOptions, idle_cores, physical_cores
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import (
@@ -230,8 +230,8 @@ def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rollback", "tree"),
     [
-        ("llama", CutCache, True),
-        ("sliding-window", CutCache, True),
+        ("llama", TrimmableCache, True),
+        ("sliding-window", TrimmableCache, True),
         ("mamba", SnapshotCache, False),
         ("hybrid", SnapshotRing, False),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.batching import Pause
+from edgespec.core.batching import Yield
 from edgespec.engine.embeddings import Embedding, embed
 from edgespec.errors import Cancelled
 from edgespec.text.chat_template import encode_prompt
@@ -53,7 +53,7 @@ def test_it_pauses_and_can_be_cancelled() -> None:
             raise Cancelled
 
     making = embed(model, [TEXT], check)
-    assert isinstance(next(making), Pause)
+    assert isinstance(next(making), Yield)
     gone = True
     with pytest.raises(Cancelled):
         list(making)

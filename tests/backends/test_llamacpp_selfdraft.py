@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel, Skip, parse
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.devices import Memory
-from edgespec.backends.llamacpp.followers import SLACK
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.lowbit import copies, low_bit, make_room
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.prune import pruned
 from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.llamacpp.shared_kv import SLACK
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import NO_DRAFT, Draft, Logits, Session
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from tests.contract.runtimes import prefill
 from tests.models import TARGET, hybrid, llama, mamba, sliding_window
@@ -69,7 +70,9 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
     target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
 ) -> None:
     reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
-    draft = target.self_draft(SelfDraft(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None)
+    draft = target.self_draft(
+        SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None
+    )
     idle = target.open_session()
     np.testing.assert_array_equal(
         logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])
@@ -181,7 +184,7 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
      ("layerskip:0,9", "6 layers"), ("layerskip:0,1,2,3,4,5", "6 layers")],
 )  # fmt: skip
 def test_what_cannot_be_is_said(target: LlamaModel, method: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=reason):  # or Refused, which is one
+    with pytest.raises(InvalidRequest, match=reason):  # or Unsupported, which is one
         draft_of(target, method, tmp_path)
 
 
@@ -220,5 +223,5 @@ def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatc
 
 def test_few_bits_are_not_made_of_few(target: LlamaModel, tmp_path: Path) -> None:
     two = low_bit(TARGET, 2, tmp_path / "a", lambda fraction: None, lambda: None)
-    with pytest.raises(Refused, match="4 are not fewer"):
+    with pytest.raises(Unsupported, match="4 are not fewer"):
         low_bit(two, 4, tmp_path / "b", lambda fraction: None, lambda: None)

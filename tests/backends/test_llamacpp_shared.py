@@ -11,7 +11,7 @@ import pytest
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.batching import ALONE, Company
+from edgespec.core.batching import SOLO, BatchPeers
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import BackendError, Cancelled
@@ -50,15 +50,15 @@ def test_one_decode_serves_all(model: LlamaModel, alone: Alone) -> None:
         prefill(session, text)
     drafts = [NO_DRAFT, Draft.chain([4, 5, 6]), Draft(np.array([7, 8], np.int32), np.array([-1, -1], np.int32))]
     scores = [session.forward(9, draft) for session, draft in zip(sessions, drafts, strict=True)]
-    assert one.company == Company(2, 4 + 3, False) and two.company == Company(2, 1 + 3, False)
+    assert one.peers == BatchPeers(2, 4 + 3, False) and two.peers == BatchPeers(2, 1 + 3, False)
     for text, draft, each in zip(texts, drafts, scores, strict=True):
         for node in range(-1, len(draft)):
             path = draft.tokens[list(path_to(draft, node))].tolist()
             assert np.abs(each.logits(node + 1) - alone.after([*text, 9, *path])).max() < TOLERANCE
-    assert [each.rows_beside for each in scores] == [7, 4, 5]
-    assert scores[0].waited_s > 0 and not scores[0].waited_beside_s
+    assert [each.peer_rows for each in scores] == [7, 4, 5]
+    assert scores[0].waited_s > 0 and not scores[0].peer_wait_s
     for each in scores[1:]:
-        assert not each.waited_s and each.waited_beside_s == scores[0].waited_s
+        assert not each.waited_s and each.peer_wait_s == scores[0].waited_s
     for session in sessions:
         session.commit(())
         session.close()
@@ -150,8 +150,8 @@ def test_more_rows_than_one_decode_takes(model: LlamaModel, alone: Alone) -> Non
     scores = [session.forward(9, draft) for session in sessions]  # 105 rows, of which a decode takes 64
     for each in scores:
         assert np.abs(each.logits(20) - alone.after([*PROMPT, 9, *range(1, 21)])).max() < TOLERANCE
-        assert each.waited_s > 0 or each.waited_beside_s > 0
-    told = {each.rows_beside for each in scores if not each.waited_beside_s}
+        assert each.waited_s > 0 or each.peer_wait_s > 0
+    told = {each.peer_rows for each in scores if not each.peer_wait_s}
     assert told <= {42, None, 21}, "one tells of each decode, or nobody where others were in its seconds"
     for session in sessions:
         session.commit(range(20))
@@ -180,7 +180,7 @@ def test_there_are_as_many_slots_as_asked_for(model: LlamaModel) -> None:
         model.open_session(shared=True)
     sessions[2].close()
     sessions[2] = model.open_session(shared=True)
-    assert sessions[0].company == ALONE
+    assert sessions[0].peers == SOLO
     for session in sessions:
         session.close()
 
@@ -194,8 +194,8 @@ def test_what_is_read_in_company_is_read_in_small_parts(model: LlamaModel) -> No
     one.forward(1, NO_DRAFT)
     reading = two.prefill((PROMPT * 4)[:CONTEXT])
     next(reading)
-    assert one.company == Company(0, 0, True)
-    assert two.company == Company(1, 1, False)
+    assert one.peers == BatchPeers(0, 0, True)
+    assert two.peers == BatchPeers(1, 1, False)
     done = [event.done for event in reading if hasattr(event, "done")]
     assert done == [64, 120]
     one.close()
@@ -216,7 +216,7 @@ def test_models_that_share_nothing_say_so(tmp_path: Path, name: str, why: str) -
     path = tmp_path / "model.gguf"
     MAKERS[name](path)
     model = load(path, LoadOptions(context_size=64, threads=1, caches=3))
-    assert model.unshared == why
+    assert model.no_batching_reason == why
     session = model.open_session(shared=True)
     assert not session.context.is_shared
     session.close()

@@ -13,12 +13,12 @@ import pytest
 
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
-from edgespec.backends.mlx import forms, library
-from edgespec.backends.mlx.forms import Forwards
+from edgespec.backends.mlx import library, tree_layouts
 from edgespec.backends.mlx.keyvalues import SLACK
 from edgespec.backends.mlx.layout import Layout
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.rng import uniform
@@ -120,7 +120,7 @@ def test_a_folders_vocabulary_is_the_gguf_files(tmp_path: Path, parse_special: b
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_quantized_folders(tmp_path: Path, bits: int) -> None:
     model = load(make_folder(tmp_path / "q", DENSE, bits=bits), LoadOptions(context_size=64))
-    assert model.limitation is None
+    assert model.no_tree_reason is None
     assert np.isfinite(prefill(model.open_session(), [1, 2, 3])).all()
 
 
@@ -174,15 +174,15 @@ def test_the_probe_finds_trees_at_wrong_positions(monkeypatch: pytest.MonkeyPatc
     import contextlib
 
     model = make_model({**DENSE, "vocab_size": 64})
-    assert probe(lambda: Forwards(model), 64).form == "row"
-    monkeypatch.setattr(forms, "tree_positions", lambda depth: contextlib.nullcontext())
-    assert probe(lambda: Forwards(model), 64).form == "nodes"
+    assert probe(lambda: ModelRunner(model), 64).form == "row"
+    monkeypatch.setattr(tree_layouts, "tree_positions", lambda depth: contextlib.nullcontext())
+    assert probe(lambda: ModelRunner(model), 64).form == "nodes"
 
 
 def test_the_probe_finds_masks_that_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model({**DENSE, "vocab_size": 64})
     monkeypatch.setattr(Layout, "mask", lambda self, cached, window: None if self.tree.by_nodes else "causal")
-    assert probe(lambda: Forwards(model), 64).form == "branches"
+    assert probe(lambda: ModelRunner(model), 64).form == "branches"
 
 
 def test_the_probe_finds_models_that_cannot_take_several_tokens() -> None:
@@ -196,7 +196,7 @@ def test_the_probe_finds_models_that_cannot_take_several_tokens() -> None:
             return model(tokens[:, ::-1], cache=cache)
 
     with pytest.raises(BackendError, match="one at a time"):
-        probe(lambda: Forwards(Backward()), 64)
+        probe(lambda: ModelRunner(Backward()), 64)
 
 
 def test_importing_mlx_leaves_the_process_as_it_was() -> None:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from edgespec.backends.mlx.scores import MlxScores
-from edgespec.core.greedy import HostRows
-from edgespec.core.protocols import Draft, Logits
-from edgespec.core.rng import Seeded, index_at, uniform
+from edgespec.core.arrays import Logits
+from edgespec.core.greedy import HostScores
+from edgespec.core.protocols import Draft
+from edgespec.core.rng import CounterRng, index_at, uniform
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import TargetSample
+from edgespec.core.verify import SampleMatching
 from edgespec.errors import BackendError
 
 PARAMS = {
@@ -34,8 +35,8 @@ def rows(seed: int, n: int, vocab_size: int) -> Logits:
 
 
 def on_host(z: Logits, params: SamplingParams, u: float) -> int:
-    law = Sampler(params, len(z)).law(z, ())
-    return law.token(index_at(law.weights, u))
+    distribution = Sampler(params, len(z)).distribution(z, ())
+    return distribution.token(index_at(distribution.weights, u))
 
 
 @pytest.mark.parametrize("vocab_size", [60, 1024, 5000, 32_001])
@@ -111,8 +112,10 @@ def test_a_seed_gives_equal_tokens_on_both_runtimes(name: str) -> None:
         tokens[:2] = np.argsort(-z[0])[:2]
         tokens[2:4] = np.argsort(-z[1])[:2]
         verdicts = [
-            TargetSample(Sampler(PARAMS[name], 12), Seeded(seed)).verify(Draft(tokens, parents), scores, [1, 2, 3])
-            for scores in (MlxScores(mx.array(z)), HostRows(list(z)))
+            SampleMatching(Sampler(PARAMS[name], 12), CounterRng(seed)).verify(
+                Draft(tokens, parents), scores, [1, 2, 3]
+            )
+            for scores in (MlxScores(mx.array(z)), HostScores(list(z)))
         ]
         assert verdicts[0] == verdicts[1]
         longest = max(longest, len(verdicts[0].path))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from edgespec.backends.attached_draft import Refused
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
@@ -81,7 +81,7 @@ def test_refusals(config: dict[str, Any], bits: int | None, method: str, told: s
         nn.quantize(network, group_size=32, bits=bits)
     model = wrapped(network, 64)
     expected = fresh_logits(model, [1, 2, 3], 4, NO_DRAFT)
-    with pytest.raises(Refused, match=told) as caught:
+    with pytest.raises(Unsupported, match=told) as caught:
         made(model, method)
     assert caught.value.hint and "\n" not in caught.value.message
     assert np.array_equal(fresh_logits(model, [1, 2, 3], 4, NO_DRAFT), expected)
@@ -89,7 +89,7 @@ def test_refusals(config: dict[str, Any], bits: int | None, method: str, told: s
 
 @pytest.mark.parametrize(("name", "told"), [("llama4", "cannot share"), ("gemma4_text", "a cache each")])
 def test_caches_that_cannot_be_shared(name: str, told: str) -> None:
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Unsupported, match=told):
         made(wrapped(tiny(name), VOCABULARY), "layerskip:2")
 
 

@@ -11,14 +11,15 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Refused, parse
-from edgespec.backends.mlx.follower import Follower
+from edgespec.backends.attached_draft import Unsupported, parse
 from edgespec.backends.mlx.keyvalues import SLACK
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.shared_kv import SharedKVSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import NO_DRAFT, Draft, Logits
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
 from tests.backends.zoo import VOCABULARY, tiny
 from tests.contract.runtimes import prefill
@@ -58,7 +59,7 @@ def made(model: MlxModel, method: str) -> MlxSelfDraft:
     return model.self_draft(found)
 
 
-def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSession, Follower]:
+def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSession, SharedKVSession]:
     """A target's session that holds `tokens`, and a draft's beside it."""
     target = model.open_session()
     prefill(target, tokens)
@@ -95,7 +96,7 @@ def test_a_draft_is_a_model_of_the_kept_layers(kept: tuple[int, ...]) -> None:
 
 def test_an_exit_is_resumed(small: MlxModel) -> None:
     draft = made(small, "layerskip:2")
-    assert draft.resumes
+    assert draft.continues_from_layer
     hooks, tokens = small._hooks, some(20)
     assert hooks is not None
     target, session = pair(draft, small, tokens)
@@ -172,7 +173,7 @@ def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
     assert {cache.keys.shape[2] for cache in session._caches} == {20 + 256}, "rows copied, and a step of new ones"
     assert np.abs(short - fresh_logits(small, tokens, 5, Draft.chain([6]))).max() > 1e-2
     # What the model makes of rows that it sees alone, at the positions they have in the text.
-    forwards = target.lend(session)
+    forwards = target.attach(session)
     for cache in forwards.caches.entries:
         rows = [*range(4), *range(44, 60)]
         cache.keys, cache.values = (mx.take(x, mx.array(rows), axis=2) for x in (cache.keys, cache.values))
@@ -221,7 +222,7 @@ def test_classes_of_models(name: str) -> None:
     expected = fresh_logits(model, tokens, 3, Draft.chain([4, 5]))
     for method in ("layerskip:2", "layerskip:0,3", "sparse:2,3"):
         draft = made(model, method)
-        assert draft.resumes == (method == "layerskip:2" and name != "talkie")
+        assert draft.continues_from_layer == (method == "layerskip:2" and name != "talkie")
         target, session = pair(draft, model, tokens)
         session.forward(3, Draft.chain([4]))
         session.commit((0,))
@@ -234,7 +235,7 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
     mxfp4 = make_model({**DENSE, "vocab_size": 64})
     nn.quantize(mxfp4, group_size=32, bits=4, mode="mxfp4")
     model = wrapped(mxfp4, 64)
-    with pytest.raises(Refused, match="are mxfp4"):
+    with pytest.raises(Unsupported, match="are mxfp4"):
         made(model, "planes")
     made(model, "qspec").close()
     draft = made(small, "layerskip:2")
@@ -306,5 +307,5 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     assert np.abs(rows - fresh_logits(small, some(30), 6, following)).max() < 1e-4
     target.rewind(30)
     drafted()
-    assert np.array_equal(chain_logits(target, 6, Draft.chain([3])), expected) or draft.resumes
+    assert np.array_equal(chain_logits(target, 6, Draft.chain([3])), expected) or draft.continues_from_layer
     draft.close()

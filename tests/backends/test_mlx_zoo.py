@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx.forms import Forwards
 from edgespec.backends.mlx.probe import Findings, probe
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError
 from tests.backends.zoo import VOCABULARY, class_names, tiny
@@ -37,8 +37,8 @@ def test_the_lists_name_classes_that_exist() -> None:
 def test_class(name: str) -> None:
     model = tiny(name)
 
-    def open_forwards() -> Forwards:
-        return Forwards(model)
+    def open_forwards() -> ModelRunner:
+        return ModelRunner(model)
 
     if name in REFUSED:
         with pytest.raises(BackendError, match=REFUSED[name]):
@@ -53,7 +53,7 @@ def test_class(name: str) -> None:
     check_rollback(open_forwards, found)
 
 
-def check_rollback(open_forwards: Callable[[], Forwards], found: Findings) -> None:
+def check_rollback(open_forwards: Callable[[], ModelRunner], found: Findings) -> None:
     """Drafts accepted in part, as chains and trees, each followed by the scores of a fresh session."""
     capabilities = Capabilities(VOCABULARY, 256, found.form is not None, frozenset())
 

@@ -14,7 +14,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.runner import Bench, Skipped, arms
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import DraftKind, Speculation
 from edgespec.engine.engine import Engine
@@ -37,12 +37,12 @@ class Watched(Engine):
             for name in ("tree", "draft")
         ]
         super().__init__(*models, Speculation("model"))
-        self.seen: list[tuple[Speculation, Experience | None, Request]] = []
+        self.seen: list[tuple[Speculation, DraftStats | None, Request]] = []
         self.change: Callable[[Request], Request] = lambda request: request
-        self.experience = self.known = Experience(PROFILE)
+        self.draft_stats = self.known = DraftStats(PROFILE)
 
     def stream(self, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        self.seen.append((self.speculation, self.experience, request))
+        self.seen.append((self.speculation, self.draft_stats, request))
         yield Piece("hm", "reasoning", False)
         yield from super().stream(self.change(request), check)
 
@@ -88,7 +88,7 @@ def test_arms_are_interleaved_there_and_back() -> None:
 def test_the_autopilot_learns_from_prompt_to_prompt_unless_it_is_cold() -> None:
     engine = Watched()
     recorded(bench(engine, one("a"), one("b")))
-    pilots = [experience for speculation, experience, _ in engine.seen[5:] if speculation.gamma is None]
+    pilots = [draft_stats for speculation, draft_stats, _ in engine.seen[5:] if speculation.gamma is None]
     warm, cold = pilots[::2], pilots[1::2]
     assert warm[0] is warm[1] and len({id(each) for each in (warm[0], *cold, engine.known)}) == 4
     assert warm[0] is not engine.seen[1][1], "what it learned while warming up is forgotten"
@@ -112,7 +112,7 @@ def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> Non
     else:
         with pytest.raises(Cancelled):
             list(running)
-    assert engine.experience is engine.known and engine.known.to_dict() == before
+    assert engine.draft_stats is engine.known and engine.known.to_dict() == before
 
 
 def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.summary import Group, Part
+from edgespec.bench.summary import Group, Section
 from tests.bench.lines import HINDSIGHT, run, summary_of
 
 
-def group(part: Part, arm: str) -> Group:
+def group(part: Section, arm: str) -> Group:
     (found,) = (g for g in part.arms if g.arm == arm)
     return found
 

@@ -17,7 +17,7 @@ from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf import read_header
 from edgespec.formats.gguf_reader import FileSource
-from edgespec.planner.speed import Forecast, forecast, pattern
+from edgespec.planner.speed import Forecast, estimate_speed, pattern
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
 
@@ -71,7 +71,7 @@ def test_an_interrupt_is_one_word(environment: dict[str, str], tmp_path: Path) -
 
 def test_a_forecast_by_blocks() -> None:
     header, draft = (read_header(FileSource(path), path.name) for path in (TARGET, DRAFT))
-    found = forecast(header, draft, LoadOptions(threads=1))
+    found = estimate_speed(header, draft, LoadOptions(threads=1))
     assert found is not None and found.draft_s is not None
     assert 0 < found.draft_s < found.rows[1] < found.rows[32]
 
@@ -88,7 +88,7 @@ def test_shapes_of_other_architectures(
     make(tmp_path / "whole.gguf")
     header = read_header(FileSource(tmp_path / "whole.gguf"), "whole")
     assert pattern(header) == first_and_period
-    found = forecast(header, None, LoadOptions(threads=1))
+    found = estimate_speed(header, None, LoadOptions(threads=1))
     assert found is not None and found.rows[1] > 0
     write_shape(header, 1, tmp_path / "shape.gguf")
     shape = read_header(FileSource(tmp_path / "shape.gguf"), "shape")
@@ -104,7 +104,7 @@ def test_a_part_that_the_runtime_dies_of(tmp_path: Path, monkeypatch: pytest.Mon
     header.metadata["qwen35.block_count"] = 3
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
-    assert forecast(header, None, LoadOptions(threads=1)) is None
+    assert estimate_speed(header, None, LoadOptions(threads=1)) is None
     assert not list((tmp_path / "scratch").iterdir())
 
 

@@ -21,7 +21,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
 from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
-from edgespec.formats.gguf import Header, read_file
+from edgespec.formats.gguf import Header
+from edgespec.formats.gguf_validate import read_file
 from edgespec.planner.report import table
 from edgespec.units import GIB
 from tests.cli.conftest import Cli
@@ -130,7 +131,7 @@ def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: 
         raise CacheError("/tmp has no room for a measurement of 2.0 GiB.", hint="Free some disk space.")
 
     monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(outlook, "forecast", full)
+    monkeypatch.setattr(outlook, "estimate_speed", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "speed: not foretold, since /tmp has no room for a measurement of 2.0 GiB" in done.output

@@ -14,7 +14,8 @@ from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.protocols import CheckCancelled, Logits, Session
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import CheckCancelled, Session
 from tests.mlx_models import CONFIGS, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.batching import PAUSE
+from edgespec.core.batching import YIELD
 from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session
 from edgespec.core.tree import path_to
 from edgespec.errors import ContextOverflow, EdgespecError
@@ -116,7 +116,7 @@ def test_what_is_held_is_held_after_a_rejection_too(runtime: Runtime) -> None:
     session.forward(7, Draft.chain([8, 9, 10])).argmax()
     session.commit((0,))
     tokens = [*PROMPT, 7, 8, 20, 21]
-    first = next(event for event in session.prefill(tokens) if event is not PAUSE)
+    first = next(event for event in session.prefill(tokens) if event is not YIELD)
     assert isinstance(first, PrefillProgress)
     assert first.reused == len(PROMPT) + 2 or (not first.reused and "draft" in runtime.name)
     session.close()
@@ -125,7 +125,7 @@ def test_what_is_held_is_held_after_a_rejection_too(runtime: Runtime) -> None:
 def test_prefill_reports_progress_to_the_end(runtime: Runtime) -> None:
     session = runtime.session()
     tokens = (PROMPT * 9)[:CONTEXT]
-    progress = [event for event in session.prefill(tokens) if event is not PAUSE]
+    progress = [event for event in session.prefill(tokens) if event is not YIELD]
     assert [p.done for p in progress] == sorted({p.done for p in progress})
     assert progress[-1].done == progress[-1].total == len(tokens)
     session.close()

@@ -13,9 +13,9 @@ import numpy as np
 
 from edgespec.controller.adaptive import Autopilot
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Budget, Controller, Draft, Scores, Step
-from edgespec.drafters.draft_model import Options, Walk
+from edgespec.drafters.draft_model import Candidates, DraftModelStepper
 
 Curve = Callable[[int], float]
 READING = 0.25  # of the time of a drafted token, to read one of the text
@@ -39,47 +39,47 @@ class Trace:
     category: str
     prompt: list[int]
     text: list[int]
-    spines: list[list[Options]]
+    spines: list[list[Candidates]]
 
 
 def read_traces(path: Path) -> list[Trace]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         recorded = json.load(file)["traces"]
     return [
-        Trace(t["id"], t["category"], t["prompt"], t["text"], [[Options(*each) for each in s] for s in t["spines"]])
+        Trace(t["id"], t["category"], t["prompt"], t["text"], [[Candidates(*each) for each in s] for s in t["spines"]])
         for t in recorded
     ]
 
 
 class ReplayWalk:
-    """A Walk over a trace."""
+    """A DraftModelStepper over a trace."""
 
     is_drawn = False
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._read = 0
-        self._spine: list[Options] = []
+        self._spine: list[Candidates] = []
         self.drafted = 0.0  # tokens, those that were only read counted as READING
 
-    def behind(self, tokens: Sequence[int]) -> int:
+    def lag(self, tokens: Sequence[int]) -> int:
         return len(tokens) - self._read
 
-    def start(self, tokens: Sequence[int], window: int = 10_000) -> Options | None:
+    def start(self, tokens: Sequence[int], window: int = 10_000) -> Candidates | None:
         self._spine = self._trace.spines[len(tokens) - len(self._trace.prompt) - 1]
-        self.drafted += READING * (min(window, self.behind(tokens)) - 1)
+        self.drafted += READING * (min(window, self.lag(tokens)) - 1)
         self._read, self._at = len(tokens), 0
         self.drafted += 1
         return self._spine[0]
 
-    def go_on(self, token: int) -> Options | None:
+    def step(self, token: int) -> Candidates | None:
         self._at += 1
         if self._at >= len(self._spine):
             return None
         self.drafted += 1
         return self._spine[self._at]
 
-    def settle(self, text: Sequence[int]) -> None: ...
+    def sync(self, text: Sequence[int]) -> None: ...
 
 
 def accepted(draft: Draft, truth: Sequence[int]) -> int:
@@ -107,16 +107,16 @@ class Clock:
         return float(self.rng.lognormal(0, 0.05)) * (3.0 if self.rng.random() < 0.02 else 1.0)
 
 
-def replay(controller: Controller, walk: ReplayWalk, trace: Trace, clock: Clock) -> float:
+def replay(controller: Controller, stepper: ReplayWalk, trace: Trace, clock: Clock) -> float:
     """Seconds that the text takes after its first token."""
     history = [*trace.prompt, trace.text[0]]
     end = len(trace.prompt) + len(trace.text)
     controller.begin(trace.prompt, NO_SCORES)
     seconds, index = 0.0, 0
     while len(history) < end:
-        drafted = walk.drafted
+        drafted = stepper.drafted
         draft = controller.propose(history, Budget(end - len(history) - 1, 63))
-        drafting = (walk.drafted - drafted) * clock.draft_s
+        drafting = (stepper.drafted - drafted) * clock.draft_s
         truth = trace.text[len(history) - len(trace.prompt) :]
         n = accepted(draft, truth[:-1])
         tested = n + bool(n < len(draft))
@@ -148,10 +148,10 @@ class Fixed:
 
     expects_plain = False
 
-    def __init__(self, source: str, depth: int, walk: ReplayWalk) -> None:
+    def __init__(self, source: str, depth: int, stepper: ReplayWalk) -> None:
         from edgespec.drafters.ngram import NgramDrafter
 
-        self._source, self._depth, self._walk = source, depth, walk
+        self._source, self._depth, self._walk = source, depth, stepper
         self._ngram = NgramDrafter()
         self.decision = None
 
@@ -168,7 +168,7 @@ class Fixed:
             found.append(options.tokens[0])
             if len(found) >= depth:
                 break
-            options = self._walk.go_on(found[-1])
+            options = self._walk.step(found[-1])
         return Draft.chain(found)
 
     def record(self, step: Step) -> None: ...
@@ -176,8 +176,8 @@ class Fixed:
     def end(self) -> None: ...
 
 
-def autopilot(experience: Experience, walk: ReplayWalk | None, *, trees: bool = True) -> Autopilot:
-    return Autopilot(experience, "greedy", cast(Walk, walk), trees=trees)
+def autopilot(draft_stats: DraftStats, stepper: ReplayWalk | None, *, trees: bool = True) -> Autopilot:
+    return Autopilot(draft_stats, "greedy", cast(DraftModelStepper, stepper), trees=trees)
 
 
 def profile_of(clock: Clock, most: int = 16) -> Profile:
@@ -205,18 +205,18 @@ def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.
     """[texts] times plain decoding, for each of FIXED."""
 
     def one(source: str, gamma: int, trace: Trace) -> float:
-        walk = ReplayWalk(trace)
-        return plain_s(trace) / replay(Fixed(source, gamma, walk), walk, trace, clock)
+        stepper = ReplayWalk(trace)
+        return plain_s(trace) / replay(Fixed(source, gamma, stepper), stepper, trace, clock)
 
     return {(source, gamma): np.array([one(source, gamma, t) for t in traces]) for source, gamma in FIXED}
 
 
-def autopilot_speeds(traces: list[Trace], clock: Clock, experience: Experience | None = None) -> np.ndarray:
+def autopilot_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats | None = None) -> np.ndarray:
     """[texts] times plain decoding, one after the other, with what is learned from each."""
-    experience = experience or Experience(profile_of(clock))
+    draft_stats = draft_stats or DraftStats(profile_of(clock))
     walks = [ReplayWalk(trace) for trace in traces]
     return np.array(
-        [plain_s(t) / replay(autopilot(experience, w), w, t, clock) for t, w in zip(traces, walks, strict=True)]
+        [plain_s(t) / replay(autopilot(draft_stats, w), w, t, clock) for t, w in zip(traces, walks, strict=True)]
     )
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.controller.adaptive import Autopilot
-from edgespec.controller.cost_model import Costs, Profile
-from edgespec.controller.stats import Experience
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.stats import DraftStats
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.rng import Seeded
+from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import BlockVerification, ByDraft, TargetSample
-from edgespec.drafters.draft_model import BestFirst, Drawn, Walk
+from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching
+from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK, Sampled
 from edgespec.errors import Cancelled
 from tests.core.stats import assert_follows
 from tests.core.toys import KINDS, Alarm, decode, open_session
@@ -32,7 +32,7 @@ SAMPLING = [
 ]
 
 
-class Cheap(Costs):
+class Cheap(CostModel):
     """More rows and drafted tokens cost next to nothing, whatever the clock says, so that much is drafted."""
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
@@ -41,10 +41,10 @@ class Cheap(Costs):
     def observe_drafted(self, seconds: float) -> None: ...
 
 
-def cheap() -> Experience:
-    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, 0.001))
-    experience.costs = Cheap(experience.costs.profile)
-    return experience
+def cheap() -> DraftStats:
+    draft_stats = DraftStats(Profile({1: 1.0, 16: 1.1}, 0.01, 0.001))
+    draft_stats.costs = Cheap(draft_stats.costs.profile)
+    return draft_stats
 
 
 @dataclass
@@ -71,12 +71,12 @@ class Case:
             return None
         return open_session("tree", ToyModel(self.draft_seed, V, 2, 1.5), self.draft_context)
 
-    def controller(self, session: ToySession, draft: ToySession | None, experience: Experience) -> Autopilot:
-        walk = Walk(draft, V, BestFirst()) if draft is not None else None
-        return Autopilot(experience, "toy", walk, trees=session.capabilities.tree)
+    def controller(self, session: ToySession, draft: ToySession | None, draft_stats: DraftStats) -> Autopilot:
+        stepper = DraftModelStepper(draft, V, GreedyTopK()) if draft is not None else None
+        return Autopilot(draft_stats, "toy", stepper, trees=session.capabilities.tree)
 
     def run(self, session: ToySession, controller: Autopilot, alarm: Alarm | None = None) -> list[Step]:
-        verifier = TargetSample(self.sampler, Seeded(self.seed))
+        verifier = SampleMatching(self.sampler, CounterRng(self.seed))
         events = speculate(
             session, controller, verifier, self.prompt, max_tokens=self.max_tokens, stop=self.stop,
             check=alarm or (lambda: None),
@@ -103,9 +103,9 @@ cases = st.builds(
 def test_the_text_is_plain_decodings(case: Case, agrees: bool) -> None:
     if agrees and case.draft_seed is not None:
         case.draft_seed = case.seed
-    session, draft, experience = open_session(case.kind, case.model, case.context_size), case.draft_session(), cheap()
+    session, draft, draft_stats = open_session(case.kind, case.model, case.context_size), case.draft_session(), cheap()
     for _ in range(2):  # the second time with what was learned, and the sessions as they were left
-        steps = case.run(session, case.controller(session, draft, experience))
+        steps = case.run(session, case.controller(session, draft, draft_stats))
         assert [token for step in steps for token in step.tokens] == case.expected
         assert session.position <= case.context_size
         for step in steps[1:]:
@@ -139,11 +139,11 @@ def test_a_draft_model_with_a_small_context_is_given_the_texts_end() -> None:
 def test_after_a_cancellation_everything_goes_on(case: Case, calls: int) -> None:
     alarm = Alarm(calls)
     session = open_session(case.kind, case.model, case.context_size, alarm)
-    draft, experience = case.draft_session(), cheap()
+    draft, draft_stats = case.draft_session(), cheap()
     with contextlib.suppress(Cancelled):
-        case.run(session, case.controller(session, draft, experience), alarm)
+        case.run(session, case.controller(session, draft, draft_stats), alarm)
     alarm.silence()
-    steps = case.run(session, case.controller(session, draft, experience))
+    steps = case.run(session, case.controller(session, draft, draft_stats))
     assert [token for step in steps for token in step.tokens] == case.expected
 
 
@@ -153,25 +153,25 @@ def test_drawn_chains_keep_the_law(draft_seed: int) -> None:
     params = SamplingParams(temperature=1.0)
     model, sampler = ToyModel(7, 4, 2, 1.5), Sampler(params, 4)
     session, draft = open_session("tree", model), open_session("tree", ToyModel(draft_seed, 4, 2, 1.5))
-    experience, prompt, runs = cheap(), [1, 2, 1, 2, 1], 3000
+    draft_stats, prompt, runs = cheap(), [1, 2, 1, 2, 1], 3000
     for _ in range(3):  # measured plain rounds, which the first generation would have to spend
-        experience.costs.observe(1, 5, 1.0)
+        draft_stats.costs.observe(1, 5, 1.0)
     counts = np.zeros((4, 4, 4))
     drawn = 0
     for seed in range(runs):
-        walk = Walk(draft, 4, Drawn(sampler, np.random.default_rng([seed, 2])))
-        chance = Seeded(seed)
-        verifier = ByDraft(TargetSample(sampler, chance), BlockVerification(sampler, chance))
+        stepper = DraftModelStepper(draft, 4, Sampled(sampler, np.random.default_rng([seed, 2])))
+        random_source = CounterRng(seed)
+        verifier = AutoVerifier(SampleMatching(sampler, random_source), BlockVerification(sampler, random_source))
         text: list[int] = []
-        controller = Autopilot(experience, "toy", walk, trees=True)
+        controller = Autopilot(draft_stats, "toy", stepper, trees=True)
         for event in speculate(session, controller, verifier, prompt, max_tokens=3, stop=frozenset()):
             if isinstance(event, Step):
                 text += event.tokens
                 drawn += event.decision is not None and event.decision.source == "model"
         counts[tuple(text)] += 1
     assert drawn > runs / 4
-    law = np.zeros((4, 4, 4))
+    distribution = np.zeros((4, 4, 4))
     for a, b in np.ndindex(4, 4):
-        p = [sampler.law(model.logits([*prompt, *more]), prompt).dense(4) for more in ([], [a], [a, b])]
-        law[a, b] = p[0][a] * p[1][b] * p[2]
-    assert_follows(counts.ravel(), law.ravel())
+        p = [sampler.distribution(model.logits([*prompt, *more]), prompt).dense(4) for more in ([], [a], [a, b])]
+        distribution[a, b] = p[0][a] * p[1][b] * p[2]
+    assert_follows(counts.ravel(), distribution.ravel())

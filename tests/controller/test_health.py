@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from edgespec.controller.shadow import Untried
-from edgespec.controller.stats import Experience, ModelRecord
+from edgespec.controller.shadow import ShadowDraft
+from edgespec.controller.stats import DraftStats, ModelRecord
 from tests.controller.replay import ReplayWalk, autopilot, profile_of, replay
 from tests.controller.test_replay import GREEDY, SAMPLED, Liar, clock_of
 
 
 def test_a_hopeless_draft_model_is_reported() -> None:
     clock = clock_of("a GPU")
-    experience = Experience(profile_of(clock))
+    draft_stats = DraftStats(profile_of(clock))
     said = []
     for trace in SAMPLED:
-        walk = Liar(trace)
-        controller = autopilot(experience, walk)
-        replay(controller, walk, trace, clock)
-        said.append(controller.complaint())
+        stepper = Liar(trace)
+        controller = autopilot(draft_stats, stepper)
+        replay(controller, stepper, trace, clock)
+        said.append(controller.warning())
     assert any(text and "may not belong to this model" in text for text in said)
-    walk = ReplayWalk(GREEDY[0])
-    controller = autopilot(Experience(profile_of(clock)), walk)
-    replay(controller, walk, GREEDY[0], clock)
-    assert controller.complaint() is None
+    stepper = ReplayWalk(GREEDY[0])
+    controller = autopilot(DraftStats(profile_of(clock)), stepper)
+    replay(controller, stepper, GREEDY[0], clock)
+    assert controller.warning() is None
 
 
 def test_a_draft_model_that_has_become_worse_is_reported() -> None:
@@ -29,31 +29,31 @@ def test_a_draft_model_that_has_become_worse_is_reported() -> None:
     for _ in range(8):
         for _ in range(30):
             record.first_choice.observe(1.0)
-        assert record.complaint() is None
-        record = record.begun()
+        assert record.warning() is None
+        record = record.fork()
     for at in range(60):
         record.first_choice.observe(float(at % 4 == 0))
-    told = record.complaint()
+    told = record.warning()
     assert told is not None and "in earlier texts" in told
 
 
 def test_reasoning_and_answer_are_learned_apart() -> None:
-    experience = Experience(profile_of(clock_of("a GPU")))
-    controller = autopilot(experience, None)
+    draft_stats = DraftStats(profile_of(clock_of("a GPU")))
+    controller = autopilot(draft_stats, None)
     controller.begin([1, 2, 3, 1, 2], None)  # type: ignore[arg-type]
-    before = experience.lookup("greedy, answer").rate(2)
-    controller.enter("reasoning")
+    before = draft_stats.lookup("greedy, answer").rate(2)
+    controller.set_phase("reasoning")
     controller._lookup.extend([1, 2, 3, 1, 2])
     from edgespec.core.protocols import Budget
 
     controller.propose([1, 2, 3, 1, 2, 9], Budget(8, 8))
     controller.end()
-    assert experience.lookup("greedy, answer").rate(2) == before
-    assert experience.lookup("greedy, reasoning").rate(2) < before, "2 after 1 was foretold to be followed by 3"
+    assert draft_stats.lookup("greedy, answer").rate(2) == before
+    assert draft_stats.lookup("greedy, reasoning").rate(2) < before, "2 after 1 was foretold to be followed by 3"
 
 
 def test_what_was_not_tried_is_judged_by_the_text() -> None:
-    untried = Untried()
+    untried = ShadowDraft()
     assert untried.outcome([1, 2]) is None
     untried.remember(2, [5, 6, 7])
     assert untried.pending

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.controller.acceptance import Calibration, of_match_length, of_probability
-from edgespec.controller.cost_model import Costs, Profile
-from edgespec.controller.draft_tree import Candidates, Rows, all_rows, fastest
-from edgespec.controller.estimator import Rate
-from edgespec.controller.regret import Ledger
-from edgespec.controller.stats import Experience
+from edgespec.controller.acceptance import AcceptanceModel, of_match_length, of_probability
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.draft_tree import DraftSize, DraftTree, best_size, sizes
+from edgespec.controller.estimator import DecayedMean
+from edgespec.controller.regret import RegretBudget
+from edgespec.controller.stats import DraftStats
 from edgespec.core.tree import check_draft, path_to
 
 
 def test_costs_between_the_profiles_points() -> None:
-    costs = Costs(Profile({1: 10.0, 4: 16.0, 8: 40.0}))
+    costs = CostModel(Profile({1: 10.0, 4: 16.0, 8: 40.0}))
     assert [costs.seconds(rows) for rows in (1, 2, 4, 6, 8, 10)] == pytest.approx([10, 12, 16, 28, 40, 52])
-    assert Costs(Profile({1: 10.0})).seconds(3) == 30.0
-    assert Costs(Profile({1: 10.0, 4: 12.0, 5: 4.0})).seconds(9) == 5.0, "a falling end does not fall for ever"
+    assert CostModel(Profile({1: 10.0})).seconds(3) == 30.0
+    assert CostModel(Profile({1: 10.0, 4: 12.0, 5: 4.0})).seconds(9) == 5.0, "a falling end does not fall for ever"
     for rows, draft_s, read_s in (
         ({2: 1.0}, None, 0.0),
         ({1: 0.0}, None, 0.0),
@@ -34,7 +34,7 @@ def test_costs_between_the_profiles_points() -> None:
 
 
 def test_costs_follow_the_clock() -> None:
-    costs = Costs(Profile({1: 10.0, 4: 16.0, 8: 40.0}))
+    costs = CostModel(Profile({1: 10.0, 4: 16.0, 8: 40.0}))
     costs.observe(4, 0, 160.0)
     assert costs.seconds(4) == pytest.approx(24.0), "one slow round may be of a busy moment"
     costs.observe(4, 0, 15.0)
@@ -51,7 +51,7 @@ def test_costs_follow_the_clock() -> None:
 
 
 def test_rows_not_seen_are_as_far_off_the_profile_as_those_that_were() -> None:
-    costs = Costs(Profile({1: 10.0, 2: 11.0, 4: 12.0, 8: 14.0}))
+    costs = CostModel(Profile({1: 10.0, 2: 11.0, 4: 12.0, 8: 14.0}))
     for _ in range(15):
         for rows in (1, 2, 4):
             costs.observe(rows, 0, 10.0 * rows)
@@ -60,7 +60,7 @@ def test_rows_not_seen_are_as_far_off_the_profile_as_those_that_were() -> None:
 
 
 def test_plain_costs_are_those_of_the_present_depth() -> None:
-    costs = Costs(Profile({1: 10.0, 2: 15.0}))
+    costs = CostModel(Profile({1: 10.0, 2: 15.0}))
     for _ in range(15):
         costs.observe(1, 100, 12.0)
     costs.begin(400)
@@ -75,7 +75,7 @@ def test_plain_costs_are_those_of_the_present_depth() -> None:
 
 
 def test_draft_and_reading_costs() -> None:
-    costs = Costs(Profile({1: 10.0}, 2.0, 0.5))
+    costs = CostModel(Profile({1: 10.0}, 2.0, 0.5))
     assert (costs.draft_s, costs.read_s) == (2.0, 0.5)
     for _ in range(15):
         costs.observe_drafted(4.0)
@@ -83,7 +83,7 @@ def test_draft_and_reading_costs() -> None:
 
 
 def test_rates() -> None:
-    rate = Rate(0.6)
+    rate = DecayedMean(0.6)
     assert rate.value == pytest.approx(0.6)
     for _ in range(300):
         rate.observe(1.0)
@@ -95,29 +95,29 @@ def test_rates() -> None:
         rate.observe(0.0)
     rate = after(rate)
     assert rate.value < 0.45, "the texts of long ago are forgotten"
-    other = Rate(0.6)
+    other = DecayedMean(0.6)
     other.restore(rate.evidence)
     assert other.value == pytest.approx(rate.value)
 
 
 def test_texts_at_once_see_only_themselves_and_what_was_before_them() -> None:
-    rate = Rate(0.6)
-    one, two = rate.begun(), rate.begun()
+    rate = DecayedMean(0.6)
+    one, two = rate.fork(), rate.fork()
     for _ in range(30):
         one.observe(1.0)
         two.observe(0.0)
     assert one.value > 0.85 and two.value < 0.15 and rate.value == 0.6
-    rate.learn(one)
+    rate.merge(one)
     alone = rate.evidence
-    rate.learn(two)
-    assert rate.evidence[1] > alone[1] and 0.4 < rate.begun().value < 0.6
-    rate.learn(rate.begun())
+    rate.merge(two)
+    assert rate.evidence[1] > alone[1] and 0.4 < rate.fork().value < 0.6
+    rate.merge(rate.fork())
     assert rate.evidence[1] == pytest.approx(alone[1] * 0.9 + 6), "a text that showed nothing changes nothing"
 
 
-def after(rate: Rate) -> Rate:
+def after(rate: DecayedMean) -> DecayedMean:
     """For the next text, when `rate`'s is over."""
-    next_ = Rate(0.6)
+    next_ = DecayedMean(0.6)
     next_.restore(rate.evidence)
     return next_
 
@@ -131,11 +131,11 @@ def test_calibration_keeps_its_bins_apart() -> None:
     lengths = of_match_length()
     assert [lengths.rate(n) for n in (2, 3, 40)] == pytest.approx([0.4, 0.5, 0.95])
     with pytest.raises(ValueError, match="one guess"):
-        Calibration([0.5], [0.1])
+        AcceptanceModel([0.5], [0.1])
 
 
 def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
-    found = Candidates()
+    found = DraftTree()
     found.chain([5, 6, 7], [0.5, 0.8, 0.8])
     spine = found.add(-1, 5, 0.9)
     found.add(-1, 8, 0.1)
@@ -148,7 +148,7 @@ def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4), st.floats(0, 1)), max_size=25), st.integers(0, 25))
 def test_any_candidates_make_a_valid_draft_of_the_best(nodes: list[tuple[int, int, float]], n: int) -> None:
-    found = Candidates()
+    found = DraftTree()
     for parent, token, rate in nodes:
         found.add(min(parent, len(found)) - 1, token, rate)
     n = min(n, len(found))
@@ -163,7 +163,7 @@ def test_any_candidates_make_a_valid_draft_of_the_best(nodes: list[tuple[int, in
     assert sorted(kept, reverse=True) == pytest.approx(sorted(paths.values(), reverse=True)[:n])
 
 
-def _path(found: Candidates, node: int) -> list[int]:
+def _path(found: DraftTree, node: int) -> list[int]:
     path: list[int] = []
     while node >= 0:
         path.insert(0, node)
@@ -173,63 +173,63 @@ def _path(found: Candidates, node: int) -> list[int]:
 
 def test_every_number_of_rows_is_tried() -> None:
     seconds = {1: 1.0, 2: 1.7, 3: 2.3, 4: 1.3, 5: 1.9}
-    rows = all_rows([0.6, 0.2, 0.4, 0.1], seconds.__getitem__, 0.0, 4)
+    rows = sizes([0.6, 0.2, 0.4, 0.1], seconds.__getitem__, 0.0, 4)
     assert [(r.nodes, round(r.tokens, 6)) for r in rows] == [(0, 1.0), (1, 1.6), (2, 2.0), (3, 2.2), (4, 2.3)]
-    best, price = fastest(rows, lately=1.0)
+    best, price = best_size(rows, recent_rate=1.0)
     assert (best.nodes, price) == (3, pytest.approx(2.2 / 1.3)), "beyond two rows that do not pay"
-    best, price = fastest(rows, lately=3.0)
+    best, price = best_size(rows, recent_rate=3.0)
     assert (best.nodes, price) == (3, 3.0)
-    best, _ = fastest(all_rows([0.09] * 4, seconds.__getitem__, 0.0, 4), lately=1.0)
-    assert best == Rows(0, 1.0, 1.0), "plain decoding is one of them"
+    best, _ = best_size(sizes([0.09] * 4, seconds.__getitem__, 0.0, 4), recent_rate=1.0)
+    assert best == DraftSize(0, 1.0, 1.0), "plain decoding is one of them"
 
 
 @given(st.lists(st.floats(0, 1), max_size=8), st.lists(st.floats(0.1, 9), min_size=9, max_size=9), st.floats(0.1, 3))
-def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list[float], lately: float) -> None:
-    rows = all_rows(probabilities, lambda n: seconds[n - 1], 0.3, 8)
-    best, price = fastest(rows, lately)
+def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list[float], recent_rate: float) -> None:
+    rows = sizes(probabilities, lambda n: seconds[n - 1], 0.3, 8)
+    best, price = best_size(rows, recent_rate)
     sums = [1 + sum(sorted(probabilities, reverse=True)[:n]) for n in range(len(probabilities) + 1)]
     speeds = [tokens / (0.3 + seconds[n]) for n, tokens in enumerate(sums)]
-    assert price == pytest.approx(max(lately, *speeds, 0.0))
-    if max(speeds) >= lately:
+    assert price == pytest.approx(max(recent_rate, *speeds, 0.0))
+    if max(speeds) >= recent_rate:
         assert best.speed == pytest.approx(max(speeds))
 
 
 def test_the_ledger() -> None:
-    ledger = Ledger()
-    assert ledger.room() == pytest.approx(2.0)
+    ledger = RegretBudget()
+    assert ledger.allowance() == pytest.approx(2.0)
     ledger.add(1, 2.5)
-    assert ledger.room() == pytest.approx(2.0 - 1.5 + 0.025)
+    assert ledger.allowance() == pytest.approx(2.0 - 1.5 + 0.025)
     for _ in range(100):
         ledger.add(1, 1.0)
-    assert ledger.room() == pytest.approx(0.5 + 1.025), "a hundredth of the time"
+    assert ledger.allowance() == pytest.approx(0.5 + 1.025), "a hundredth of the time"
     for _ in range(100):
         ledger.add(5, 1.0)
-    assert ledger.room() == pytest.approx(6.0 + 2.025), "what was won long ago cannot all be lost again"
-    before = ledger.room()
-    assert ledger.room(beside=3) == pytest.approx(before - 1.5), "four share what one alone may lose"
+    assert ledger.allowance() == pytest.approx(6.0 + 2.025), "what was won long ago cannot all be lost again"
+    before = ledger.allowance()
+    assert ledger.allowance(n_peers=3) == pytest.approx(before - 1.5), "four share what one alone may lose"
 
 
 def test_what_untried_drafts_would_have_won_makes_room_and_what_they_would_have_lost_takes_none() -> None:
-    ledger = Ledger()
+    ledger = RegretBudget()
     ledger.add(1, 3.0)
-    before = ledger.room()
+    before = ledger.allowance()
     ledger.add_untried(1, 2.0)
-    assert ledger.room() == before, "no time was lost"
+    assert ledger.allowance() == before, "no time was lost"
     ledger.add_untried(3, 1.5)
-    assert ledger.room() == pytest.approx(before + 0.5), "the winnings beyond the losses"
+    assert ledger.allowance() == pytest.approx(before + 0.5), "the winnings beyond the losses"
     for _ in range(5):
         ledger.add_untried(1, 5.0)
     ledger.add_untried(4, 1.0)
-    assert ledger.room() == pytest.approx(before + 1.5), (
+    assert ledger.allowance() == pytest.approx(before + 1.5), (
         "losses of two steps have to be made good, however many there were"
     )
     for _ in range(5):
         ledger.add_untried(9, 1.0)
-    assert ledger.room() == pytest.approx(2.0 + 0.03), "as much as there is at first is lent at most"
+    assert ledger.allowance() == pytest.approx(2.0 + 0.03), "as much as there is at first is lent at most"
     ledger.add(3, 1.0)
-    assert ledger.room() == pytest.approx(2.0 + 0.04), "what is won pays back"
+    assert ledger.allowance() == pytest.approx(2.0 + 0.04), "what is won pays back"
     ledger.add(3, 1.0)
-    assert ledger.room() == pytest.approx(4.0 + 0.05)
+    assert ledger.allowance() == pytest.approx(4.0 + 0.05)
 
 
 @given(
@@ -244,9 +244,9 @@ def test_what_untried_drafts_would_have_won_makes_room_and_what_they_would_have_
 @example([("untried", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
 def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -> None:
     """Whatever drafts do: a round may cost one plain step and what there is room for, and emits a token at least."""
-    ledger, emitted, steps = Ledger(), 0, 0.0
+    ledger, emitted, steps = RegretBudget(), 0, 0.0
     for kind, share, tokens in events:
-        took = 1.0 + share * max(0.0, ledger.room())
+        took = 1.0 + share * max(0.0, ledger.allowance())
         if kind == "untried":
             ledger.add_untried(tokens, took)
             continue
@@ -256,15 +256,15 @@ def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -
 
 
 def test_experience_outlives_the_process() -> None:
-    experience = Experience(Profile({1: 0.1, 4: 0.2}, 0.01, 0.001))
+    draft_stats = DraftStats(Profile({1: 0.1, 4: 0.2}, 0.01, 0.001))
     for right in itertools.islice(itertools.cycle((True, False, True)), 50):
-        experience.lookup("greedy").observe(4, right)
-        experience.model("greedy").calibration.observe(0.7, right)
-        experience.model("greedy").advantage(0).observe(1.0)
-    state = json.loads(json.dumps(experience.to_dict()))
-    again = Experience.from_dict(state)
-    assert again.to_dict() == experience.to_dict()
-    ours, theirs = again.model("greedy").begun(), experience.model("greedy").begun()
+        draft_stats.lookup("greedy").observe(4, right)
+        draft_stats.model("greedy").calibration.observe(0.7, right)
+        draft_stats.model("greedy").advantage(0).observe(1.0)
+    state = json.loads(json.dumps(draft_stats.to_dict()))
+    again = DraftStats.from_dict(state)
+    assert again.to_dict() == draft_stats.to_dict()
+    ours, theirs = again.model("greedy").fork(), draft_stats.model("greedy").fork()
     assert ours.advantage(0).value == pytest.approx(theirs.advantage(0).value)
 
 
@@ -286,10 +286,10 @@ def test_experience_outlives_the_process() -> None:
     ],
 )
 def test_damaged_experience_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
-    experience = Experience(Profile({1: 0.1}, 0.01))
-    experience.lookup("greedy").observe(4, True)
-    experience.model("greedy")
-    state = json.loads(json.dumps(experience.to_dict()))
+    draft_stats = DraftStats(Profile({1: 0.1}, 0.01))
+    draft_stats.lookup("greedy").observe(4, True)
+    draft_stats.model("greedy")
+    state = json.loads(json.dumps(draft_stats.to_dict()))
     damage(state)
     with pytest.raises(ValueError):
-        Experience.from_dict(state)
+        DraftStats.from_dict(state)

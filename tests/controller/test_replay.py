@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.controller.stats import Experience
-from edgespec.drafters.draft_model import Options
+from edgespec.controller.stats import DraftStats
+from edgespec.drafters.draft_model import Candidates
 from tests.controller.replay import (
     CURVES,
     Clock,
@@ -63,23 +63,23 @@ class Liar(ReplayWalk):
     def start(self, tokens, window=10_000):  # type: ignore[no-untyped-def]
         return self._lie(super().start(tokens, window), tokens)
 
-    def go_on(self, token):  # type: ignore[no-untyped-def]
-        return self._lie(super().go_on(token), [])
+    def step(self, token):  # type: ignore[no-untyped-def]
+        return self._lie(super().step(token), [])
 
-    def _lie(self, options: Options | None, tokens: list[int]) -> Options | None:
-        return None if options is None else Options([4095 if 4095 not in tokens else 4094], [0.999])
+    def _lie(self, options: Candidates | None, tokens: list[int]) -> Candidates | None:
+        return None if options is None else Candidates([4095 if 4095 not in tokens else 4094], [0.999])
 
 
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(named: str) -> None:
     clock = clock_of(named, seed=0)
-    with_liar, experience = [], Experience(profile_of(clock))
+    with_liar, draft_stats = [], DraftStats(profile_of(clock))
     for trace in SAMPLED:
-        walk = Liar(trace)
-        with_liar.append(plain_s(trace) / replay(autopilot(experience, walk), walk, trace, clock))
-    without, experience = [], Experience(profile_of(clock))
+        stepper = Liar(trace)
+        with_liar.append(plain_s(trace) / replay(autopilot(draft_stats, stepper), stepper, trace, clock))
+    without, draft_stats = [], DraftStats(profile_of(clock))
     for trace in SAMPLED:
-        walk = ReplayWalk(trace)
-        without.append(plain_s(trace) / replay(autopilot(experience, None), walk, trace, clock))
+        stepper = ReplayWalk(trace)
+        without.append(plain_s(trace) / replay(autopilot(draft_stats, None), stepper, trace, clock))
     assert mean(np.array(with_liar)) >= 0.985 * mean(np.array(without))
     assert with_liar[0] > 0.93, "nothing is known of the drafter yet"
     assert min(with_liar[1:]) > 0.96
@@ -87,18 +87,18 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(named: str) -> Non
 
 def test_a_machine_that_became_slow_for_drafts() -> None:
     """The profile promises flat verification; the clock charges every row in full."""
-    experience = Experience(profile_of(clock_of("a GPU")))
+    draft_stats = DraftStats(profile_of(clock_of("a GPU")))
     honest = Clock(lambda n: 1.0 * n, 0.3, np.random.default_rng(1))
-    speeds = autopilot_speeds(SAMPLED, honest, experience)
+    speeds = autopilot_speeds(SAMPLED, honest, draft_stats)
     assert mean(speeds) > 0.96 and np.median(speeds) > 0.97, "two of 96 steps are what the ledger allows"
 
 
 def test_one_busy_moment_does_not_end_drafting() -> None:
     """Four rows have been seen once, and took three times as long as they do."""
     clock = clock_of("1B, Q4_0")
-    undisturbed, experience = autopilot_speeds(GREEDY, clock), Experience(profile_of(clock))
-    experience.costs.observe(4, len(GREEDY[0].prompt), 3 * clock.curve(4))
-    assert mean(autopilot_speeds(GREEDY, clock, experience)) > 0.97 * mean(undisturbed)
+    undisturbed, draft_stats = autopilot_speeds(GREEDY, clock), DraftStats(profile_of(clock))
+    draft_stats.costs.observe(4, len(GREEDY[0].prompt), 3 * clock.curve(4))
+    assert mean(autopilot_speeds(GREEDY, clock, draft_stats)) > 0.97 * mean(undisturbed)
 
 
 def test_replays_are_deterministic() -> None:
@@ -109,8 +109,8 @@ def test_replays_are_deterministic() -> None:
 def test_chains_where_trees_are_not_taken() -> None:
     clock = clock_of("a GPU")
     for trace in GREEDY[:4]:
-        walk, experience = ReplayWalk(trace), Experience(profile_of(clock))
-        controller = autopilot(experience, walk, trees=False)
+        stepper, draft_stats = ReplayWalk(trace), DraftStats(profile_of(clock))
+        controller = autopilot(draft_stats, stepper, trees=False)
         propose = controller.propose
 
         def checked(tokens, limit, propose=propose):  # type: ignore[no-untyped-def]
@@ -119,15 +119,15 @@ def test_chains_where_trees_are_not_taken() -> None:
             return draft
 
         controller.propose = checked  # type: ignore[method-assign]
-        assert plain_s(trace) / replay(controller, walk, trace, clock) > 1.1
+        assert plain_s(trace) / replay(controller, stepper, trace, clock) > 1.1
 
 
 def test_decisions_explain_themselves() -> None:
     clock = clock_of("8B, Q4_0")
     told = set()
     for trace in GREEDY:
-        walk, experience = ReplayWalk(trace), Experience(profile_of(clock))
-        controller = autopilot(experience, walk)
+        stepper, draft_stats = ReplayWalk(trace), DraftStats(profile_of(clock))
+        controller = autopilot(draft_stats, stepper)
         record = controller.record
 
         def heard(step, record=record):  # type: ignore[no-untyped-def]
@@ -136,7 +136,7 @@ def test_decisions_explain_themselves() -> None:
             record(step)
 
         controller.record = heard  # type: ignore[method-assign]
-        replay(controller, walk, trace, clock)
+        replay(controller, stepper, trace, clock)
     sources = {source for source, _, drafted in told if drafted}
     assert sources == {"ngram", "model", "model+ngram"}
     assert ("none", "to measure plain decoding", False) in told

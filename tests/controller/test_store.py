@@ -14,18 +14,18 @@ import pytest
 from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.controller.adaptive import Autopilot
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.stats import Experience
-from edgespec.controller.store import Setting, Store, fingerprint, folder, machine
+from edgespec.controller.stats import DraftStats
+from edgespec.controller.store import ProfileKey, ProfileStore, fingerprint, folder, machine
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.rng import Seeded
+from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import TargetSample
-from edgespec.drafters.draft_model import BestFirst, Walk
+from edgespec.core.verify import SampleMatching
+from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
 from edgespec.errors import CacheError
 from tests.core.toys import decode
 
-HERE = Setting.here("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+HERE = ProfileKey.here("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
 MIB = 2**20
 
 
@@ -42,40 +42,40 @@ def written(path: Path, content: bytes = b"weights") -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(written(tmp_path / "target.gguf", b"target"), written(tmp_path / "draft.gguf", b"draft"))
+def store(tmp_path: Path) -> ProfileStore:
+    return ProfileStore(written(tmp_path / "target.gguf", b"target"), written(tmp_path / "draft.gguf", b"draft"))
 
 
-def learned(plain_s: float = 0.02) -> Experience:
-    experience = Experience(Profile({1: plain_s, 4: 0.03, 16: 0.07}, 0.003, 0.0004))
+def learned(plain_s: float = 0.02) -> DraftStats:
+    draft_stats = DraftStats(Profile({1: plain_s, 4: 0.03, 16: 0.07}, 0.003, 0.0004))
     for right in (True, True, False):
-        experience.lookup("sample at 0.0").observe(7, right)
-        experience.model("block at 0.8").calibration.observe(0.4, right)
-        experience.model("block at 0.8").advantage(0).observe(-1.5 * right)
-    return experience
+        draft_stats.lookup("sample at 0.0").observe(7, right)
+        draft_stats.model("block at 0.8").calibration.observe(0.4, right)
+        draft_stats.model("block at 0.8").advantage(0).observe(-1.5 * right)
+    return draft_stats
 
 
-def plain_of(found: Experience | str | None) -> float:
-    assert isinstance(found, Experience), found
+def plain_of(found: DraftStats | str | None) -> float:
+    assert isinstance(found, DraftStats), found
     return found.costs.profile.rows[1]
 
 
-def test_what_was_saved_is_found_again(store: Store, cache: Path) -> None:
+def test_what_was_saved_is_found_again(store: ProfileStore, cache: Path) -> None:
     assert store.load(HERE) is None
     saved = learned()
     store.save(HERE, saved)
     assert [store.path] == [*cache.rglob("*.json")] == [path for path in cache.rglob("*") if path.is_file()]
     found = store.load(HERE)
-    assert isinstance(found, Experience)
+    assert isinstance(found, DraftStats)
     assert found.to_dict() == saved.to_dict()
     assert found.costs.profile == saved.costs.profile
     assert found.lookup("sample at 0.0").rate(7) == pytest.approx(saved.lookup("sample at 0.0").rate(7), abs=0.1)
-    assert found.lookup("sample at 0.0").rate(7) != Experience(saved.costs.profile).lookup("").rate(7)
+    assert found.lookup("sample at 0.0").rate(7) != DraftStats(saved.costs.profile).lookup("").rate(7)
     store.save(HERE, learned(0.5))
     assert plain_of(store.load(HERE)) == 0.5, "the last one counts"
 
 
-def test_under_another_setting_what_differs_is_said(store: Store) -> None:
+def test_under_another_setting_what_differs_is_said(store: ProfileStore) -> None:
     one = replace(HERE, threads=1)
     store.save(one, learned())
     assert store.load(HERE) == "threads 1 instead of 2"
@@ -91,20 +91,20 @@ def test_the_setting_names_what_runs_here() -> None:
     assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
     assert HERE.runtime.startswith("llama-cpp-python 0.")
     assert HERE.processor and HERE.processor == machine()["processor"]
-    toy = Setting.here("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+    toy = ProfileKey.here("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
     assert toy.runtime.startswith("edgespec ") and HERE.difference(asdict(toy)).startswith("runtime edgespec ")
     assert HERE.difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
     versions = machine()["versions"]
     assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
 
 
-def test_eight_settings_are_kept(store: Store) -> None:
+def test_eight_settings_are_kept(store: ProfileStore) -> None:
     for threads in range(1, 11):
         store.save(replace(HERE, threads=threads), learned(threads / 10))
     store.save(replace(HERE, threads=3), learned(3.3))  # used again: no longer the oldest
     store.save(replace(HERE, threads=11), learned(1.1))
     found = {threads: store.load(replace(HERE, threads=threads)) for threads in range(1, 12)}
-    kept = {threads: plain_of(each) for threads, each in found.items() if isinstance(each, Experience)}
+    kept = {threads: plain_of(each) for threads, each in found.items() if isinstance(each, DraftStats)}
     assert kept == {3: 3.3, 5: 0.5, 6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9, 10: 1.0, 11: 1.1}
 
 
@@ -158,7 +158,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_as_none_and_written_over(store: Store, name: str) -> None:
+def test_a_damaged_file_is_as_none_and_written_over(store: ProfileStore, name: str) -> None:
     content = DAMAGED[name]
     written(store.path, content if isinstance(content, bytes) else content.encode())
     assert store.load(HERE) is None
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_as_none_and_written_over(store: Store, name: str) -> 
     assert plain_of(store.load(HERE)) == 0.02
 
 
-def test_damage_to_one_entry_spares_the_others(store: Store) -> None:
+def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
     other = replace(HERE, threads=1)
     written(store.path, of(5, {**entry(), "setting": asdict(other)}, entry(rows={})).encode())
     assert store.load(HERE) is None
@@ -176,7 +176,7 @@ def test_damage_to_one_entry_spares_the_others(store: Store) -> None:
     assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
 
 
-def test_whatever_a_disk_makes_of_it_the_autopilot_runs_with_what_is_loaded(store: Store) -> None:
+def test_whatever_a_disk_makes_of_it_the_autopilot_runs_with_what_is_loaded(store: ProfileStore) -> None:
     rng = random.Random(0)
     whole = of(entry()).encode()
     outcomes = Counter[type]()
@@ -188,9 +188,9 @@ def test_whatever_a_disk_makes_of_it_the_autopilot_runs_with_what_is_loaded(stor
         written(store.path, bytes(content))
         found = store.load(HERE)
         outcomes[type(found)] += 1
-        if isinstance(found, Experience):
+        if isinstance(found, DraftStats):
             assert generated(found) == TEXT
-    assert min(outcomes.values()) > 20 and set(outcomes) == {Experience, str, type(None)}, outcomes
+    assert min(outcomes.values()) > 20 and set(outcomes) == {DraftStats, str, type(None)}, outcomes
 
 
 V = 6
@@ -198,16 +198,16 @@ MODEL, GREEDY, PROMPT = ToyModel(1, V), Sampler(SamplingParams(temperature=0), V
 TEXT = decode(MODEL, GREEDY, 0, PROMPT, 14, frozenset(), 64)
 
 
-def generated(experience: Experience) -> list[int]:
+def generated(draft_stats: DraftStats) -> list[int]:
     """A text of the toy model, with the autopilot over lookups and the model itself."""
-    walk = Walk(ToySession(MODEL, context_size=64), V, BestFirst())
-    controller = Autopilot(experience, "sample at 0.0", walk, trees=True)
-    session, verifier = ToySession(MODEL, context_size=64), TargetSample(GREEDY, Seeded(0))
+    stepper = DraftModelStepper(ToySession(MODEL, context_size=64), V, GreedyTopK())
+    controller = Autopilot(draft_stats, "sample at 0.0", stepper, trees=True)
+    session, verifier = ToySession(MODEL, context_size=64), SampleMatching(GREEDY, CounterRng(0))
     events = speculate(session, controller, verifier, PROMPT, max_tokens=14, stop=frozenset())
     return [token for event in events if isinstance(event, Step) for token in event.tokens]
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_error(store: Store, cache: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_no_error(store: ProfileStore, cache: Path) -> None:
     written(cache, b"a file where the folder should be")
     store.save(HERE, learned())
     assert store.load(HERE) is None
@@ -219,12 +219,17 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(store: Store, cache: Pat
 
 def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
     target, draft = written(tmp_path / "t.gguf", b"target"), written(tmp_path / "d.gguf", b"draft")
-    paths = [Store(target, draft).path, Store(target, None).path, Store(draft, target).path, Store(draft, None).path]
+    paths = [
+        ProfileStore(target, draft).path,
+        ProfileStore(target, None).path,
+        ProfileStore(draft, target).path,
+        ProfileStore(draft, None).path,
+    ]
     assert len(set(paths)) == 4
     moved = written(tmp_path / "elsewhere" / "other-name.gguf", b"target")
-    assert Store(moved, draft).path == Store(target, draft).path
+    assert ProfileStore(moved, draft).path == ProfileStore(target, draft).path
     written(target, b"target, changed")
-    assert Store(target, draft).path not in paths
+    assert ProfileStore(target, draft).path not in paths
 
 
 def test_fingerprints_look_at_both_ends_and_the_size(tmp_path: Path) -> None:
@@ -260,7 +265,7 @@ def test_fingerprints_of_folders(tmp_path: Path) -> None:
 
 def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"gone\.gguf cannot be read: No such file or directory\."):
-        _ = Store(tmp_path / "gone.gguf", None).path
+        _ = ProfileStore(tmp_path / "gone.gguf", None).path
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CacheError, match="cannot be read"):

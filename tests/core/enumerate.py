@@ -1,4 +1,4 @@
-"""Exact enumeration of verification: a Chance that explores every decision, laws in fractions, and what comes out."""
+"""Exact enumeration of verification: a RandomSource that explores every decision, with laws in fractions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft, Ints, Probs, Verifier
-from edgespec.core.rng import Chance
-from edgespec.core.sampling import Law
+from edgespec.core.arrays import Ints, Probs
+from edgespec.core.protocols import NO_DRAFT, Draft, Verifier
+from edgespec.core.rng import RandomSource
+from edgespec.core.sampling import Distribution
 from edgespec.core.tree import path_to
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ PROMPT: Tokens = (1, 0)
 
 
 class Enumerated:
-    """A Chance that replays `script`, then takes the first possible branch of every further decision.
+    """A RandomSource that replays `script`, then takes the first possible branch of every further decision.
 
     After a run, `weight` is the probability of the branch that was taken and `untaken` the scripts of its siblings.
     """
@@ -52,11 +53,13 @@ class Enumerated:
         return taken
 
 
-def outcomes(run: Callable[[Enumerated], T], chance: type[Enumerated] = Enumerated) -> Iterator[tuple[Fraction, T]]:
+def outcomes(
+    run: Callable[[Enumerated], T], random_source: type[Enumerated] = Enumerated
+) -> Iterator[tuple[Fraction, T]]:
     """Every result of `run` with its probability, by running it once for each way its decisions can go."""
     scripts: list[Sequence[int]] = [()]
     while scripts:
-        one = chance(scripts.pop())
+        one = random_source(scripts.pop())
         result = run(one)
         scripts += one.untaken
         yield one.weight, result
@@ -104,10 +107,10 @@ class Target:
         self._context = Table(seed + 1000, vocab_size)
         self._p: dict[Tokens, Probs] = {}
 
-    def law(self, logits: Probs, prefix: Sequence[int]) -> Law:
+    def distribution(self, logits: Probs, prefix: Sequence[int]) -> Distribution:
         weights = logits * self._context(prefix)
         ids = np.flatnonzero(weights).astype(np.int32)
-        return Law(None, weights) if len(ids) == len(weights) else Law(ids, weights[ids])
+        return Distribution(None, weights) if len(ids) == len(weights) else Distribution(ids, weights[ids])
 
     def p(self, prefix: Sequence[int]) -> Probs:
         key = tuple(prefix)
@@ -141,7 +144,7 @@ class Rows:
         return None
 
 
-Rule = Callable[[Target, Chance], Verifier]
+Rule = Callable[[Target, RandomSource], Verifier]
 Drafting = Callable[[Enumerated], Draft]
 Proposal = Callable[[Sequence[int]], Probs]
 
@@ -151,36 +154,36 @@ class Round:
     """The law of the tokens that one round emits, and the mean number of drafted tokens among them."""
 
     target: Target
-    law: dict[Tokens, Fraction]
+    distribution: dict[Tokens, Fraction]
     accepted: Fraction
 
     @property
     def tv(self) -> Fraction:
         """Total variation between the target's law and this round completed by plain decoding, over whole sequences."""
-        return variation(self.target, self.law)
+        return variation(self.target, self.distribution)
 
 
-def play(target: Target, rule: Rule, drafting: Drafting, chance: type[Enumerated] = Enumerated) -> Round:
+def play(target: Target, rule: Rule, drafting: Drafting, random_source: type[Enumerated] = Enumerated) -> Round:
     def run(one: Enumerated) -> tuple[Tokens, int]:
         draft = drafting(one)
         verdict = rule(target, one).verify(draft, Rows(target, draft), PROMPT)  # type: ignore[arg-type]
         return (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token), len(verdict.path)
 
-    law: dict[Tokens, Fraction] = {}
+    distribution: dict[Tokens, Fraction] = {}
     accepted = Fraction(0)
-    for weight, (tokens, n) in outcomes(run, chance):
-        law[tokens] = law.get(tokens, Fraction(0)) + weight
+    for weight, (tokens, n) in outcomes(run, random_source):
+        distribution[tokens] = distribution.get(tokens, Fraction(0)) + weight
         accepted += weight * n
-    assert sum(law.values()) == 1
-    return Round(target, law, accepted)
+    assert sum(distribution.values()) == 1
+    return Round(target, distribution, accepted)
 
 
-def variation(target: Target, law: dict[Tokens, Fraction]) -> Fraction:
+def variation(target: Target, distribution: dict[Tokens, Fraction]) -> Fraction:
     """Sum over all sequences as long as the longest of |law, continued by the target, - target| / 2."""
-    length = max(map(len, law))
+    length = max(map(len, distribution))
 
     def below(prefix: Tokens, truth: Fraction, mass: Fraction) -> Fraction:
-        mass += law.get(prefix, Fraction(0))  # emitted exactly this: the target continues from here
+        mass += distribution.get(prefix, Fraction(0))  # emitted exactly this: the target continues from here
         if len(prefix) == length:
             return abs(mass - truth)
         p = target.p(PROMPT + prefix)
@@ -191,7 +194,7 @@ def variation(target: Target, law: dict[Tokens, Fraction]) -> Fraction:
 
 def deterministic(tokens: Sequence[int], parents: Sequence[int]) -> Drafting:
     draft = Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
-    return lambda chance: draft
+    return lambda random_source: draft
 
 
 def sampled(
@@ -202,7 +205,7 @@ def sampled(
     `go_on` looks at what was drawn so far and may end a branch early.
     """
 
-    def draw(chance: Enumerated) -> Draft:
+    def draw(random_source: Enumerated) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
         laws: list[Probs] = []
@@ -214,7 +217,7 @@ def sampled(
                 for _ in range(width if go_on(prefix) else 0):
                     if not any(row):
                         break
-                    x = chance.choose(row, 0)
+                    x = random_source.choose(row, 0)
                     level.append((len(tokens), (*prefix, x)))
                     tokens.append(x)
                     parents.append(node)

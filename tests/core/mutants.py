@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgespec.core.protocols import Draft, Probs, Scores, Verdict
-from edgespec.core.rng import Chance
+from edgespec.core.arrays import Probs
+from edgespec.core.protocols import Draft, Scores, Verdict
+from edgespec.core.rng import RandomSource
 from tests.core.enumerate import Enumerated, Target
 
 
@@ -24,12 +25,12 @@ def rest(p: Probs, q: Probs) -> Probs:
 
 
 class Restated:
-    def __init__(self, target: Target, chance: Chance) -> None:
+    def __init__(self, target: Target, random_source: RandomSource) -> None:
         self.target = target
-        self.chance = chance
+        self.random_source = random_source
 
-    def law(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
-        return self.target.law(scores.logits(node + 1), context).dense(self.target.vocab_size)
+    def distribution(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
+        return self.target.distribution(scores.logits(node + 1), context).dense(self.target.vocab_size)
 
 
 class TargetRule(Restated):
@@ -42,8 +43,8 @@ class TargetRule(Restated):
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         context, path, node = list(prefix), [], -1
         while True:
-            p = self.law(scores, node, context)
-            y = self.chance.choose(p, 0)
+            p = self.distribution(scores, node, context)
+            y = self.random_source.choose(p, 0)
             child = self.find(draft, node, y)
             if child is None:
                 return Verdict(tuple(path), self.emit(p, y))
@@ -54,17 +55,17 @@ class TargetRule(Restated):
 
 class DrawsAgainOnMismatch(TargetRule):
     def emit(self, p: Probs, y: int) -> int:
-        return self.chance.choose(p, 0)
+        return self.random_source.choose(p, 0)
 
 
 class ReadsTheParentsRow(TargetRule):
-    def law(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
-        return super().law(scores, max(node - 1, -1), context)
+    def distribution(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
+        return super().distribution(scores, max(node - 1, -1), context)
 
 
 class ForgetsAcceptedTokens(TargetRule):
-    def law(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
-        return super().law(scores, node, context[:2])
+    def distribution(self, scores: Scores, node: int, context: Sequence[int]) -> Probs:
+        return super().distribution(scores, node, context[:2])
 
 
 class DescendsToCousins(TargetRule):
@@ -74,7 +75,7 @@ class DescendsToCousins(TargetRule):
 
 class TokenRule(Restated):
     def accept(self, p: Probs, q: Probs, x: int) -> bool:
-        return self.chance.accept(p[x], q[x])
+        return self.random_source.accept(p[x], q[x])
 
     def owed(self, p: Probs, draft: Draft, child: int) -> Probs:
         return rest(p, draft.q[child])  # type: ignore[index]
@@ -85,7 +86,7 @@ class TokenRule(Restated):
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         context, path, node = list(prefix), [], -1
         while True:
-            p = start = self.law(scores, node, context)
+            p = start = self.distribution(scores, node, context)
             for child in draft.children(node):
                 x = int(draft.tokens[child])
                 if self.accept(p, draft.q[child], x):  # type: ignore[index]
@@ -95,12 +96,12 @@ class TokenRule(Restated):
                     break
                 p = self.owed(p, draft, child)
             else:
-                return Verdict(tuple(path), self.chance.choose(self.last(p, start, draft, node), 0))
+                return Verdict(tuple(path), self.random_source.choose(self.last(p, start, draft, node), 0))
 
 
 class InvertsTheRatio(TokenRule):
     def accept(self, p: Probs, q: Probs, x: int) -> bool:
-        return self.chance.accept(q[x], p[x])
+        return self.random_source.accept(q[x], p[x])
 
 
 class LeavesResidualUnnormalised(TokenRule):
@@ -142,14 +143,14 @@ class BlockRule(Restated):
         return z / total if total else Fraction(1)
 
     def depth(self, heights: Sequence[Fraction]) -> int:
-        return max((i for i, h in enumerate(heights, 1) if self.chance.accept(h, Fraction(1))), default=0)
+        return max((i for i, h in enumerate(heights, 1) if self.random_source.accept(h, Fraction(1))), default=0)
 
     def owed(self, keep: Fraction, p: Probs, q: Probs) -> Probs:
         return positive(keep * p - q)
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         tokens, k = draft.tokens.tolist(), len(draft)
-        p = [self.law(scores, i - 1, [*prefix, *tokens[:i]]) for i in range(k + 1)]
+        p = [self.distribution(scores, i - 1, [*prefix, *tokens[:i]]) for i in range(k + 1)]
         keep = [Fraction(1)]
         for i, x in enumerate(tokens):
             keep.append(self.clip(keep[i] * p[i][x] / draft.q[i][x]))  # type: ignore[index]
@@ -157,13 +158,13 @@ class BlockRule(Restated):
         heights = [self.height(keep[i], positive(keep[i] * p[i] - draft.q[i]).sum()) for i in range(1, k)]  # type: ignore[index]
         tau = self.depth([*heights, keep[k]] if k else [])
         weights = owed[tau] if owed[tau].sum() else p[tau]
-        return Verdict(tuple(range(tau)), self.chance.choose(weights, 0))
+        return Verdict(tuple(range(tau)), self.random_source.choose(weights, 0))
 
 
 class BreaksAtFirstRejection(BlockRule):
     def depth(self, heights: Sequence[Fraction]) -> int:
         for i, h in enumerate(heights):
-            if not self.chance.accept(h, Fraction(1)):
+            if not self.random_source.accept(h, Fraction(1)):
                 return i
         return len(heights)
 

@@ -12,12 +12,12 @@ def chi_square(counts: Sequence[int], p: Sequence[float]) -> tuple[float, float]
 
     Bins that cannot occur must be empty and count as no degree of freedom.
     """
-    seen, law = np.asarray(counts, float), np.asarray(p, float)
-    assert abs(law.sum() - 1) < 1e-9
-    assert not seen[law == 0].any(), "something happened that has probability zero"
-    seen, law = seen[law > 0], law[law > 0]
-    expected = law * seen.sum()
-    free = len(law) - 1
+    seen, distribution = np.asarray(counts, float), np.asarray(p, float)
+    assert abs(distribution.sum() - 1) < 1e-9
+    assert not seen[distribution == 0].any(), "something happened that has probability zero"
+    seen, distribution = seen[distribution > 0], distribution[distribution > 0]
+    expected = distribution * seen.sum()
+    free = len(distribution) - 1
     limit = free * (1 - 2 / (9 * free) + 3.0902 * np.sqrt(2 / (9 * free))) ** 3
     return float(((seen - expected) ** 2 / expected).sum()), float(limit)
 

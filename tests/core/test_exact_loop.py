@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
-from edgespec.controller.fixed import FixedBudget, Pausable
+from edgespec.controller.fixed import FixedLength, Switchable
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
-from edgespec.core.verify import BlockVerification, ByDraft, TargetSample, TokenRejection
+from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
 from tests.core.enumerate import (
     PROMPT,
     Enumerated,
@@ -52,7 +52,7 @@ class Drawn:
 
     q: Proposal
     widths: tuple[int, ...]
-    chance: Enumerated
+    random_source: Enumerated
     eager: bool
 
     name = "drawn"
@@ -62,7 +62,7 @@ class Drawn:
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
         widths = self.widths if self.eager else self.widths[: budget.depth]
-        return sampled(lambda prefix: self.q((*tokens, *prefix[len(PROMPT) :])), widths)(self.chance)
+        return sampled(lambda prefix: self.q((*tokens, *prefix[len(PROMPT) :])), widths)(self.random_source)
 
     def observe(self, verdict: Verdict, scores: Scores) -> None: ...
 
@@ -76,18 +76,18 @@ class Stopping(Drawn):
         laws = []
         while len(drawn) < budget.depth and (not drawn or drawn[-1] != 0):
             laws.append(self.q((*tokens, *drawn)))
-            drawn.append(self.chance.choose(laws[-1], len(tokens)))
+            drawn.append(self.random_source.choose(laws[-1], len(tokens)))
         return Draft.chain(drawn, np.stack(laws))
 
 
 def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fraction]:
     """The law of plain decoding: all texts that end with a stop token or have `length` tokens."""
-    law: dict[Tokens, Fraction] = {}
+    distribution: dict[Tokens, Fraction] = {}
     for n in range(1, length + 1):
         for tokens in product(range(target.vocab_size), repeat=n):
             if not stop & set(tokens[:-1]) and (n == length or tokens[-1] in stop) and target.probability(tokens):
-                law[tokens] = target.probability(tokens)
-    return law
+                distribution[tokens] = target.probability(tokens)
+    return distribution
 
 
 def generated(
@@ -100,24 +100,24 @@ def generated(
 ) -> dict[Tokens, Fraction]:
     """The law of whole texts; `pauses` says, as often as it is asked, whether drafting is switched off."""
 
-    def run(chance: Enumerated) -> Tokens:
+    def run(random_source: Enumerated) -> Tokens:
         if isinstance(drafter, Drawn):
-            drafter.chance = chance
+            drafter.random_source = random_source
         asked = cycle(pauses)
         steps = speculate(
             ToySession(target),  # type: ignore[arg-type]
-            Pausable(FixedBudget(drafter, Budget(9, 9)), lambda: next(asked)),
-            rule(target, chance),
+            Switchable(FixedLength(drafter, Budget(9, 9)), lambda: next(asked)),
+            rule(target, random_source),
             PROMPT,
             max_tokens=length,
             stop=stop,
         )
         return tuple(token for step in steps if isinstance(step, Step) for token in step.tokens)
 
-    law: dict[Tokens, Fraction] = {}
+    distribution: dict[Tokens, Fraction] = {}
     for weight, tokens in outcomes(run):
-        law[tokens] = law.get(tokens, Fraction(0)) + weight
-    return law
+        distribution[tokens] = distribution.get(tokens, Fraction(0)) + weight
+    return distribution
 
 
 @pytest.mark.parametrize("stop", [frozenset[int](), frozenset({1})])
@@ -128,8 +128,8 @@ def generated(
 def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop: frozenset[int]) -> None:
     target = Target(3, low=0)
     drafter = Fixed(deterministic(tokens, parents)(Enumerated()))
-    law = generated(target, TargetSample, drafter, stop, length)  # type: ignore[arg-type]
-    assert law == truth(target, stop, length)
+    distribution = generated(target, SampleMatching, drafter, stop, length)  # type: ignore[arg-type]
+    assert distribution == truth(target, stop, length)
 
 
 @pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
@@ -162,8 +162,8 @@ def test_rounds_of_both_kinds() -> None:
         def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
             return super().propose(tokens, budget) if len(tokens) % 2 else Draft.chain([0, 1][: budget.depth])
 
-    def by_draft(laws: Target, chance: Enumerated) -> ByDraft:
-        return ByDraft(TargetSample(laws, chance), BlockVerification(laws, chance))  # type: ignore[arg-type]
+    def by_draft(laws: Target, random_source: Enumerated) -> AutoVerifier:
+        return AutoVerifier(SampleMatching(laws, random_source), BlockVerification(laws, random_source))  # type: ignore[arg-type]
 
     drafter = InTurn(Table(3, 2), (1, 1), Enumerated(), eager=False)
     assert generated(target, by_draft, drafter, frozenset(), 4) == truth(target, frozenset(), 4)  # type: ignore[arg-type]

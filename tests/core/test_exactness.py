@@ -9,9 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from edgespec.core.protocols import Draft, Probs
+from edgespec.core.arrays import Probs
+from edgespec.core.protocols import Draft
 from edgespec.core.tree import path_to
-from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
+from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from tests.core.enumerate import PROMPT, Proposal, Rule, Table, Target, Tokens, deterministic, normalised, play, sampled
 
 RULES: list[Rule] = [TokenRejection, BlockVerification]  # type: ignore[list-item]
@@ -64,7 +65,7 @@ def trees(n: int) -> Iterator[tuple[Tokens, Tokens]]:
 def test_every_deterministic_tree(n: int, low: int) -> None:
     target = Target(n, low=low)
     for tokens, parents in trees(n):
-        result = play(target, TargetSample, deterministic(tokens, parents))  # type: ignore[arg-type]
+        result = play(target, SampleMatching, deterministic(tokens, parents))  # type: ignore[arg-type]
         assert result.tv == 0, (tokens, parents, float(result.tv))
         draft = Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
         reached = (target.probability(tuple(draft.tokens[list(path_to(draft, i))].tolist())) for i in range(n))
@@ -96,7 +97,7 @@ def test_sampled_chains(case: tuple[Target, Proposal], gamma: int) -> None:
     assert block.accepted == best_possible(target, q, gamma, block=True)
     assert block.accepted >= token.accepted
     if gamma == 1:
-        assert block.law == token.law
+        assert block.distribution == token.distribution
     if q == target.p:
         assert token.accepted == block.accepted == gamma
 
@@ -152,9 +153,9 @@ def test_a_draft_for_another_rule_is_refused() -> None:
     target = Target(1)
     chain = sampled(Table(2), [1])
     with pytest.raises(ValueError, match="TokenRejection"):
-        play(target, TargetSample, chain)  # type: ignore[arg-type]
+        play(target, SampleMatching, chain)  # type: ignore[arg-type]
     for rule in RULES:
-        with pytest.raises(ValueError, match="TargetSample"):
+        with pytest.raises(ValueError, match="SampleMatching"):
             play(target, rule, deterministic([0], [-1]))
     with pytest.raises(ValueError, match="chains"):
         play(target, BlockVerification, sampled(Table(2), [2]))  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.controller.fixed import FixedBudget
-from edgespec.core.batching import Pause
+from edgespec.controller.fixed import FixedLength
+from edgespec.core.batching import Yield
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, PrefillProgress, Step
-from edgespec.core.rng import Seeded
+from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import TargetSample
+from edgespec.core.verify import SampleMatching
 from edgespec.drafters.plain import PlainDrafter
 from edgespec.errors import Cancelled, ContextOverflow
 from tests.core.toys import KINDS, Alarm, GuessingDrafter, RandomBudgets, decode, open_session
@@ -82,7 +82,7 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -
     events = speculate(
         session,
         budgets,
-        TargetSample(case.sampler, Seeded(case.seed)),
+        SampleMatching(case.sampler, CounterRng(case.seed)),
         case.prompt,
         max_tokens=case.max_tokens,
         stop=case.stop,
@@ -93,7 +93,7 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -
         if isinstance(event, PrefillProgress):
             assert session.position == event.done <= event.total == n
             continue
-        if isinstance(event, Pause):
+        if isinstance(event, Yield):
             continue
         steps.append(event)
         n += len(event.tokens)
@@ -171,9 +171,13 @@ def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
 def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> None:
     session = open_session(case.kind, case.model, case.context_size)
     events = speculate(
-        session, FixedBudget(case.drafter(), Budget(3, 5)), TargetSample(case.sampler, Seeded(case.seed)), case.prompt,
-        max_tokens=case.max_tokens, stop=case.stop,
-    )  # fmt: skip
+        session,
+        FixedLength(case.drafter(), Budget(3, 5)),
+        SampleMatching(case.sampler, CounterRng(case.seed)),
+        case.prompt,
+        max_tokens=case.max_tokens,
+        stop=case.stop,
+    )
     for event in events:
         steps -= isinstance(event, Step)
         if not steps:
@@ -221,8 +225,8 @@ def test_a_prompt_that_fills_the_context_gets_one_token(kind: str) -> None:
 def test_plain_decoding_is_one_token_a_step() -> None:
     case = Case(4, "linear", SAMPLING[2], [1], 12, frozenset(), 64, 0.5, False)
     events = speculate(
-        open_session("linear", case.model), FixedBudget(PlainDrafter(), Budget(4, 4)),
-        TargetSample(case.sampler, Seeded(4)), case.prompt, max_tokens=12, stop=frozenset(),
+        open_session("linear", case.model), FixedLength(PlainDrafter(), Budget(4, 4)),
+        SampleMatching(case.sampler, CounterRng(4)), case.prompt, max_tokens=12, stop=frozenset(),
     )  # fmt: skip
     steps = [event for event in events if isinstance(event, Step)]
     assert [step.tokens for step in steps] == [(token,) for token in case.expected]

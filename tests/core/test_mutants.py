@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.verify import BlockVerification, TargetSample, TokenRejection
+from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from tests.core.enumerate import PROMPT, Drafting, Enumerated, Rule, Table, Target, deterministic, play, sampled
 from tests.core.mutants import (
     AcceptsByTheProductAlone,
@@ -45,22 +45,22 @@ BRANCHES = sampled(Q, [2, 1])
 class Setting:
     rule: Rule
     drafting: Drafting
-    chance: type[Enumerated] = Enumerated
+    random_source: type[Enumerated] = Enumerated
 
 
-def without_replacement_but_unconditional(chance: Enumerated) -> Draft:
-    draft = sampled(Q, [2], replace=False)(chance)
+def without_replacement_but_unconditional(random_source: Enumerated) -> Draft:
+    draft = sampled(Q, [2], replace=False)(random_source)
     return Draft(draft.tokens, draft.parents, np.stack([Q(PROMPT)] * 2))
 
 
-def most_probable_with_its_q(chance: Enumerated) -> Draft:
+def most_probable_with_its_q(random_source: Enumerated) -> Draft:
     row = Q(PROMPT)
     return Draft.chain([int(row.argmax())], row[None])
 
 
-def drops_what_looks_unlikely(chance: Enumerated) -> Draft:
+def drops_what_looks_unlikely(random_source: Enumerated) -> Draft:
     row = Q(PROMPT)
-    x = chance.choose(row, 0)
+    x = random_source.choose(row, 0)
     return Draft.chain([x], row[None]) if row[x] > row.min() else NO_DRAFT
 
 
@@ -91,7 +91,7 @@ BIASED = {
     "draft: the best token verified with p/q": Setting(TokenRejection, most_probable_with_its_q),  # type: ignore[arg-type]
     "draft: a drawn token is dropped": Setting(TokenRejection, drops_what_looks_unlikely),  # type: ignore[arg-type]
     "draft: a drawn token is dropped (block)": Setting(BlockVerification, drops_what_looks_unlikely),  # type: ignore[arg-type]
-    "chance: one number for all decisions (target)": Setting(TargetSample, TREE, OneUniform),  # type: ignore[arg-type]
+    "chance: one number for all decisions (target)": Setting(SampleMatching, TREE, OneUniform),  # type: ignore[arg-type]
     "chance: one number for all decisions (token)": Setting(TokenRejection, CHAIN, OneUniform),  # type: ignore[arg-type]
     "chance: one number for all decisions (block)": Setting(BlockVerification, CHAIN, OneUniform),  # type: ignore[arg-type]
 }
@@ -106,11 +106,11 @@ def test_the_rules_restated_without_a_bug_are_exact(setting: Setting, low: int) 
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bug_shows(name: str) -> None:
     setting = BIASED[name]
-    tv = play(Target(44), setting.rule, setting.drafting, setting.chance).tv
+    tv = play(Target(44), setting.rule, setting.drafting, setting.random_source).tv
     assert tv > 0.001, f"{name}: TV {float(tv):.5f} is too small to notice"
 
 
-@pytest.mark.parametrize("rule", [TargetSample, TokenRejection, BlockVerification])
+@pytest.mark.parametrize("rule", [SampleMatching, TokenRejection, BlockVerification])
 def test_dropping_before_the_draw_is_no_bug(rule: Rule) -> None:
     drafting = sampled(Q, [1], go_on=lambda prefix: False)
     assert play(Target(44), rule, drafting).tv == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.core.rng import Seeded, index_at, uniform
+from edgespec.core.rng import CounterRng, index_at, uniform
 from tests.core.stats import assert_follows
 
 LAST = 1 - 2.0**-53  # the largest number that `uniform` returns
@@ -81,8 +81,8 @@ def test_rounding_at_the_end_never_reaches_an_impossible_token() -> None:
 def test_draws_follow_the_weights() -> None:
     weights = np.zeros(2500)
     weights[[3, 1000, 1023, 1024, 2047, 2048, 2499]] = [1, 2, 3, 4, 5, 6, 7]
-    chance = Seeded(11)
-    drawn = [chance.choose(weights, position) for position in range(20_000)]
+    random_source = CounterRng(11)
+    drawn = [random_source.choose(weights, position) for position in range(20_000)]
     assert_follows(np.bincount(drawn, minlength=2500).tolist(), (weights / weights.sum()).tolist())
 
 
@@ -117,37 +117,37 @@ def test_seed_and_position_are_not_interchangeable() -> None:
 
 @pytest.mark.parametrize(("p", "q", "rate"), [(0.3, 0.6, 0.5), (0.1, 1.0, 0.1), (1e-5, 1e-5 / 0.7, 0.7)])
 def test_accept_at_the_rate_of_p_over_q(p: float, q: float, rate: float) -> None:
-    chance = Seeded(5)
-    accepted = sum(chance.accept(p, q) for _ in range(10_000))
+    random_source = CounterRng(5)
+    accepted = sum(random_source.accept(p, q) for _ in range(10_000))
     assert_follows([accepted, 10_000 - accepted], [rate, 1 - rate])
 
 
 @given(st.integers(), st.floats(1e-300, 1))
 def test_accept_is_certain_at_the_ends(seed: int, q: float) -> None:
-    chance = Seeded(seed)
-    assert not chance.accept(0.0, q)
-    assert chance.accept(q, q)
-    assert chance.accept(1.0, q)
+    random_source = CounterRng(seed)
+    assert not random_source.accept(0.0, q)
+    assert random_source.accept(q, q)
+    assert random_source.accept(1.0, q)
 
 
 def test_choose_depends_on_position_alone_and_accept_on_a_stream_of_its_own() -> None:
     weights = np.ones(1000)
-    quiet, busy = Seeded(3), Seeded(3)
+    quiet, busy = CounterRng(3), CounterRng(3)
     coins = [busy.accept(0.5, 1.0) for _ in range(50)]
     assert [quiet.choose(weights, i) for i in range(50)] == [busy.choose(weights, i) for i in reversed(range(50))][::-1]
     assert [quiet.accept(0.5, 1.0) for _ in range(50)] == coins
     choices = [quiet.choose(np.ones(2), i) == 1 for i in range(50)]
     assert choices != coins
-    assert [Seeded(4).choose(weights, i) for i in range(50)] != [quiet.choose(weights, i) for i in range(50)]
+    assert [CounterRng(4).choose(weights, i) for i in range(50)] != [quiet.choose(weights, i) for i in range(50)]
 
 
 def test_coins_and_choices_are_independent() -> None:
     cells = [0] * 4
     for seed in range(8000):
-        chance = Seeded(seed)
-        cells[2 * chance.accept(0.5, 1.0) + chance.choose(np.ones(2), 0)] += 1
+        random_source = CounterRng(seed)
+        cells[2 * random_source.accept(0.5, 1.0) + random_source.choose(np.ones(2), 0)] += 1
     assert_follows(cells, [0.25] * 4)
 
 
 def test_negative_seeds_are_seeds() -> None:
-    assert Seeded(-1).choose(np.ones(1000), 7) == Seeded(2**64 - 1).choose(np.ones(1000), 7)
+    assert CounterRng(-1).choose(np.ones(1000), 7) == CounterRng(2**64 - 1).choose(np.ones(1000), 7)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edgespec.core.sampling import Law, Sampler, SamplingParams
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.errors import InvalidRequest
 
 NO = -math.inf
@@ -101,14 +101,14 @@ def requests(draw: st.DrawFn) -> tuple[list[float], SamplingParams, list[int]]:
     return z, SamplingParams(**plain), draw(st.lists(token, max_size=8))
 
 
-def law(z: Sequence[float], params: SamplingParams, prefix: Sequence[int] = ()) -> Law:
+def distribution(z: Sequence[float], params: SamplingParams, prefix: Sequence[int] = ()) -> Distribution:
     logits = np.array(z, np.float32)
     logits.setflags(write=False)
-    return Sampler(params, len(z)).law(logits, prefix)
+    return Sampler(params, len(z)).distribution(logits, prefix)
 
 
 def probabilities(z: Sequence[float], params: SamplingParams, prefix: Sequence[int] = ()) -> list[float]:
-    result: list[float] = law(z, params, prefix).dense(len(z)).tolist()
+    result: list[float] = distribution(z, params, prefix).dense(len(z)).tolist()
     return result
 
 
@@ -130,7 +130,7 @@ def test_whole_chain(request: tuple[list[float], SamplingParams, list[int]]) -> 
 @settings(deadline=None)
 def test_law_is_pure_and_well_formed(request: tuple[list[float], SamplingParams, list[int]]) -> None:
     z, params, prefix = request
-    first, second = law(z, params, prefix), law(z, params, list(prefix))
+    first, second = distribution(z, params, prefix), distribution(z, params, list(prefix))
     assert first.weights.tolist() == second.weights.tolist()
     assert (first.weights >= 0).all()
     assert first.weights.max() > 0
@@ -277,7 +277,7 @@ def test_a_real_vocabulary(top_k: int) -> None:
 
 @pytest.mark.parametrize("mass", [0.0, 0.3, 0.913, 0.9999])
 def test_the_nucleus_of_a_real_vocabulary(mass: float) -> None:
-    ids = law(VOCABULARY.tolist(), SamplingParams(top_p=mass)).ids
+    ids = distribution(VOCABULARY.tolist(), SamplingParams(top_p=mass)).ids
     assert ids is not None
     p = np.exp(VOCABULARY.astype(float))
     p /= p.sum()

@@ -8,21 +8,10 @@ from functools import lru_cache
 import numpy as np
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.protocols import (
-    NO_DRAFT,
-    Budget,
-    CheckCancelled,
-    Decision,
-    Draft,
-    Logits,
-    Probs,
-    Rng,
-    Scores,
-    Step,
-    Verdict,
-)
+from edgespec.core.arrays import Logits, Probs, Rng
+from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Scores, Step, Verdict
 from edgespec.core.rng import index_at, uniform
-from edgespec.core.sampling import Law, Sampler, SamplingParams
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.errors import Cancelled
 
 KINDS = ("linear", "tree", "recurrent")
@@ -60,8 +49,8 @@ def decode(
     """Plain decoding, written out: no session, no verifier, no loop."""
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + max_tokens, size + 1) and not (stop & set(tokens[len(prompt) :])):
-        law = sampler.law(model.logits(tokens), tokens)
-        tokens.append(law.token(index_at(law.weights, uniform(seed, len(tokens)))))
+        distribution = sampler.distribution(model.logits(tokens), tokens)
+        tokens.append(distribution.token(index_at(distribution.weights, uniform(seed, len(tokens)))))
     return tokens[len(prompt) :]
 
 
@@ -70,12 +59,12 @@ class RememberingSampler(Sampler):
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         super().__init__(params, vocab_size)
-        self._laws: dict[tuple[bytes, tuple[int, ...]], Law] = {}
+        self._laws: dict[tuple[bytes, tuple[int, ...]], Distribution] = {}
 
-    def law(self, logits: Logits, prefix: Sequence[int]) -> Law:
+    def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         key = logits.tobytes(), tuple(prefix[-self.window :] if self.window else ())
         if key not in self._laws:
-            self._laws[key] = super().law(logits, prefix)
+            self._laws[key] = super().distribution(logits, prefix)
         return self._laws[key]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToyScores, ToySession
-from edgespec.controller.fixed import FixedBudget
+from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import (
     NO_DRAFT,
@@ -24,10 +24,10 @@ from edgespec.core.protocols import (
     Step,
     Verdict,
 )
-from edgespec.core.rng import Seeded, index_at
+from edgespec.core.rng import CounterRng, index_at
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.tree import check_draft, depths, path_to
-from edgespec.core.verify import TargetSample
+from edgespec.core.verify import SampleMatching
 from edgespec.drafters.draft_model import GreedyChoice, ModelDrafter, SampledChoice
 from edgespec.errors import Cancelled
 
@@ -135,9 +135,9 @@ def test_sampled_drafts_carry_the_law_they_were_drawn_from(history: list[int], s
     assert draft.q is not None
     rng, sampler, text = np.random.default_rng(seed), Sampler(PARAMS, V), list(history)
     for token, q in zip(draft.tokens.tolist(), draft.q, strict=True):
-        law = sampler.law(MODEL.logits(text), text)
-        assert q.tolist() == law.dense(V).tolist()
-        assert token == law.token(index_at(law.weights, rng.random()))
+        distribution = sampler.distribution(MODEL.logits(text), text)
+        assert q.tolist() == distribution.dense(V).tolist()
+        assert token == distribution.token(index_at(distribution.weights, rng.random()))
         text.append(token)
 
 
@@ -173,8 +173,8 @@ class CountingSession(ToySession):
 
 
 def generate(session: Session, drafter: ModelDrafter, prompt: Sequence[int], depth: int, n: int) -> list[Step]:
-    verifier = TargetSample(Sampler(SamplingParams(temperature=0), V), Seeded(0))
-    controller = FixedBudget(drafter, Budget(depth, depth))
+    verifier = SampleMatching(Sampler(SamplingParams(temperature=0), V), CounterRng(0))
+    controller = FixedLength(drafter, Budget(depth, depth))
     events = speculate(session, controller, verifier, prompt, max_tokens=n, stop=frozenset())
     return [event for event in events if isinstance(event, Step)]
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.toy.session import ToyModel, ToySession
-from edgespec.core.protocols import Logits
+from edgespec.core.arrays import Logits
 from edgespec.core.rng import index_at
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.drafters.draft_model import BestFirst, Choice, Drawn, Options, Walk
+from edgespec.drafters.draft_model import Candidates, DraftModelStepper, DraftSampler, GreedyTopK, Sampled
 from edgespec.errors import BackendError, Cancelled
 from tests.core.stats import assert_follows
 from tests.core.toys import KINDS, Alarm, open_session
@@ -27,11 +27,11 @@ ALL = 10**6
 TEXT = [1, 2, 3, 4, 5, 6, 7, 0, 1, 2]
 
 
-def best_first(logits: Logits) -> Options:
+def best_first(logits: Logits) -> Candidates:
     """The four best tokens that are at most e^4 times less probable than the best, with their probabilities."""
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
     order = sorted((i for i in range(len(p)) if p[i] >= p.max() * np.exp(-4.0)), key=lambda i: (-p[i], i))[:4]
-    return Options(order, [float(p[i]) for i in order])
+    return Candidates(order, [float(p[i]) for i in order])
 
 
 def resized(logits: Logits, vocab_size: int) -> Logits:
@@ -39,20 +39,22 @@ def resized(logits: Logits, vocab_size: int) -> Logits:
     return np.concatenate([logits[:vocab_size], lacking])
 
 
-def expected(choice: Choice, text: Sequence[int], held: int, vocab_size: int = V, model: ToyModel = MODEL) -> Options:
-    """Options after `text`, of which the draft model was given the last `held` tokens. Draws from the same numbers."""
+def expected(
+    choice: DraftSampler, text: Sequence[int], held: int, vocab_size: int = V, model: ToyModel = MODEL
+) -> Candidates:
+    """Candidates after `text`, of which the draft model got the last `held` tokens; draws from the same numbers."""
     logits = resized(model.logits(text[len(text) - held :]), vocab_size)
-    if isinstance(choice, BestFirst):
+    if isinstance(choice, GreedyTopK):
         return best_first(logits)
     drawing = copy.deepcopy(choice)
-    assert isinstance(drawing, Drawn)
-    law = drawing._sampler.law(logits, text)
-    token = law.token(index_at(law.weights, drawing._rng.random()))
-    q = law.dense(vocab_size)
-    return Options([token], [float(q[token])], q)
+    assert isinstance(drawing, Sampled)
+    distribution = drawing._sampler.distribution(logits, text)
+    token = distribution.token(index_at(distribution.weights, drawing._rng.random()))
+    q = distribution.dense(vocab_size)
+    return Candidates([token], [float(q[token])], q)
 
 
-def check_same(found: Options | None, wanted: Options) -> None:
+def check_same(found: Candidates | None, wanted: Candidates) -> None:
     assert found is not None
     assert found.tokens == wanted.tokens
     assert found.probabilities == pytest.approx(wanted.probabilities, rel=1e-5)
@@ -61,8 +63,8 @@ def check_same(found: Options | None, wanted: Options) -> None:
         assert found.q.tolist() == wanted.q.tolist()
 
 
-def choice_named(name: str, vocab_size: int = V, seed: int = 0) -> Choice:
-    return BestFirst() if name == "best" else Drawn(Sampler(PARAMS, vocab_size), np.random.default_rng(seed))
+def choice_named(name: str, vocab_size: int = V, seed: int = 0) -> DraftSampler:
+    return GreedyTopK() if name == "best" else Sampled(Sampler(PARAMS, vocab_size), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", ["best", "drawn"])
@@ -77,26 +79,26 @@ def test_in_step_whatever_became_of_the_draft(kind: str, name: str, data: st.Dat
     session = open_session(kind, MODEL, size)
     for _ in session.prefill(data.draw(st.lists(token, min_size=1, max_size=size))):  # an earlier generation
         pass
-    walk = Walk(session, V, choice)
+    stepper = DraftModelStepper(session, V, choice)
     text = data.draw(st.lists(token, min_size=1, max_size=12))
     begun, skipped = False, 0
     for _ in range(data.draw(st.integers(1, 7))):
-        walk.settle(text)
+        stepper.sync(text)
         drafted: list[int] = []
         if data.draw(st.booleans()):
             window = data.draw(st.sampled_from([1, 3, 6, ALL]))
             unread = len(text) - (skipped + session.position if begun else 0)
-            assert walk.behind(text) == unread
+            assert stepper.lag(text) == unread
             if unread > min(window, size // 2) or len(text) - skipped > size:
                 skipped = len(text) - min(window, size // 2, len(text))
             wanted = copy.deepcopy(choice)
-            options = walk.start(text, window)
+            options = stepper.start(text, window)
             begun, held = True, session.position
             assert held == len(text) - skipped
             for n in range(data.draw(st.integers(0, 9)) + 1):
                 if n:
                     wanted = copy.deepcopy(choice)
-                    options = walk.go_on(drafted[-1])
+                    options = stepper.step(drafted[-1])
                 if options is None:
                     assert session.position == size
                     break
@@ -110,13 +112,13 @@ def test_in_step_whatever_became_of_the_draft(kind: str, name: str, data: st.Dat
 def test_the_best_tokens_in_order_of_their_probability() -> None:
     """Against figures by hand: ties go to the lower id, far less probable tokens are no candidates."""
     logits = np.log(np.array([0.2, 0.3, 0.001, 0.2, 0.299], np.float32))
-    found = BestFirst().options(logits, [])
+    found = GreedyTopK().options(logits, [])
     assert (found.tokens, found.q) == ([1, 4, 0, 3], None)
     assert found.probabilities == pytest.approx([0.3, 0.299, 0.2, 0.2], rel=1e-5)
-    found = BestFirst().options(np.array([-3.9, 0.0, -4.1, -np.inf], np.float32), [])
+    found = GreedyTopK().options(np.array([-3.9, 0.0, -4.1, -np.inf], np.float32), [])
     assert found.tokens == [1, 0]
     assert found.probabilities == pytest.approx([0.9644926, 0.01952317], rel=1e-5)
-    assert BestFirst().options(np.tile(np.array([0, 1], np.float32), 500), []).tokens == [1, 3, 5, 7]
+    assert GreedyTopK().options(np.tile(np.array([0, 1], np.float32), 500), []).tokens == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("choice", ["best", "drawn"])
@@ -131,48 +133,48 @@ def test_scores_that_are_no_numbers_are_an_error(choice: str, score: float) -> N
 def test_tokens_follow_the_law_they_carry() -> None:
     """The law is the sampler's after the text so far, penalties included; what is drawn follows it."""
     sampler, text = Sampler(PARAMS, V), [1, 2, 3]
-    law = sampler.law(MODEL.logits(text), text).dense(V)
-    second = {i: sampler.law(MODEL.logits([*text, i]), [*text, i]).dense(V) for i in range(V)}
+    distribution = sampler.distribution(MODEL.logits(text), text).dense(V)
+    second = {i: sampler.distribution(MODEL.logits([*text, i]), [*text, i]).dense(V) for i in range(V)}
     counts, pairs = np.zeros(V, int), np.zeros((V, V), int)
     session, choice = ToySession(MODEL), choice_named("drawn", seed=11)
     for _ in range(1500):
-        walk = Walk(session, V, choice)
-        assert walk.is_drawn
-        first = walk.start(text, ALL)
-        assert first is not None and first.q is not None and first.q.tolist() == law.tolist()
+        stepper = DraftModelStepper(session, V, choice)
+        assert stepper.is_drawn
+        first = stepper.start(text, ALL)
+        assert first is not None and first.q is not None and first.q.tolist() == distribution.tolist()
         (token,) = first.tokens
-        assert first.probabilities == [law[token]]
-        following = walk.go_on(token)
+        assert first.probabilities == [distribution[token]]
+        following = stepper.step(token)
         assert following is not None and following.q is not None and following.q.tolist() == second[token].tolist()
         counts[token] += 1
         pairs[token, following.tokens[0]] += 1
-    assert_follows(counts, law)
+    assert_follows(counts, distribution)
     for token in np.flatnonzero(counts > 150).tolist():
         assert_follows(pairs[token], second[token])
 
 
-def started(walk: Walk, text: Sequence[int], window: int = ALL) -> Options:
-    walk.settle(text)
-    options = walk.start(text, window)
+def started(stepper: DraftModelStepper, text: Sequence[int], window: int = ALL) -> Candidates:
+    stepper.sync(text)
+    options = stepper.start(text, window)
     assert options is not None
     return options
 
 
 def test_the_text_is_read_once_and_a_drafted_token_costs_a_forward() -> None:
     session = CountingSession()
-    walk = Walk(session, V, BestFirst())
-    options = started(walk, TEXT)
+    stepper = DraftModelStepper(session, V, GreedyTopK())
+    options = started(stepper, TEXT)
     assert session.prefills == [[4, 8, 9]]
     for _ in range(3):
-        last = walk.go_on(options.tokens[0])
+        last = stepper.step(options.tokens[0])
         assert last is not None
         drafted, options = options.tokens[0], last
     assert session.rows == [1, 1, 1, 1]
     text = [*TEXT, 6, 6]  # something else was emitted
     assert drafted != 6 or options.tokens[0] != 6
-    started(walk, text)
+    started(stepper, text)
     text += [5, 4, 3]
-    started(walk, text)
+    started(stepper, text)
     assert session.rows == [1, 1, 1, 1, 2, 3]
     assert session.prefills == [[4, 8, 9]]
 
@@ -180,54 +182,56 @@ def test_the_text_is_read_once_and_a_drafted_token_costs_a_forward() -> None:
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
 def test_what_was_drafted_and_emitted_is_not_read_again(kind: str) -> None:
     session = open_session(kind, MODEL)
-    walk = Walk(session, V, BestFirst())
-    text, options = list(TEXT), started(walk, TEXT)
+    stepper = DraftModelStepper(session, V, GreedyTopK())
+    text, options = list(TEXT), started(stepper, TEXT)
     for _ in range(3):
         text.append(options.tokens[0])
-        last = walk.go_on(options.tokens[0])
+        last = stepper.step(options.tokens[0])
         assert last is not None
         options = last
     for emitted, again in (([*text, 0], 1), (text, 1), ([*text[:-1], (text[-1] + 1) % V], 1)):
-        copied = copy.deepcopy(walk)
-        copied.settle(emitted)
-        assert copied.behind(emitted) == again if kind == "linear" else again <= copied.behind(emitted) <= 4
+        copied = copy.deepcopy(stepper)
+        copied.sync(emitted)
+        assert copied.lag(emitted) == again if kind == "linear" else again <= copied.lag(emitted) <= 4
         options = copied.start(emitted, ALL)
-        check_same(options, expected(BestFirst(), emitted, len(emitted)))
+        check_same(options, expected(GreedyTopK(), emitted, len(emitted)))
 
 
 def test_a_forward_too_narrow_to_catch_up_reads_what_is_missing() -> None:
     session = CountingSession(most=1)
-    walk = Walk(session, V, BestFirst())
-    started(walk, TEXT)
+    stepper = DraftModelStepper(session, V, GreedyTopK())
+    started(stepper, TEXT)
     text = [*TEXT, 3, 1, 4, 1, 5]
-    check_same(started(walk, text), expected(BestFirst(), text, len(text)))
+    check_same(started(stepper, text), expected(GreedyTopK(), text, len(text)))
     assert session.prefills == [[4, 8, 9], [14]], "and not the whole text again"
 
 
 def test_the_next_generation_finds_what_the_last_one_read() -> None:
     session = CountingSession()
-    started(Walk(session, V, BestFirst()), TEXT)
+    started(DraftModelStepper(session, V, GreedyTopK()), TEXT)
     text = [*TEXT, 7, 7]
-    check_same(started(Walk(session, V, BestFirst()), text), expected(BestFirst(), text, len(text)))
+    check_same(started(DraftModelStepper(session, V, GreedyTopK()), text), expected(GreedyTopK(), text, len(text)))
     assert session.prefills == [[4, 8, 9], [11]]
-    check_same(started(Walk(session, V, BestFirst()), [5]), expected(BestFirst(), [5], 1))
+    check_same(started(DraftModelStepper(session, V, GreedyTopK()), [5]), expected(GreedyTopK(), [5], 1))
 
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
 def test_of_a_text_longer_than_the_window_the_end_is_read(kind: str) -> None:
     model = ToyModel(seed=5, vocab_size=V, order=30)  # logits tell how much was given
     session = open_session(kind, model)
-    walk = Walk(session, V, BestFirst())
-    assert walk.behind(TEXT) == 10
-    check_same(started(walk, TEXT, 4), expected(BestFirst(), TEXT, 4, model=model))
-    assert (session.position, walk.behind([*TEXT, 1, 1])) == (4, 2)
+    stepper = DraftModelStepper(session, V, GreedyTopK())
+    assert stepper.lag(TEXT) == 10
+    check_same(started(stepper, TEXT, 4), expected(GreedyTopK(), TEXT, 4, model=model))
+    assert (session.position, stepper.lag([*TEXT, 1, 1])) == (4, 2)
     text = [*TEXT, 1, 1]
-    check_same(started(walk, text, 4), expected(BestFirst(), text, 6, model=model))  # goes on from there
+    check_same(started(stepper, text, 4), expected(GreedyTopK(), text, 6, model=model))  # goes on from there
     text += [2, 3, 4, 5]
-    check_same(started(walk, text, 4), expected(BestFirst(), text, 10, model=model))
+    check_same(started(stepper, text, 4), expected(GreedyTopK(), text, 10, model=model))
     text += [2, 3, 4, 5, 6]
-    check_same(started(walk, text, 4), expected(BestFirst(), text, 4, model=model))  # too far behind
-    check_same(started(Walk(session, V, BestFirst()), TEXT, 10), expected(BestFirst(), TEXT, 10, model=model))
+    check_same(started(stepper, text, 4), expected(GreedyTopK(), text, 4, model=model))  # too far behind
+    check_same(
+        started(DraftModelStepper(session, V, GreedyTopK()), TEXT, 10), expected(GreedyTopK(), TEXT, 10, model=model)
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
@@ -235,17 +239,17 @@ def test_of_a_text_longer_than_the_window_the_end_is_read(kind: str) -> None:
 def test_a_small_draft_context_goes_on_from_the_end_of_the_text(kind: str, size: int) -> None:
     model = ToyModel(seed=5, vocab_size=V, order=30)
     session = open_session(kind, model, size)
-    walk = Walk(session, V, BestFirst())
+    stepper = DraftModelStepper(session, V, GreedyTopK())
     text: list[int] = [3]
     for round_ in range(40):
-        options: Options | None = started(walk, text)
+        options: Candidates | None = started(stepper, text)
         held = session.position
         assert min(len(text), size // 2) <= held <= size
-        check_same(options, expected(BestFirst(), text, held, model=model))
+        check_same(options, expected(GreedyTopK(), text, held, model=model))
         drafted: list[int] = []
         while options is not None:
             drafted.append(options.tokens[0])
-            options = walk.go_on(drafted[-1])
+            options = stepper.step(drafted[-1])
         assert len(drafted) == size - held + 1, "to the end of its context"
         text += [*drafted[: round_ % 3], round_ % V]
 
@@ -256,11 +260,11 @@ def test_other_numbers_of_padding_ids(target_vocab: int, name: str) -> None:
     """Only ids that both models have are options, with probabilities over the target's ids."""
     choice = choice_named(name, target_vocab)
     for first in range(6):
-        walk = Walk(ToySession(MODEL), target_vocab, choice)
+        stepper = DraftModelStepper(ToySession(MODEL), target_vocab, choice)
         text = [first, 1, 2, 3]
         for _ in range(4):
             wanted = copy.deepcopy(choice)
-            options = started(walk, text)
+            options = started(stepper, text)
             check_same(options, expected(wanted, text, len(text), target_vocab))
             assert max(options.tokens) < min(V, target_vocab)
             if options.q is not None:
@@ -273,19 +277,19 @@ def test_other_numbers_of_padding_ids(target_vocab: int, name: str) -> None:
 def test_text_with_ids_that_the_draft_lacks(kind: str) -> None:
     """No options while such an id would have to be read; it goes on where the window no longer reaches it."""
     session = open_session(kind, MODEL)
-    walk = Walk(session, 11, BestFirst())
-    assert walk.start([1, 9, 2], ALL) is None
-    assert walk.start([1, 9, 2, 3, 4, 5], ALL) is None
+    stepper = DraftModelStepper(session, 11, GreedyTopK())
+    assert stepper.start([1, 9, 2], ALL) is None
+    assert stepper.start([1, 9, 2, 3, 4, 5], ALL) is None
     text = [1, 9, 2, 3, 4, 5]
-    walk.settle(text)
-    options = walk.start(text, 4)
-    check_same(options, expected(BestFirst(), text, 4, 11))
+    stepper.sync(text)
+    options = stepper.start(text, 4)
+    check_same(options, expected(GreedyTopK(), text, 4, 11))
     text += [6, 8, 7]  # 8 is the first id that the draft lacks
-    walk.settle(text)
-    assert walk.start(text, 4) is None
+    stepper.sync(text)
+    assert stepper.start(text, 4) is None
     text += [1, 2]
-    walk.settle(text)
-    check_same(walk.start(text, 3), expected(BestFirst(), text, 3, 11))
+    stepper.sync(text)
+    check_same(stepper.start(text, 3), expected(GreedyTopK(), text, 3, 11))
 
 
 @pytest.mark.parametrize("calls", range(1, 12))
@@ -293,10 +297,10 @@ def test_text_with_ids_that_the_draft_lacks(kind: str) -> None:
 def test_cancelled_on_the_way_the_session_serves_the_next_walk(kind: str, calls: int) -> None:
     alarm = Alarm(calls)
     session = open_session(kind, MODEL, check=alarm)
-    walk = Walk(session, V, BestFirst())
+    stepper = DraftModelStepper(session, V, GreedyTopK())
     with pytest.raises(Cancelled):
-        options = walk.start(TEXT, ALL)
+        options = stepper.start(TEXT, ALL)
         while options is not None:
-            options = walk.go_on(options.tokens[0])
+            options = stepper.step(options.tokens[0])
     text = [*TEXT, 3]
-    check_same(started(Walk(session, V, BestFirst()), text), expected(BestFirst(), text, len(text)))
+    check_same(started(DraftModelStepper(session, V, GreedyTopK()), text), expected(GreedyTopK(), text, len(text)))

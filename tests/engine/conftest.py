@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import Costs, Profile
-from edgespec.controller.stats import Experience
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -20,7 +20,7 @@ from tests.models import trained
 PLAIN = Speculation("none", 0, 0)
 
 
-class Cheap(Costs):
+class Cheap(CostModel):
     """Rows and drafted tokens cost next to nothing, whatever the clock says, so that as much as possible is drafted."""
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
@@ -29,10 +29,10 @@ class Cheap(Costs):
     def observe_drafted(self, seconds: float) -> None: ...
 
 
-def eager(read_s: float = 0.001) -> Experience:
-    experience = Experience(Profile({1: 1.0, 16: 1.1}, 0.01, read_s))
-    experience.costs = Cheap(experience.costs.profile)
-    return experience
+def eager(read_s: float = 0.001) -> DraftStats:
+    draft_stats = DraftStats(Profile({1: 1.0, 16: 1.1}, 0.01, read_s))
+    draft_stats.costs = Cheap(draft_stats.costs.profile)
+    return draft_stats
 
 
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:

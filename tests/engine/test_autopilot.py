@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
-from edgespec.controller.stats import Experience
+from edgespec.bench.divergence import first_divergence
+from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule, Speculation
@@ -40,15 +40,15 @@ def exact_engine() -> Iterator[Engine]:
     opened.close()
 
 
-def rules(experience: Experience) -> set[str]:
+def rules(draft_stats: DraftStats) -> set[str]:
     """The ways of sampling under which anything was learned."""
-    return {name.split(",")[0] for name in experience.matches}
+    return {name.split(",")[0] for name in draft_stats.matches}
 
 
 def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
     if found != expected:
         session = engine.target.open_session(lambda: None)
-        fork = first_fork(session, engine.encode(prompt), expected, found)
+        fork = first_divergence(session, engine.encode(prompt), expected, found)
         session.close()
         assert fork is not None and fork.is_near_tie, (prompt, fork)
 
@@ -56,7 +56,7 @@ def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ..
 @pytest.mark.parametrize("costs", ["eager", "measured"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_is_plain_decodings(engine: Engine, kind: str, costs: str) -> None:
-    engine.experience = eager() if costs == "eager" else Experience(engine.measure(0.1))
+    engine.draft_stats = eager() if costs == "eager" else DraftStats(engine.measure(0.1))
     accepted = rejected = 0
     for prompt in CODE[:6]:
         request = Request(prompt, GREEDY, max_tokens=40)
@@ -73,7 +73,7 @@ def test_greedy_output_is_plain_decodings(engine: Engine, kind: str, costs: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_gives_plain_decodings_text(exact_engine: Engine, kind: str) -> None:
-    exact_engine.experience = eager()
+    exact_engine.draft_stats = eager()
     accepted = 0
     for seed, prompt in enumerate(CODE[:5]):
         request = Request(prompt, WARM, max_tokens=40, seed=seed)
@@ -85,11 +85,11 @@ def test_a_seed_gives_plain_decodings_text(exact_engine: Engine, kind: str) -> N
         assert finished.seed == seed
         accepted += finished.metrics.accepted_tokens
     assert accepted > 3
-    assert rules(exact_engine.experience) == {"sample at 0.8"}
+    assert rules(exact_engine.draft_stats) == {"sample at 0.8"}
 
 
 def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) -> None:
-    engine.experience = eager()
+    engine.draft_stats = eager()
     engine.speculation = KINDS["model"]
     seeds, accepted = set(), 0
     for prompt in CODE[:4]:
@@ -97,7 +97,7 @@ def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) 
         accepted += finished.metrics.accepted_tokens
         seeds.add(finished.seed)
     assert len(seeds) == 4 and accepted > 10
-    assert rules(engine.experience) == {"block at 0.8"}
+    assert rules(engine.draft_stats) == {"block at 0.8"}
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_the_rule(speculation: Speculation, temperature: float, seed: int | None
 
 def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:
     engine.speculation = KINDS["model"]
-    engine.experience = known = eager()
+    engine.draft_stats = known = eager()
     evidence, reasons = [0.0], []
     for prompt in CODE[:3]:
         steps = [event for event in engine.stream(Request(prompt, GREEDY, max_tokens=30)) if isinstance(event, Step)]
         reasons.append([step.decision.reason for step in steps if step.decision])
-        assert engine.experience is known
+        assert engine.draft_stats is known
         evidence.append(sum(each.first_choice.evidence[1] for each in known.models.values()))
     assert evidence == sorted(set(evidence)), "each text adds to it"
     measuring = [each.count("to measure plain decoding") for each in reasons]
@@ -148,10 +148,10 @@ def test_nothing_is_measured_where_nobody_asks() -> None:
           for name in ("tree", "draft")), Speculation("model", 3),
     )  # fmt: skip
     generate(engine, Request("a tale of", GREEDY, max_tokens=20))
-    assert not engine.has_experience
+    assert not engine.has_draft_stats
     engine.speculation = Speculation("model")
     text = generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0]
-    assert engine.has_experience and 1 in engine.experience.costs.profile.rows
+    assert engine.has_draft_stats and 1 in engine.draft_stats.costs.profile.rows
     engine.speculation = PLAIN
     assert generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0] == text
     engine.close()
@@ -191,7 +191,7 @@ def test_recurrent_target_and_draft(tmp_path: Path, make) -> None:  # type: igno
     profile = engine.measure(0.1)
     assert 1 in profile.rows and (make is mamba or max(profile.rows) <= 9), "the ring holds eight states"
     for kind in KINDS.values():
-        engine.speculation, engine.experience = kind, eager()
+        engine.speculation, engine.draft_stats = kind, eager()
         finished = generate(engine, request)[1]
         assert finished.tokens == expected
         if kind.kind == "model":
@@ -204,7 +204,7 @@ def test_a_context_of_a_few_tokens() -> None:
     engine = loaded(TARGET, LoadOptions(threads=1, context_size=16), 1)
     profile = engine.measure(0.05)
     assert 1 in profile.rows and max(profile.rows) <= 9 and profile.draft_s is None
-    engine.speculation, engine.experience = KINDS["ngram"], eager()
+    engine.speculation, engine.draft_stats = KINDS["ngram"], eager()
     events = [*engine.stream(Request("a = a + a + a", SamplingParams(temperature=0, logit_bias=((0, -1e3),))))]
     finished = events[-1]
     assert isinstance(finished, Finished) and finished.reason == "length"

@@ -75,7 +75,7 @@ def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Specu
     request = Request(CODE[1], GREEDY, max_tokens=60)
     engine.speculation = PLAIN
     expected = generate(engine, request)[1].tokens
-    engine.speculation, engine.experience = speculation, eager()
+    engine.speculation, engine.draft_stats = speculation, eager()
     switches = {10: True, 30: False}  # tokens emitted: whether drafting is off from then on
     tokens: list[int] = []
     drafted: dict[bool, int] = {True: 0, False: 0}
@@ -124,7 +124,7 @@ def test_turns_reuse_the_cache(engine: Engine) -> None:
     text = generate(engine, Request(longer, GREEDY, max_tokens=20))[0]
     assert text == generate(fresh, Request(longer, GREEDY, max_tokens=20))[0]
     assert progress[-1].done == progress[-1].total
-    fresh._caches.close()
+    fresh._slots.close()
 
 
 def test_the_context_end_is_a_length_stop(engine: Engine) -> None:

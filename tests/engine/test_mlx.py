@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import PrefillProgress
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
@@ -48,7 +48,7 @@ def test_greedy_output_is_plain_decodings(pair: Engine, plain: dict[str, tuple[i
         if finished.tokens != expected:
             session = pair.target.open_session(lambda: None)
             tokens = encode_prompt(pair.target.tokenizer, prompt, parse_special=True)
-            fork = first_fork(session, tokens, expected, finished.tokens)
+            fork = first_divergence(session, tokens, expected, finished.tokens)
             assert fork is not None and fork.is_near_tie, (prompt, fork)
     assert accepted > 0
 

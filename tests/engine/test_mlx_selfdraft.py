@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.backends.attached_draft import Refused
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
@@ -56,7 +56,7 @@ def test_text_is_plain_decodings(
     """Greedy, by fixed chains and trees and by the autopilot; and drawn with a seed."""
     model: MlxModel = request.getfixturevalue(which)
     if "planes" in method and which == "floating":
-        with pytest.raises(Refused, match="are not quantized"):
+        with pytest.raises(Unsupported, match="are not quantized"):
             made(model, method)
         return
     prompt = CODE[1]
@@ -66,7 +66,7 @@ def test_text_is_plain_decodings(
         texts[which] = [generate(Engine(model, None, PLAIN), each)[1].tokens for each in (asked, drawn)]
     expected, sampled = texts[which]
     engine = Engine(model, made(model, method), PLAIN)
-    engine.experience = eager(0.0)
+    engine.draft_stats = eager(0.0)
     n_accepted = 0
     for spec in (Speculation("model", 3), Speculation("model", 2, 4), Speculation("model")):
         engine.speculation = spec
@@ -78,7 +78,7 @@ def test_text_is_plain_decodings(
         assert spec.gamma is not None or any(each.walked for each in decisions if each is not None)
         if found.tokens != expected:
             tokens = encode_prompt(model.tokenizer, prompt, parse_special=True)
-            fork = first_fork(model.open_session(), tokens, expected, found.tokens)
+            fork = first_divergence(model.open_session(), tokens, expected, found.tokens)
             assert fork is not None and fork.is_near_tie, (spec, fork)
     assert n_accepted > 0
     engine.speculation = Speculation("model", 3, rule="sample")

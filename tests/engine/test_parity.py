@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
@@ -45,7 +45,7 @@ def test_greedy_output_is_plain_decodings(engine: Engine, plain: dict[str, tuple
             continue
         session = engine.target.open_session(lambda: None)
         tokens = encode_prompt(engine.target.tokenizer, prompt, parse_special=True)
-        fork = first_fork(session, tokens, expected, finished.tokens)
+        fork = first_divergence(session, tokens, expected, finished.tokens)
         session.close()
         assert fork is not None and fork.is_near_tie, (prompt, fork)
     assert drafted > 0

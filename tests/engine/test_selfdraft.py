@@ -100,6 +100,6 @@ def test_the_autopilot_asks_whatever_reading_takes(engine: Engine, read_s: float
     engine.speculation = PLAIN
     expected, _ = generate(engine, request)
     engine.speculation = Speculation("model")
-    engine.experience = eager(read_s)
+    engine.draft_stats = eager(read_s)
     text, finished = generate(engine, request)
     assert text == expected and finished.metrics.drafted_tokens > 20

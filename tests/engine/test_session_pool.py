@@ -27,7 +27,7 @@ def answer(engine: Engine, text: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("caches", [1, 2, 3])
-def test_answers_do_not_depend_on_caches(caches: int) -> None:
+def test_answers_do_not_depend_on_slots(caches: int) -> None:
     engine, alone = made(caches), made(1)
     texts = [ONE, TWO, ONE + "more", THREE, TWO + "more", ONE, THREE + "x"]
     assert [answer(engine, text) for text in texts] == [answer(alone, text) for text in texts]
@@ -35,31 +35,31 @@ def test_answers_do_not_depend_on_caches(caches: int) -> None:
 
 
 def positions(engine: Engine) -> list[int]:
-    return sorted(cache.target.position for cache in engine._caches._kept)
+    return sorted(cache.target.position for cache in engine._slots._kept)
 
 
-def test_conversations_that_take_turns_keep_their_caches() -> None:
+def test_conversations_that_take_turns_keep_their_slots() -> None:
     engine = made(2)
     answer(engine, ONE)
     answer(engine, TWO)
-    first, second = (cache.target for cache in engine._caches._kept)
+    first, second = (cache.target for cache in engine._slots._kept)
     answer(engine, ONE + "and on")
-    assert engine._caches._kept[-1].target is first
+    assert engine._slots._kept[-1].target is first
     answer(engine, TWO + "and on")
-    assert engine._caches._kept[-1].target is second
+    assert engine._slots._kept[-1].target is second
     answer(engine, THREE)
-    assert engine._caches._kept[-1].target is first, "the one used least lately made way"
+    assert engine._slots._kept[-1].target is first, "the one used least lately made way"
     assert len(positions(engine)) == 2
     engine.close()
-    assert not engine._caches._kept
+    assert not engine._slots._kept
 
 
 def test_another_text_with_a_short_beginning_in_common_does_not_push_a_long_one_out() -> None:
     engine = made(2)
     answer(engine, ONE)
-    (first,) = engine._caches._kept
+    (first,) = engine._slots._kept
     answer(engine, ONE[:40] + TWO)
-    assert len(engine._caches._kept) == 2 and engine._caches._kept[-1] is not first
+    assert len(engine._slots._kept) == 2 and engine._slots._kept[-1] is not first
     engine.close()
 
 
@@ -74,8 +74,8 @@ def test_where_there_is_no_memory_for_another_the_first_serves_all(monkeypatch: 
         raise BackendError("no memory.", hint="None.")
 
     monkeypatch.setattr(engine.target, "open_session", refused)
-    assert answer(engine, TWO) == expected[1] and len(engine._caches._kept) == 1
-    assert engine.at_once == 1, "as many answers as there are caches"
+    assert answer(engine, TWO) == expected[1] and len(engine._slots._kept) == 1
+    assert engine.max_concurrency == 1, "as many answers as there are caches"
     engine.close()
 
 
@@ -83,14 +83,14 @@ def test_a_failure_drops_the_caches_that_it_may_have_spoilt(monkeypatch: pytest.
     engine = made(2)
     for text in (ONE, TWO):
         answer(engine, text)
-    kept = engine._caches._kept[0]
+    kept = engine._slots._kept[0]
 
     def failing(*_: object, **__: object) -> None:
         raise BackendError("broken.", hint="None.")
 
-    monkeypatch.setattr(engine._caches._kept[1].target, "forward", failing)
+    monkeypatch.setattr(engine._slots._kept[1].target, "forward", failing)
     with pytest.raises(BackendError, match="broken"):
         answer(engine, TWO + "more")
-    assert kept not in engine._caches._kept and not engine._caches._kept
+    assert kept not in engine._slots._kept and not engine._slots._kept
     assert answer(engine, TWO + "more")
     engine.close()

@@ -19,7 +19,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.structured_output import Json, Structure, Structures, Text, json_part, json_structure
+from edgespec.engine.structured_output import GrammarCompiler, Json, Structure, Text, json_part, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.harmony import MARKERS
@@ -160,14 +160,14 @@ def test_reasoning_before_it_is_free(engine: Engine) -> None:
     tokenizer = engine.target.tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     prompt = tokenizer.encode("def f():", parse_special=False)
-    law = Structures(tokenizer).constrain(json_structure({"const": 7}), sampler, len(prompt), b"</think>")
+    distribution = GrammarCompiler(tokenizer).constrain(json_structure({"const": 7}), sampler, len(prompt), b"</think>")
     logits = np.random.default_rng(0).standard_normal(tokenizer.vocab_size).astype(np.float32)
     free = int(logits.argmax())
     thought = tokenizer.encode("so it is 7 </think>", parse_special=False)
     seven = set(tokenizer.encode("7", parse_special=False))
 
     def best(answer: list[int]) -> int:
-        return law.law(logits, [*prompt, *answer]).token(0)
+        return distribution.distribution(logits, [*prompt, *answer]).token(0)
 
     assert best([]) == free and best(thought[:-1]) == free
     held = best(thought)
@@ -214,11 +214,15 @@ def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
 def laws(engine: Engine) -> Iterator[Any]:
     tokenizer = engine.target.tokenizer
 
-    def law(params: SamplingParams, prefix: list[int], logits: Any) -> Any:
+    def distribution(params: SamplingParams, prefix: list[int], logits: Any) -> Any:
         sampler = Sampler(params, tokenizer.vocab_size)
-        return Structures(tokenizer).constrain(json_structure({"type": "integer"}), sampler, 0).law(logits, prefix)
+        return (
+            GrammarCompiler(tokenizer)
+            .constrain(json_structure({"type": "integer"}), sampler, 0)
+            .distribution(logits, prefix)
+        )
 
-    yield law
+    yield distribution
 
 
 @pytest.mark.parametrize(

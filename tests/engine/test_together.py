@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.forks import first_fork
-from edgespec.core.batching import Pause
+from edgespec.bench.divergence import first_divergence
+from edgespec.core.batching import Yield
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
@@ -35,13 +35,13 @@ KINDS = {
 def shared() -> Iterator[Engine]:
     options = LoadOptions(threads=1, context_size=256, caches=AT_ONCE)
     opened = open_engine(trained("target"), trained("draft"), options)
-    opened.experience = eager()
+    opened.draft_stats = eager()
     yield opened
     opened.close()
 
 
 def together(engine: Engine, requests: Sequence[Request], kind: Speculation | None = None) -> list[list[Event]]:
-    """The events of each, all running from Pause to Pause in turn."""
+    """The events of each, all running from Yield to Yield in turn."""
     found: list[list[Event]] = [[] for _ in requests]
     generations = [engine.generate(request, speculation=kind) for request in requests]
     running = list(zip(found, generations, strict=True))
@@ -50,9 +50,9 @@ def together(engine: Engine, requests: Sequence[Request], kind: Speculation | No
     return found
 
 
-def goes_on(events: list[Event], generation: Iterator[Event | Pause]) -> bool:
+def goes_on(events: list[Event], generation: Iterator[Event | Yield]) -> bool:
     for event in generation:
-        if isinstance(event, Pause):
+        if isinstance(event, Yield):
             return True
         events.append(event)
     return False
@@ -72,11 +72,11 @@ def test_sixteen_at_once_say_what_each_says_alone(engine: Engine, shared: Engine
     session = engine.target.open_session(lambda: None)
     for request, expected, events in zip(requests, alone, beside, strict=True):
         assert isinstance(request.prompt, str)
-        fork = first_fork(session, engine.encode(request.prompt), expected, tokens(events))
+        fork = first_divergence(session, engine.encode(request.prompt), expected, tokens(events))
         assert fork is None or fork.is_near_tie, fork
     session.close()
     steps = [event for events in beside for event in events if isinstance(event, Step) and event.index]
-    assert max(step.n_beside or 0 for step in steps) >= AT_ONCE // 2, "they did share forwards"
+    assert max(step.n_peer_rows or 0 for step in steps) >= AT_ONCE // 2, "they did share forwards"
     assert (sum(step.n_accepted for step in steps) > 0) == (kind != "plain")
 
 
@@ -129,7 +129,7 @@ def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
             assert last.reason == "cancelled" or len(last.tokens) == 24
         else:
             expected = tokens(list(engine.stream(requests[who])))
-            fork = first_fork(session, engine.encode(CODE[who]), expected, last.tokens)
+            fork = first_divergence(session, engine.encode(CODE[who]), expected, last.tokens)
             assert fork is None or fork.is_near_tie
     assert any(isinstance(events[-1], Finished) and events[-1].reason == "cancelled" for events in found.values())
     session.close()
@@ -171,7 +171,7 @@ def test_a_failure_ends_those_who_shared_it_and_nobody_after_them(
     for _ in range(4):
         for each in running:
             assert goes_on([], each)
-    context = shared._caches._kept[-1].target.context  # type: ignore[attr-defined]
+    context = shared._slots._kept[-1].target.context  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
         patched.setattr(context, "_decode", lambda *_: -3)
         for each in running:
@@ -203,7 +203,7 @@ def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> Non
             raise Cancelled
 
     def spare() -> set[int]:
-        contexts = {cache.target.context for cache in shared._caches._kept}  # type: ignore[attr-defined]
+        contexts = {cache.target.context for cache in shared._slots._kept}  # type: ignore[attr-defined]
         return {len(context._spare) for context in contexts}
 
     together(shared, [Request(CODE[0], GREEDY, 9)])

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import Header, check_model, read_file, read_header
-from edgespec.planner.memory import price
+from edgespec.formats.gguf import Header, read_header
+from edgespec.formats.gguf_validate import check_model, read_file
+from edgespec.planner.memory import estimate_memory
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 from tests.formats.ggufs import model_file
 from tests.formats.test_gguf_header import Bytes
@@ -34,7 +35,7 @@ def survive(data: bytes) -> bool:
     try:
         header = read_header(Bytes(data, len(data)), "fuzzed.gguf")
         check_model(header)
-        price(header, 2048)
+        estimate_memory(header, 2048)
         tokenizer_mismatch(original()[1], header)
         accepted = True
     except InvalidModelFile as error:

@@ -12,7 +12,8 @@ import pytest
 
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.ggml_types import GGML_TYPES
-from edgespec.formats.gguf import Header, check_model, read_file, read_header
+from edgespec.formats.gguf import Header, read_header
+from edgespec.formats.gguf_validate import check_model, read_file
 from tests.formats.ggufs import model_file, write_gguf
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import Header, check_model, read_file
+from edgespec.formats.gguf import Header
+from edgespec.formats.gguf_validate import check_model, read_file
 from tests.formats.ggufs import TOKENS, write_gguf
 
 

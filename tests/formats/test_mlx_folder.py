@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.mlx_folder import Folder, read_config
-from edgespec.planner.memory import price
+from edgespec.planner.memory import estimate_memory
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 
 LLAMA_8B = {
@@ -48,8 +48,8 @@ def folder(**changes: Any) -> Folder:
 )
 def test_the_cache_of_each_kind_of_attention(changes: dict[str, Any], elements_at_8192: int) -> None:
     assert folder(**changes).kv_elements(8192) == elements_at_8192
-    assert price(folder(**changes), 8192).kv == 2 * elements_at_8192
-    assert price(folder(**changes), 8192, "q8_0").kv == elements_at_8192 * 34 // 32
+    assert estimate_memory(folder(**changes), 8192).kv == 2 * elements_at_8192
+    assert estimate_memory(folder(**changes), 8192, "q8_0").kv == elements_at_8192 * 34 // 32
 
 
 def test_settings_of_a_multimodal_model() -> None:

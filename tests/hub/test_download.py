@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import HubError, InvalidModelFile
-from edgespec.formats.gguf import read_file
+from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant
 from tests.hub.hubserver import HubServer

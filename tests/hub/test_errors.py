@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from edgespec.errors import CacheError, EdgespecError, HubError
-from edgespec.hub.errors import HubUnreachable, Subject, translate, translated
+from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, translate
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubReference, HubRepo
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
 from tests.hub.test_download import FETCH, FILE, REPO, environment, serve
 
-SUBJECT = Subject("https://hub.example", "/cache", REPO, "main", FILE)
+SUBJECT = HubContext("https://hub.example", "/cache", REPO, "main", FILE)
 
 
 def failure(hub: Hub, reference: HubReference = HubFile(REPO, FILE)) -> EdgespecError:  # noqa: B008
@@ -165,12 +165,12 @@ def test_failures_that_cannot_be_provoked_here(make: Callable[[], Exception], ki
 def test_an_untrusted_certificate_keeps_its_cause() -> None:
     wrapped = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
     wrapped.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    with pytest.raises(HubUnreachable, match="certificate") as caught, translated(SUBJECT):
+    with pytest.raises(HubUnreachable, match="certificate") as caught, map_errors(SUBJECT):
         raise wrapped
     assert caught.value.__cause__ is wrapped
 
 
 def test_faults_of_the_program_pass_unchanged() -> None:
-    with pytest.raises(ZeroDivisionError), translated(SUBJECT):
+    with pytest.raises(ZeroDivisionError), map_errors(SUBJECT):
         raise ZeroDivisionError
     assert translate(ZeroDivisionError(), SUBJECT) is None

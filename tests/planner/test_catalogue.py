@@ -11,14 +11,14 @@ import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.backends.options import DEFAULT_CONTEXT
-from edgespec.formats.gguf import read_file
+from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.hub.cache import CachedModel
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.planner import catalogue as module
 from edgespec.planner.catalogue import Entry, catalogue, matching
-from edgespec.planner.memory import price
+from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ElsewhereModel
 from edgespec.registry.schema import BackendName, load_registry
 from edgespec.units import GIB
@@ -139,7 +139,7 @@ def test_an_alias_without_a_model_for_this_runtime(shown: Shown) -> None:
 
 def test_a_folder_from_the_hub(hub: Hub, root: Path, shown: Shown) -> None:
     """A whole MLX model; an alias that shows a GGUF file here does not hide it."""
-    price_of = price(read_folder(make_folder(root / MLX, DENSE)), 2048)
+    price_of = estimate_memory(read_folder(make_folder(root / MLX, DENSE)), 2048)
     fetch(hub, HubRepo(MLX))
     size = sum(file.stat().st_size for file in (root / MLX).iterdir())
     toml = f'[a.gguf]\ntarget = "{SMALL}"\n[a.mlx]\ntarget = "{MLX}"\ndraft = "{SMALL}"\n'
@@ -168,7 +168,7 @@ def test_what_an_alias_names_on_this_machine(tmp_path: Path, shown: Shown) -> No
 
 @pytest.mark.parametrize(("context", "tokens"), [(DEFAULT_CONTEXT, 2048), (10**6, 2048), (500, 500)])
 def test_the_fit_of_a_pair_at_its_thresholds(shown: Shown, context: int, tokens: int) -> None:
-    target, draft = (price(read_file(path), tokens).total for path in (TARGET, DRAFT))
+    target, draft = (estimate_memory(read_file(path), tokens).total for path in (TARGET, DRAFT))
 
     def fit(count: int) -> str | None:
         return shown(memory=usable(count), context=context)[0].fit
@@ -192,7 +192,7 @@ def test_models_of_other_programs(tmp_path: Path, shown: Shown) -> None:
 def test_split_files_are_priced_together(tmp_path: Path, shown: Shown) -> None:
     for part in (1, 2):
         put(DRAFT, tmp_path / "llama.cpp" / f"big-0000{part}-of-00002.gguf")
-    once = price(read_file(DRAFT), 2048)
+    once = estimate_memory(read_file(DRAFT), 2048)
     exactly = once.total + once.weights
     assert [shown(memory=usable(n))[1].fit for n in (exactly, exactly - 1)] == ["tight", "does not fit"]
     assert shown()[1].target.size == 2 * DRAFT.stat().st_size
@@ -223,7 +223,7 @@ def test_removed_between_listing_and_reading(
     serve(root)
     link = fetch(hub, HubFile(REPO, FILE))
     other = put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
-    models, listed = Hub.cached_models, module.elsewhere
+    models, listed = Hub.cached_models, module.external_models
 
     def then_gone(model: CachedModel | ElsewhereModel) -> CachedModel | ElsewhereModel:
         model.path.unlink()
@@ -237,7 +237,7 @@ def test_removed_between_listing_and_reading(
     assert len(shown()) == 3
     with monkeypatch.context() as patched:
         patched.setattr(Hub, "cached_models", lambda self: [then_gone(each) for each in models(self)])
-        patched.setattr(module, "elsewhere", lambda **besides: [then_gone(each) for each in listed(**besides)])
+        patched.setattr(module, "external_models", lambda **besides: [then_gone(each) for each in listed(**besides)])
         assert [entry.name for entry in shown()] == ["python-6m"]
     assert not link.exists()
     put(TARGET, other)
@@ -251,7 +251,7 @@ def test_a_header_is_read_again_only_where_the_file_changed(
 ) -> None:
     path, reads = put(DRAFT, tmp_path / "llama.cpp" / "m.gguf"), []
     monkeypatch.setattr(module, "read_file", lambda path: reads.append(path) or read_file(path))
-    memory = usable(price(read_file(DRAFT), 2048).total * 8 // 7 + 1)
+    memory = usable(estimate_memory(read_file(DRAFT), 2048).total * 8 // 7 + 1)
     assert [shown(memory=memory)[1].fit for _ in range(2)] == ["fits", "fits"] and reads.count(path) == 1
     put(TARGET, path)
     assert shown(memory=memory)[1].fit == "does not fit" and reads.count(path) == 2

@@ -9,8 +9,9 @@ import pytest
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory, host_memory
 from edgespec.errors import DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
-from edgespec.formats.gguf import Header, TensorInfo, join_parts, read_file
-from edgespec.planner.memory import check_fit, keeps_texts_together, kv_bytes, price
+from edgespec.formats.gguf import Header, TensorInfo, join_parts
+from edgespec.formats.gguf_validate import read_file
+from edgespec.planner.memory import check_fit, estimate_memory, keeps_texts_together, kv_bytes
 from edgespec.units import GIB
 from tests.formats.ggufs import write_gguf
 
@@ -37,7 +38,7 @@ def test_the_kv_cache_of_a_70b_model(kv_type: str, per_element: float) -> None:
 
 
 def test_the_price_of_a_70b_model() -> None:
-    found = price(llama_70b(), 8192)
+    found = estimate_memory(llama_70b(), 8192)
     assert found.weights == 295_138_889 * 144
     assert found.kv == int(2.5 * GIB)
     assert 0.2 * GIB < found.compute < 0.6 * GIB
@@ -66,7 +67,7 @@ def test_stated_head_sizes_win(tmp_path: Path) -> None:
 def test_parts_of_a_split_model_are_priced_together(tmp_path: Path) -> None:
     one = read_file(write_gguf(tmp_path / "one.gguf"))
     two = read_file(write_gguf(tmp_path / "two.gguf", pad_bytes=4096))
-    assert price(join_parts([one, two]), 1).weights == one.weight_bytes + two.weight_bytes
+    assert estimate_memory(join_parts([one, two]), 1).weights == one.weight_bytes + two.weight_bytes
 
 
 def test_a_pair_that_fits_gives_the_numbers(tmp_path: Path) -> None:
@@ -94,9 +95,14 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
 def test_texts_in_one_context_have_one_scratch_memory() -> None:
     header = llama_70b()
     assert keeps_texts_together(header)
-    apart, together = price(header, 1024, caches=8), price(header, 1024, caches=8, together=True)
-    assert together.kv == apart.kv == 8 * price(header, 1024).kv
-    assert price(header, 1024).compute < together.compute < apart.compute == 8 * price(header, 1024).compute
+    apart, together = estimate_memory(header, 1024, caches=8), estimate_memory(header, 1024, caches=8, together=True)
+    assert together.kv == apart.kv == 8 * estimate_memory(header, 1024).kv
+    assert (
+        estimate_memory(header, 1024).compute
+        < together.compute
+        < apart.compute
+        == 8 * estimate_memory(header, 1024).compute
+    )
     enough = Memory(RESERVE_BYTES + together.total)
     assert check_fit(header, None, context=1024, memory=enough, caches=8, together=True).headroom == 0
     with pytest.raises(DoesNotFit):
@@ -107,7 +113,7 @@ def test_texts_in_one_context_have_one_scratch_memory() -> None:
 
 def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None:
     target, draft = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf"))
-    enough = price(target, 1024).total
+    enough = estimate_memory(target, 1024).total
     with pytest.raises(DoesNotFit) as caught:
         check_fit(target, draft, context=1024, memory=Memory(RESERVE_BYTES + enough))
     assert caught.value.hint.startswith("try --draft ngram")
@@ -124,9 +130,9 @@ def test_devices_add_their_own_memory_only_once() -> None:
 
 def test_unknown_kv_types_and_contexts_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="not a KV cache type"):
-        price(llama_70b(), 8, "q3_k")
+        estimate_memory(llama_70b(), 8, "q3_k")
     with pytest.raises(InvalidRequest, match="context of 0"):
-        price(llama_70b(), 0)
+        estimate_memory(llama_70b(), 0)
 
 
 def test_this_machine_has_memory() -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends import Model, open_model
-from edgespec.backends.attached_draft import Refused, SelfDraft, Skip, parse
+from edgespec.backends.attached_draft import SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.store import Setting
+from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
-from edgespec.planner.draft_eval import Trial, Yardstick
-from edgespec.planner.selfdraft_search import Choice, Shelf, Workshop, kept, quick_methods, remove, root
+from edgespec.planner.draft_eval import DraftEval, Evaluator
+from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, kept, quick_methods, remove, root
 from tests.models import DRAFT, TARGET, mamba
 
-SETTING = Setting(1, "cpu", "r 1", 1, None, "f16", None, False)
-CHOICE = Choice(SelfDraft(Skip(exit=2)), True, "because")
+SETTING = ProfileKey(1, "cpu", "r 1", 1, None, "f16", None, False)
+CHOICE = Choice(SelfDraftSpec(Skip(exit=2)), True, "because")
 
 
 def opened(path: Path, context: int = 512) -> Model:
@@ -39,13 +39,13 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def workshop(target: Model, folder: Path, seconds: float = 60.0) -> Workshop:
-    return Workshop(target, folder, seconds, lambda: None, lambda name, fraction: None)
+def workshop(target: Model, folder: Path, seconds: float = 60.0) -> SelfDraftSearch:
+    return SelfDraftSearch(target, folder, seconds, lambda: None, lambda name, fraction: None)
 
 
 def test_layers_are_searched_and_all_that_is_tried_is_told(target: Model, tmp_path: Path) -> None:
     shop = workshop(target, tmp_path)
-    choice = shop.choose([SelfDraft(Skip()), SelfDraft(bits=2)])
+    choice = shop.choose([SelfDraftSpec(Skip()), SelfDraftSpec(bits=2)])
     names = set(shop.trials)
     assert {"layerskip:2", "layerskip:1", "layerskip:3", "layerskip:0,1,2,3,5", "layerskip:0,5", "qspec:2"} <= names
     assert len(names) == 11  # three exits, four layers left out alone, then two, three and four of them; and two bits
@@ -57,14 +57,14 @@ def test_layers_are_searched_and_all_that_is_tried_is_told(target: Model, tmp_pa
 
 def test_the_time_for_a_search_is_kept(target: Model, tmp_path: Path) -> None:
     shop = workshop(target, tmp_path, seconds=0.0)
-    shop.choose([SelfDraft(Skip())])
+    shop.choose([SelfDraftSpec(Skip())])
     assert list(shop.trials) == ["layerskip:2"]
 
 
 def test_a_draft_model_that_is_better_stays(target: Model, tmp_path: Path) -> None:
     rival = opened(DRAFT)
     shop = workshop(target, tmp_path)
-    choice = shop.choose([SelfDraft(Skip(kept=(0, 1, 2, 3, 5)))], rival)
+    choice = shop.choose([SelfDraftSpec(Skip(kept=(0, 1, 2, 3, 5)))], rival)
     assert shop.rival is not None and 0 < shop.rival.agreement < 1
     assert choice.pays == (next(iter(shop.trials.values())).speedup >= 1.05 * shop.rival.speedup)
     rival.close()
@@ -73,7 +73,7 @@ def test_a_draft_model_that_is_better_stays(target: Model, tmp_path: Path) -> No
 def test_nothing_can_be_made(tmp_path: Path) -> None:
     mamba(tmp_path / "mamba.gguf")
     model = opened(tmp_path / "mamba.gguf", 256)
-    with pytest.raises(Refused, match="too few to skip any"):
+    with pytest.raises(Unsupported, match="too few to skip any"):
         workshop(model, tmp_path).choose(quick_methods("llamacpp"))
     model.close()
 
@@ -83,33 +83,33 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        Workshop(target, tmp_path, 60.0, check, lambda name, fraction: None).choose([SelfDraft(Skip())])
+        SelfDraftSearch(target, tmp_path, 60.0, check, lambda name, fraction: None).choose([SelfDraftSpec(Skip())])
 
 
 def test_a_draft_that_is_the_target_agrees_with_it(target: Model) -> None:
     session, twin = target.open_session(lambda: None), target.open_session(lambda: None)
-    yardstick = Yardstick(session, list(range(10, 110)), lambda: None)
+    yardstick = Evaluator(session, list(range(10, 110)), lambda: None)
     trial = yardstick.trial(twin)
     assert trial.agreement == 1.0 and 0.2 < trial.cost < 5
     with pytest.raises(ValueError, match="too short"):
-        Yardstick(session, [1, 2, 3], lambda: None)
+        Evaluator(session, [1, 2, 3], lambda: None)
     session.close()
     twin.close()
-    assert str(Trial(0.5, 0.25, 1, 1.2)) == "50% agreement, a drafted token costs 0.25 of a plain step"
+    assert str(DraftEval(0.5, 0.25, 1, 1.2)) == "50% agreement, a drafted token costs 0.25 of a plain step"
 
 
 def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
-    shelf = Shelf(TARGET, "python-6m")
+    shelf = SelfDraftCache(TARGET, "python-6m")
     assert shelf.chosen(SETTING, "auto") is None
     shelf.remember(SETTING, "auto", CHOICE)
-    other = Setting(1, "cpu", "r 1", 2, None, "f16", None, False)
-    shelf.remember(other, "auto", Choice(SelfDraft(bits=2), False, "no"))
-    assert Shelf(TARGET, "x").chosen(SETTING, "auto") == CHOICE
-    assert Shelf(TARGET, "x").chosen(other, "auto") == Choice(SelfDraft(bits=2), False, "no")
-    assert Shelf(TARGET, "x").chosen(SETTING, "layerskip") is None
-    assert Shelf(DRAFT, "x").chosen(SETTING, "auto") is None
-    shelf.remember(SETTING, "auto", Choice(SelfDraft(Skip(exit=3)), True, "better"))
-    found = Shelf(TARGET, "x").chosen(SETTING, "auto")
+    other = ProfileKey(1, "cpu", "r 1", 2, None, "f16", None, False)
+    shelf.remember(other, "auto", Choice(SelfDraftSpec(bits=2), False, "no"))
+    assert SelfDraftCache(TARGET, "x").chosen(SETTING, "auto") == CHOICE
+    assert SelfDraftCache(TARGET, "x").chosen(other, "auto") == Choice(SelfDraftSpec(bits=2), False, "no")
+    assert SelfDraftCache(TARGET, "x").chosen(SETTING, "layerskip") is None
+    assert SelfDraftCache(DRAFT, "x").chosen(SETTING, "auto") is None
+    shelf.remember(SETTING, "auto", Choice(SelfDraftSpec(Skip(exit=3)), True, "better"))
+    found = SelfDraftCache(TARGET, "x").chosen(SETTING, "auto")
     assert found is not None and str(found.method) == "layerskip:3"
 
 
@@ -119,14 +119,14 @@ def test_a_changed_model_has_a_shelf_of_its_own(tmp_path: Path) -> None:
     data[-5] ^= 1
     changed.write_bytes(data)
     same = Path(shutil.copy(TARGET, tmp_path / "same.gguf"))
-    assert Shelf(TARGET, "a").folder == Shelf(same, "b").folder != Shelf(changed, "c").folder
+    assert SelfDraftCache(TARGET, "a").folder == SelfDraftCache(same, "b").folder != SelfDraftCache(changed, "c").folder
 
 
 @pytest.mark.parametrize(
     "damage", ["", "[]", "{}", '{"choices": 3}', '{"choices": [3]}', "[" * 9999, '{"choices": [{"asked": "auto"}]}']
 )
 def test_a_damaged_note_is_no_note(damage: str) -> None:
-    shelf = Shelf(TARGET, "python-6m")
+    shelf = SelfDraftCache(TARGET, "python-6m")
     shelf.folder.mkdir(parents=True)
     (shelf.folder / "choices.json").write_text(damage)
     assert shelf.chosen(SETTING, "auto") is None
@@ -136,7 +136,7 @@ def test_a_damaged_note_is_no_note(damage: str) -> None:
 
 
 def test_a_choice_that_cannot_be_read_is_none() -> None:
-    shelf = Shelf(TARGET, "python-6m")
+    shelf = SelfDraftCache(TARGET, "python-6m")
     shelf.remember(SETTING, "auto", CHOICE)
     file = shelf.folder / "choices.json"
     notes = json.loads(file.read_text())
@@ -148,7 +148,7 @@ def test_a_choice_that_cannot_be_read_is_none() -> None:
 
 def test_what_is_kept_can_be_seen_and_removed(target: Model) -> None:
     assert kept() == []
-    shelf = Shelf(TARGET, "python-6m")
+    shelf = SelfDraftCache(TARGET, "python-6m")
     shelf.remember(SETTING, "auto", CHOICE)
     method = parse("qspec:2")
     assert method is not None

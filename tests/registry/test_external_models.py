@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, parse_reference
-from edgespec.planner.plan import OpenRequest, plan
+from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry import external_models as module
-from edgespec.registry.external_models import ElsewhereModel, Place, elsewhere, gguf_size, places_from_environment
+from edgespec.registry.external_models import ElsewhereModel, Place, external_models, gguf_size, places_from_environment
 from edgespec.registry.schema import load_registry
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from tests.hub.stores import MODEL_LAYER, ollama, ollama_blob, ollama_manifest, put
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def names(*places: Place) -> list[str]:
-    return [model.name for model in elsewhere(places)]
+    return [model.name for model in external_models(places)]
 
 
 def test_an_lm_studio_file(tmp_path: Path) -> None:
@@ -36,18 +36,18 @@ def test_an_lm_studio_file(tmp_path: Path) -> None:
     put(DRAFT, tmp_path / "someone" / "Model-GGUF" / "mmproj-Model.gguf")
     path.with_name("notes.gguf").write_text("not a model")
     path.with_name("empty.gguf").touch()
-    found = elsewhere([Place("lm studio", tmp_path)])
+    found = external_models([Place("lm studio", tmp_path)])
     assert found == [ElsewhereModel("lm studio: someone/Model-GGUF/Model-Q8_0", path, DRAFT.stat().st_size)]
 
 
 def test_parts_count_once_and_only_together(tmp_path: Path) -> None:
     parts = [put(DRAFT, tmp_path / "a" / f"big-Q4_0-0000{n}-of-00002.gguf") for n in (1, 2)]
     place = Place("lm studio", tmp_path)
-    assert elsewhere([place]) == [ElsewhereModel("lm studio: a/big-Q4_0", parts[0], 2 * DRAFT.stat().st_size)]
+    assert external_models([place]) == [ElsewhereModel("lm studio: a/big-Q4_0", parts[0], 2 * DRAFT.stat().st_size)]
     parts[1].write_bytes(b"GG")
-    assert not elsewhere([place])
+    assert not external_models([place])
     parts[1].unlink()
-    assert not elsewhere([place]) and gguf_size(parts[0]) is None
+    assert not external_models([place]) and gguf_size(parts[0]) is None
 
 
 def test_ollama_names_follow_its_own(store: Path) -> None:
@@ -65,7 +65,7 @@ def test_ollama_names_follow_its_own(store: Path) -> None:
         path.unlink()
     ollama(store, f"{LIBRARY}/one/8b", manifest)
     ollama(store, f"{LIBRARY}/one/latest", manifest)
-    (found,) = elsewhere([Place("ollama", store)])
+    (found,) = external_models([Place("ollama", store)])
     assert found.name == "ollama: one:8b", "two tags of one blob are one model"
     assert found.path.parent == store / "blobs" and found.size == DRAFT.stat().st_size
 
@@ -78,7 +78,7 @@ def test_newer_ollama_manifests(store: Path) -> None:
     link = store / "manifests-v2" / "ollama.com" / "library" / "moved" / "1b"
     link.parent.mkdir(parents=True)
     link.symlink_to(os.path.relpath(blob, link.parent))
-    (found,) = elsewhere([Place("ollama", store)])
+    (found,) = external_models([Place("ollama", store)])
     assert (found.name, found.size) == ("ollama: moved:1b", TARGET.stat().st_size)
     tensors = {"runner": "mlx", "layers": [{"mediaType": "application/vnd.ollama.image.tensor", "digest": "x"}]}
     for child in (old, {"runner": "ollama", "digest": ollama_blob(store, json.dumps(old).encode())}):
@@ -92,7 +92,7 @@ def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
     ollama(store, f"{LIBRARY}/tuned/1b", {**manifest, "layers": [*manifest["layers"], adapter]})
     ollama(store, f"{LIBRARY}/several/1b", {**manifest, "layers": manifest["layers"] * 2})
     ollama(store, f"{LIBRARY}/text/1b", {"layers": [{"mediaType": MODEL_LAYER, "digest": ollama_blob(store, b"no")}]})
-    assert not elsewhere([Place("ollama", store)])
+    assert not external_models([Place("ollama", store)])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
     snapshot.symlink_to(blob)
     place = Place("llama.cpp", tmp_path)
     assert names(place) == ["llama.cpp: u/r-GGUF/r-Q8_0", "llama.cpp: user_repo_model-q8_0"]
-    assert [model.path for model in elsewhere([place], besides=[blob])] == [flat], "what is known is left out"
+    assert [model.path for model in external_models([place], besides=[blob])] == [flat], "what is known is left out"
 
 
 def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
     locked.parent.chmod(0)
     absent = [Place("ollama", tmp_path / "absent"), Place("ollama", good), Place("llama.cpp", Path("/\0"))]
     try:
-        found = elsewhere([Place("lm studio", tmp_path), *absent])
+        found = external_models([Place("lm studio", tmp_path), *absent])
     finally:
         locked.parent.chmod(0o700)
     assert {model.path for model in found} - {locked} == {good}
@@ -147,7 +147,7 @@ def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
 def test_a_file_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(DRAFT, tmp_path / "m.gguf")
     monkeypatch.setattr(module, "gguf_size", lambda path: (gguf_size(path), path.unlink())[0])
-    assert not elsewhere([Place("lm studio", tmp_path)])
+    assert not external_models([Place("lm studio", tmp_path)])
 
 
 def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +157,10 @@ def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.Mo
     put(DRAFT, tmp_path / "0" / "late.gguf")
     deep = put(DRAFT, tmp_path.joinpath(*"abcdefgh") / "deep.gguf")
     start = time.perf_counter()
-    assert not elsewhere([Place("lm studio", tmp_path)])
+    assert not external_models([Place("lm studio", tmp_path)])
     assert time.perf_counter() - start < 1
-    assert not elsewhere([Place("lm studio", tmp_path / "a")]), "too deep"
-    assert [model.path for model in elsewhere([Place("lm studio", deep.parents[2])])] == [deep]
+    assert not external_models([Place("lm studio", tmp_path / "a")]), "too deep"
+    assert [model.path for model in external_models([Place("lm studio", deep.parents[2])])] == [deep]
 
 
 def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,9 @@ def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
         (studio / "settings.json").write_text(settings)
         assert set(places_from_environment()) == plain
     (studio / "settings.json").write_text('{"downloadsFolder": "\\u0000\\ud800/~"}')
-    assert not [model for model in elsewhere() if not model.name.startswith("ollama")]  # Ollama's service may be here
+    assert not [
+        model for model in external_models() if not model.name.startswith("ollama")
+    ]  # Ollama's service may be here
     (studio / "settings.json").write_text(json.dumps({"downloadsFolder": str(moved)}))
     assert set(places_from_environment()) - plain == {Place("lm studio", moved)}
     (tmp_path / ".lmstudio-home-pointer").write_text(f"{moved}\n")
@@ -200,9 +202,9 @@ def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: P
         def loading(self, name: str, fraction: float) -> None: ...
 
     ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
-    (model,) = elsewhere([Place("ollama", store)])
+    (model,) = external_models([Place("ollama", store)])
     assert parse_reference(str(model.path)) == LocalPath(model.path)
-    request = OpenRequest(str(model.path), draft="ngram")
+    request = LoadConfig(str(model.path), draft="ngram")
     planned = plan(request, load_registry(tmp_path / "none"), Hub("http://localhost", tmp_path, offline=True), Quiet())
     assert planned.backend == "llamacpp" and planned.facts.weight_bytes > 0
 

@@ -16,8 +16,8 @@ from edgespec.registry.resolve import (
     LocalMlx,
     PackagedGguf,
     best_backend,
-    open_pair,
     open_source,
+    resolve_pair,
     source_facts,
     source_path,
 )
@@ -47,7 +47,7 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
 ) -> None:
     source = serve(root, pad_bytes=2**20)
     draft = serve(root, "small-Q4_0.gguf", repo=DRAFT_REPO)
-    pair = open_pair("pair", "llamacpp", registry, hub)
+    pair = resolve_pair("pair", "llamacpp", registry, hub)
     assert isinstance(pair.target, HubGguf) and pair.draft == HubRepo(DRAFT_REPO)
     assert (pair.name, pair.sampling) == ("pair", SamplingDefaults(top_k=5))
     small = open_source(pair.draft, "llamacpp", hub)
@@ -61,37 +61,37 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
 def test_a_repository_that_an_alias_names_brings_the_draft(hub: Hub, root: Path, registry: Registry) -> None:
     serve(root)
     serve(root, "small-Q4_0.gguf", repo=DRAFT_REPO)
-    pair = open_pair(f"{REPO}:Q4_K_M", "llamacpp", registry, hub)
+    pair = resolve_pair(f"{REPO}:Q4_K_M", "llamacpp", registry, hub)
     assert pair.draft == HubRepo(DRAFT_REPO) and pair.sampling.top_k == 5
-    other = open_pair(DRAFT_REPO, "llamacpp", registry, hub)
+    other = resolve_pair(DRAFT_REPO, "llamacpp", registry, hub)
     assert other.draft is None and other.sampling == SamplingDefaults()
 
 
 def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, root: Path, registry: Registry) -> None:
     serve(root)
-    first = open_pair("pair", "llamacpp", registry, hub)
+    first = resolve_pair("pair", "llamacpp", registry, hub)
     source_path(first.target, hub)
     before = len(server.log)
-    assert open_pair("pair", "llamacpp", registry, hub) == first
+    assert resolve_pair("pair", "llamacpp", registry, hub) == first
     assert len(server.log) == before
 
 
 def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     mlx(root)
-    pair = open_pair("only-mlx", "mlx", registry, hub)
+    pair = resolve_pair("only-mlx", "mlx", registry, hub)
     assert isinstance(pair.target, HubMlx) and pair.draft is None
     assert {each.name for each in source_path(pair.target, hub).iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(UnknownModel, match="only-mlx has no model for llamacpp") as caught:
-        open_pair("only-mlx", "llamacpp", registry, hub)
+        resolve_pair("only-mlx", "llamacpp", registry, hub)
     assert caught.value.hint == "use --backend mlx"
 
 
 def test_the_wrong_kind_of_repository_names_the_backend(hub: Hub, root: Path, registry: Registry) -> None:
     serve(root)
     with pytest.raises(UnknownModel, match="is a GGUF model, which mlx does not open"):
-        open_pair(REPO, "mlx", registry, hub)
+        resolve_pair(REPO, "mlx", registry, hub)
     with pytest.raises(UnknownModel, match="is an MLX model, which llamacpp does not open"):
-        open_pair(str(mlx(root)), "llamacpp", registry, hub)
+        resolve_pair(str(mlx(root)), "llamacpp", registry, hub)
 
 
 def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -> None:
@@ -99,20 +99,20 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
     folder.mkdir()
     path = write_gguf(folder / "one.gguf")
     for text in (str(path), str(folder)):
-        pair = open_pair(text, "llamacpp", registry, hub)
+        pair = resolve_pair(text, "llamacpp", registry, hub)
         assert pair.target == LocalGguf(path) and pair.draft is None
     write_gguf(folder / "two.gguf")
     with pytest.raises(UnknownModel, match="holds 2 GGUF models"):
-        open_pair(str(folder), "llamacpp", registry, hub)
+        resolve_pair(str(folder), "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="There is no file"):
-        open_pair(str(folder / "three.gguf"), "llamacpp", registry, hub)
+        resolve_pair(str(folder / "three.gguf"), "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="is a file; MLX opens a folder"):
-        open_pair(str(path), "mlx", registry, hub)
+        resolve_pair(str(path), "mlx", registry, hub)
     with pytest.raises(InvalidModelFile, match="is not an MLX model: it has no config"):
-        open_pair(str(folder), "mlx", registry, hub)
+        resolve_pair(str(folder), "mlx", registry, hub)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
-    assert open_pair(str(folder), "mlx", registry, hub).target == LocalMlx(folder)
+    assert resolve_pair(str(folder), "mlx", registry, hub).target == LocalMlx(folder)
 
 
 def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Path, registry: Registry) -> None:
@@ -137,17 +137,17 @@ def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Pat
 
 def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, registry: Registry) -> None:
     first, second = (write_gguf(tmp_path / f"m-0000{part}-of-00002.gguf") for part in (1, 2))
-    target = open_pair(str(second), "llamacpp", registry, hub).target
+    target = resolve_pair(str(second), "llamacpp", registry, hub).target
     assert target == LocalGguf(first)
     assert isinstance(target, LocalGguf)
     assert source_facts(target, hub).size == first.stat().st_size + second.stat().st_size
     first.unlink()
     with pytest.raises(UnknownModel, match="00001-of-00002"):
-        open_pair(str(second), "llamacpp", registry, hub)
+        resolve_pair(str(second), "llamacpp", registry, hub)
 
 
 def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: Registry) -> None:
-    pair = open_pair(None, "llamacpp", registry, hub)
+    pair = resolve_pair(None, "llamacpp", registry, hub)
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
     draft = open_source(pair.draft, "llamacpp", hub)
     assert isinstance(pair.target, PackagedGguf) and isinstance(draft, PackagedGguf)
@@ -158,13 +158,13 @@ def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: 
     assert not server.log
     with pytest.raises(InvalidModelFile, match=r"embedded model python-6m/absent\.gguf is missing"):
         open_source(parse_reference("package:python-6m/absent.gguf"), "llamacpp", hub)
-    assert open_pair(None, "mlx", registry, hub) == pair, "one form of the weights for both runtimes"
+    assert resolve_pair(None, "mlx", registry, hub) == pair, "one form of the weights for both runtimes"
 
 
 def test_unknown_names_and_repositories(hub: Hub, registry: Registry) -> None:
     with pytest.raises(UnknownModel, match="Did you mean pair"):
-        open_pair("pari", "llamacpp", registry, hub)
+        resolve_pair("pari", "llamacpp", registry, hub)
     with pytest.raises(HubError, match="no repository"):
-        open_pair("no/thing", "llamacpp", registry, hub)
+        resolve_pair("no/thing", "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="is an alias"):
         open_source(parse_reference("pair"), "llamacpp", hub)

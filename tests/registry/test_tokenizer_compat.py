@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.formats.gguf import Header, read_file
+from edgespec.formats.gguf import Header
+from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 from tests.formats.ggufs import model_file, write_gguf
 

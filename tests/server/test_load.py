@@ -81,12 +81,12 @@ def test_a_caller_who_does_not_read_holds_nobody_up(toy: Server) -> None:
     assert toy.ask(TREE, max_tokens=5).status_code == 200
     assert monotonic() - began_s < 60
     with caller:
-        rest = b""
+        unload = b""
         while chunk := caller.recv(2**20):
-            rest += chunk
-            if rest.endswith(b"0\r\n\r\n"):
+            unload += chunk
+            if unload.endswith(b"0\r\n\r\n"):
                 break
-    assert b"[DONE]" in rest and rest.count(b"data: ") > 10
+    assert b"[DONE]" in unload and unload.count(b"data: ") > 10
 
 
 def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_an_engine_that_dies_is_told_of_and_opened_again(toy: Server) -> None:
         assert b"200 OK" in caller.recv(4096)
     toy.engines()[0].send_signal(signal.SIGKILL)
     for caller in callers:
-        rest = b""
+        unload = b""
         with caller:
-            while b"SIGKILL" not in rest:
-                rest += (chunk := caller.recv(65536))
-                assert chunk, rest[-1000:]
+            while b"SIGKILL" not in unload:
+                unload += (chunk := caller.recv(65536))
+                assert chunk, unload[-1000:]
     toy.until(TREE, is_open=False, is_busy=False)
     assert toy.ask(TREE, max_tokens=5).status_code == 200
 

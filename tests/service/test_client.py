@@ -1,4 +1,4 @@
-"""The Stage on a thread and in a process of its own: the same answers, errors and manners; and the death of either."""
+"""An EngineClient on a thread and in a process of its own: the same answers and errors, and the death of either."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import BackendError, Cancelled, InvalidRequest, UnknownModel
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.client import Stage, standing_of
-from edgespec.service.local import Here
-from edgespec.service.process import Apart
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.client import EngineClient, require_model
+from edgespec.service.local import LocalEngine
+from edgespec.service.process import EngineProcess
 from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
 
-TOY = OpenRequest(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=200_000))
+TOY = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=200_000))
 GREEDY = SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),))  # 256 ends a text
 
 
@@ -55,16 +55,16 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"EDGESPEC_{name}_DIR", str(tmp_path / name.lower()))
 
 
-@pytest.fixture(params=[Here, Apart])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    made: Stage = request.param()
+@pytest.fixture(params=[LocalEngine, EngineProcess])
+def client(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
+    made: EngineClient = request.param()
     yield made
     made.close()
 
 
 @pytest.fixture
-def apart() -> Iterator[Apart]:
-    made = Apart()
+def apart() -> Iterator[EngineProcess]:
+    made = EngineProcess()
     yield made
     made.close()
 
@@ -89,21 +89,21 @@ def until_it_speaks(job: Job[Event]) -> Iterator[Event]:
     return events
 
 
-def test_a_model_is_opened_and_answers(stage: Stage) -> None:
-    assert stage.standing is None
-    (standing,) = stage.open(TOY, Heard())
-    assert stage.standing == standing == standing_of(stage)
-    assert (standing.name, standing.draft, standing.context_size) == ("tree", "model", 200_000)
-    events = list(stage.stream(request()))
+def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
+    assert client.model_info is None
+    (model_info,) = client.open(TOY, Heard())
+    assert client.model_info == model_info == require_model(client)
+    assert (model_info.name, model_info.draft, model_info.context_size) == ("tree", "model", 200_000)
+    events = list(client.stream(request()))
     assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
     said = "".join(event.text for event in events if isinstance(event, Piece))
     assert said and sum(len(event.tokens) for event in events if isinstance(event, Step)) == 40
     assert any(event.n_accepted for event in events if isinstance(event, Step))
-    assert stage.resident > 10 * 2**20
+    assert client.resident > 10 * 2**20
 
 
-def test_the_two_give_the_same_tokens(apart: Apart) -> None:
-    here = Here()
+def test_the_two_give_the_same_tokens(apart: EngineProcess) -> None:
+    here = LocalEngine()
     try:
         for each in (here, apart):
             list(each.open(TOY, Heard()))
@@ -112,22 +112,22 @@ def test_the_two_give_the_same_tokens(apart: Apart) -> None:
         here.close()
 
 
-def test_another_way_to_draft_is_for_one_generation(stage: Stage) -> None:
-    list(stage.open(TOY, Heard()))
-    stage.speculate("off")
-    plain = list(stage.stream(request()))
-    drafted = list(stage.stream(request(), Speculation("model", 2)))
+def test_another_way_to_draft_is_for_one_generation(client: EngineClient) -> None:
+    list(client.open(TOY, Heard()))
+    client.speculate("off")
+    plain = list(client.stream(request()))
+    drafted = list(client.stream(request(), Speculation("model", 2)))
     assert not any(event.n_drafted for event in plain if isinstance(event, Step))
     assert any(event.n_drafted for event in drafted if isinstance(event, Step))
-    after = standing_of(stage)
+    after = require_model(client)
     assert after.is_paused and after.speculation == Speculation("model", 3)
 
 
-def test_speculation_is_switched_amid_an_answer(stage: Stage) -> None:
-    list(stage.open(TOY, Heard()))
-    job = stage.stream(endless())
+def test_speculation_is_switched_amid_an_answer(client: EngineClient) -> None:
+    list(client.open(TOY, Heard()))
+    job = client.stream(endless())
     events = until_it_speaks(job)
-    assert stage.speculate("off").is_paused and standing_of(stage).is_paused
+    assert client.speculate("off").is_paused and require_model(client).is_paused
     for event in events:
         if isinstance(event, Step) and not event.n_drafted:
             break
@@ -135,12 +135,12 @@ def test_speculation_is_switched_amid_an_answer(stage: Stage) -> None:
         raise AssertionError("it drafted to the end")
     job.cancel()
     assert [event.reason for event in events if isinstance(event, Finished)] == ["cancelled"]
-    assert len(tokens_of(stage.stream(request()))) == 40
+    assert len(tokens_of(client.stream(request()))) == 40
 
 
-def test_a_job_that_has_not_begun_can_be_cancelled(stage: Stage) -> None:
-    list(stage.open(TOY, Heard()))
-    first, second = stage.stream(endless()), stage.stream(request())
+def test_a_job_that_has_not_begun_can_be_cancelled(client: EngineClient) -> None:
+    list(client.open(TOY, Heard()))
+    first, second = client.stream(endless()), client.stream(request())
     until_it_speaks(first)
     second.cancel()
     first.cancel()
@@ -149,61 +149,61 @@ def test_a_job_that_has_not_begun_can_be_cancelled(stage: Stage) -> None:
         assert [event.reason for event in second if isinstance(event, Finished)] == ["cancelled"]
 
 
-def test_errors_are_told_and_nothing_is_lost(stage: Stage) -> None:
+def test_errors_are_told_and_nothing_is_lost(client: EngineClient) -> None:
     with pytest.raises(InvalidRequest, match="no model is open") as caught:
-        list(stage.stream(request()))
+        list(client.stream(request()))
     assert caught.value.hint == "/model chooses one."
     with pytest.raises(InvalidRequest, match="no model is open"):
-        stage.speculate("off")
-    list(stage.open(TOY, Heard()))
+        client.speculate("off")
+    list(client.open(TOY, Heard()))
     with pytest.raises(InvalidRequest, match="/spec takes on, off, auto"):
-        stage.speculate("sideways")
+        client.speculate("sideways")
     with pytest.raises(InvalidRequest, match="the prompt is empty"):
-        list(stage.stream(request("")))
+        list(client.stream(request("")))
     with pytest.raises(UnknownModel):
-        list(stage.change_draft(OpenRequest(model="tree", backend="toy", draft="nothing"), Heard()))
-    assert standing_of(stage).draft == "model"
-    assert len(tokens_of(stage.stream(request()))) == 40
+        list(client.change_draft(LoadConfig(model="tree", backend="toy", draft="nothing"), Heard()))
+    assert require_model(client).draft == "model"
+    assert len(tokens_of(client.stream(request()))) == 40
 
 
-def test_a_bug_is_told_with_its_place(stage: Stage) -> None:
-    list(stage.open(TOY, Heard()))
+def test_a_bug_is_told_with_its_place(client: EngineClient) -> None:
+    list(client.open(TOY, Heard()))
     with pytest.raises(Exception, match="'str' object has no attribute") as caught:
-        list(stage.stream("not a request"))  # type: ignore[arg-type]
+        list(client.stream("not a request"))  # type: ignore[arg-type]
     assert "engine.py" in "".join(traceback.format_exception(caught.value))
-    assert len(tokens_of(stage.stream(request()))) == 40
+    assert len(tokens_of(client.stream(request()))) == 40
 
 
-def test_what_the_autopilot_knows(stage: Stage) -> None:
-    list(stage.open(OpenRequest(gamma=2, load=LoadOptions(context_size=256, threads=1)), Heard()))
-    assert stage.experience() is None and standing_of(stage).plain_speed is None
-    stage.speculate("auto")
-    assert len(tokens_of(stage.stream(request("def f(", 24)))) == 24
-    known, speed = stage.experience(), standing_of(stage).plain_speed
+def test_what_the_autopilot_knows(client: EngineClient) -> None:
+    list(client.open(LoadConfig(gamma=2, load=LoadOptions(context_size=256, threads=1)), Heard()))
+    assert client.draft_stats() is None and require_model(client).plain_speed is None
+    client.speculate("auto")
+    assert len(tokens_of(client.stream(request("def f(", 24)))) == 24
+    known, speed = client.draft_stats(), require_model(client).plain_speed
     assert known is not None and speed is not None and speed == pytest.approx(1 / known.costs.seconds(1))
 
 
-def test_loading_is_reported(stage: Stage) -> None:
+def test_loading_is_reported(client: EngineClient) -> None:
     heard = Heard()
-    list(stage.open(OpenRequest(draft="none", load=LoadOptions(context_size=256, threads=1)), heard))
+    list(client.open(LoadConfig(draft="none", load=LoadOptions(context_size=256, threads=1)), heard))
     assert heard.fractions and heard.fractions == sorted(heard.fractions) and heard.fractions[-1] == 1.0
-    fit = standing_of(stage).fit
+    fit = require_model(client).fit
     assert fit is not None and fit.target.weights > 2**20
-    assert isinstance(stage.devices(), tuple)
+    assert isinstance(client.devices(), tuple)
 
 
-@pytest.mark.parametrize("kind", [Here, Apart])
-def test_closing_stops_an_endless_answer(kind: type[Here | Apart]) -> None:
-    stage = kind()
-    list(stage.open(TOY, Heard()))
-    until_it_speaks(stage.stream(endless()))
+@pytest.mark.parametrize("kind", [LocalEngine, EngineProcess])
+def test_closing_stops_an_endless_answer(kind: type[LocalEngine | EngineProcess]) -> None:
+    client = kind()
+    list(client.open(TOY, Heard()))
+    until_it_speaks(client.stream(endless()))
     began_s = monotonic()
-    stage.close()
+    client.close()
     assert monotonic() - began_s < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=["kill", "abort"])
-def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: Apart, number: signal.Signals) -> None:
+def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: EngineProcess, number: signal.Signals) -> None:
     list(apart.open(TOY, Heard()))
     job = apart.stream(endless())
     events = until_it_speaks(job)
@@ -214,12 +214,12 @@ def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: Apart, n
     assert "/model" in caught.value.hint
     with pytest.raises(BackendError, match=number.name):
         list(waiting)
-    assert apart.standing is None
+    assert apart.model_info is None
     list(apart.open(TOY, Heard()))
     assert len(tokens_of(apart.stream(request()))) == 40
 
 
-def test_the_last_words_of_a_dying_runtime_are_passed_on(apart: Apart) -> None:
+def test_the_last_words_of_a_dying_runtime_are_passed_on(apart: EngineProcess) -> None:
     list(apart.open(TOY, Heard()))
     apart._log.write_text("loading\nGGML_ASSERT(n > 0) failed.\n\n")
     job = apart.stream(endless())
@@ -232,10 +232,10 @@ def test_it_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, signal\n"
-        "from edgespec.service.process import Apart\n"
+        "from edgespec.service.process import EngineProcess\n"
         "from tests.service.test_client import TOY, Heard, endless, until_it_speaks\n"
         "if __name__ == '__main__':\n"
-        "    apart = Apart()\n"
+        "    apart = EngineProcess()\n"
         "    list(apart.open(TOY, Heard()))\n"
         "    until_it_speaks(apart.stream(endless()))\n"
         "    print(apart._process.pid, flush=True)\n"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgespec.core.batching import PAUSE, Pause
+from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 from edgespec.service.worker import Worker
@@ -83,15 +83,15 @@ def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:
     assert list(job) == list(range(10, 20000))
 
 
-def turns(n: int, said: list[str], name: str) -> Callable[[CheckCancelled], Iterator[int | Pause]]:
+def turns(n: int, said: list[str], name: str) -> Callable[[CheckCancelled], Iterator[int | Yield]]:
     """Work that pauses after each of `n` events."""
 
-    def work(check: CheckCancelled) -> Iterator[int | Pause]:
+    def work(check: CheckCancelled) -> Iterator[int | Yield]:
         for i in range(n):
             check()
             said.append(name)
             yield i
-            yield PAUSE
+            yield YIELD
 
     return work
 
@@ -108,20 +108,20 @@ def held(worker: Worker) -> threading.Event:
     return go
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_jobs_that_share_take_turns_and_so_many_at_once(at_once: int, worker: Worker) -> None:
+@pytest.mark.parametrize("max_concurrency", [1, 2, 3])
+def test_jobs_that_share_take_turns_and_so_many_at_once(max_concurrency: int, worker: Worker) -> None:
     said: list[str] = []
-    worker.at_once = at_once
+    worker.max_concurrency = max_concurrency
     go = held(worker)
     jobs = [worker.submit(turns(4, said, name), shares=True) for name in "abc"]
     go.set()
     assert [list(job) for job in jobs] == [[0, 1, 2, 3]] * 3, "pauses are nobody's events"
-    assert "".join(said) == {1: "aaaabbbbcccc", 2: "abababab" + "cccc", 3: "abcabcabcabc"}[at_once]
+    assert "".join(said) == {1: "aaaabbbbcccc", 2: "abababab" + "cccc", 3: "abcabcabcabc"}[max_concurrency]
 
 
 def test_a_job_for_itself_waits_for_those_before_and_is_not_overtaken(worker: Worker) -> None:
     said: list[str] = []
-    worker.at_once = 4
+    worker.max_concurrency = 4
     go = held(worker)
     jobs = [worker.submit(turns(3, said, name), shares=name != "S") for name in "abSc"]
     go.set()
@@ -132,17 +132,17 @@ def test_a_job_for_itself_waits_for_those_before_and_is_not_overtaken(worker: Wo
 
 def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: Worker) -> None:
     said: list[str] = []
-    worker.at_once = 4
+    worker.max_concurrency = 4
 
-    def fail(check: CheckCancelled) -> Iterator[int | Pause]:
+    def fail(check: CheckCancelled) -> Iterator[int | Yield]:
         yield 1
-        yield PAUSE
+        yield YIELD
         raise KeyError("lost")
 
-    def endless(check: CheckCancelled) -> Iterator[int | Pause]:
+    def endless(check: CheckCancelled) -> Iterator[int | Yield]:
         while True:
             check()
-            yield PAUSE
+            yield YIELD
 
     go = held(worker)
     failing, gone = worker.submit(fail, shares=True), worker.submit(endless, shares=True)

@@ -15,19 +15,20 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.client import Stage
-from edgespec.service.local import Here
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.client import EngineClient
+from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
+from edgespec.tui.commands import SlashCommands
 from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.turns import Answer, Notice, Said
+from edgespec.tui.turns import Answer, Notice, UserMessage
 
 T = TypeVar("T")
 ENDLESS = 50_000  # tokens
 # A fixed length: the autopilot would measure first. The model's greedy answers do not end by themselves.
-TOY = OpenRequest(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=2 * ENDLESS))
-EMBEDDED = OpenRequest(gamma=3, load=LoadOptions(context_size=512, threads=1))
+TOY = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=2 * ENDLESS))
+EMBEDDED = LoadConfig(gamma=3, load=LoadOptions(context_size=512, threads=1))
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -44,7 +45,7 @@ class Driver:
 
     @property
     def turns(self) -> list[Turn]:
-        return self.app.keeper.turns
+        return self.app.recorder.turns
 
     @property
     def texts(self) -> list[str]:
@@ -53,7 +54,7 @@ class Driver:
     @property
     def shown(self) -> list[str]:
         """Questions and answers on the screen."""
-        return [w.text for w in self.app.query_one(Log).children if isinstance(w, Said | Answer)]
+        return [w.text for w in self.app.query_one(Log).children if isinstance(w, UserMessage | Answer)]
 
     @property
     def feet(self) -> list[str]:
@@ -134,11 +135,11 @@ def chat_of(max_tokens: int = 40, system: str | None = None) -> Chat:
 
 @asynccontextmanager
 async def driving(
-    request: OpenRequest = TOY,
+    request: LoadConfig = TOY,
     *,
     chat: Chat | None = None,
     store: Store | None = None,
-    stage: Stage | None = None,
+    client: EngineClient | None = None,
     resume: int | None = None,
     then: str = "",
     sampling: SamplingParams = GREEDY,
@@ -149,7 +150,8 @@ async def driving(
         request,
         chat or chat_of(),
         store or Store.open(wait_s=0.1),
-        stage or Here(),
+        client or LocalEngine(),
+        SlashCommands(),
         sampling=lambda _: sampling,
         resume=resume,
         then=then,

@@ -17,7 +17,7 @@ from textual.widgets import Input, TextArea
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.stats import Experience
+from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.metrics import Meter
@@ -25,17 +25,18 @@ from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.load import Opened
-from edgespec.service.local import Here
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.load import LoadedModel
+from edgespec.service.local import LocalEngine
 from edgespec.service.worker import Job
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
+from edgespec.tui.commands import SlashCommands
 from edgespec.tui.panel import Readings
 from edgespec.units import GIB
 
 NOW_S = 100.0  # when every question is asked
-TOY = OpenRequest(model="tree", backend="toy")
+TOY = LoadConfig(model="tree", backend="toy")
 READINGS = Readings(
     name="qwen-14b-q4",
     draft="Qwen/Qwen3-0.6B-GGUF:Q8_0",
@@ -59,7 +60,7 @@ class Script:
         self.generations: list[list[Event]] = []
         self.holds = False
 
-    def stream(self, stage: Here, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
+    def stream(self, client: LocalEngine, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
         def work(check: CheckCancelled) -> Iterator[Event]:
             yield from self.generations.pop(0)
             end = monotonic() + 30  # so that a test in which nothing stops it fails
@@ -67,24 +68,32 @@ class Script:
                 check()
                 sleep(0.01)
 
-        return stage.submit(work)
+        return client.submit(work)
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Answers come from here, at times from `NOW_S` on, and the instruments show `READINGS`."""
     script = Script()
-    monkeypatch.setattr(Here, "stream", lambda *arguments: script.stream(*arguments))
+    monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
     monkeypatch.setattr("edgespec.tui.app._READ_EVERY_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.app.readings", lambda standing, resident: READINGS)
+    monkeypatch.setattr("edgespec.tui.app.readings", lambda model_info, resident: READINGS)
     return script
 
 
-def chat_app(request: OpenRequest = TOY, store: Store | None = None, **more: Any) -> ChatApp:
+def chat_app(request: LoadConfig = TOY, store: Store | None = None, **more: Any) -> ChatApp:
     """An app whose conversations nobody keeps, unless `store` does."""
     chat = Chat(None, SamplingParams(temperature=0.0), 64, 1, ())
-    return ChatApp(request, chat, store or Store.in_memory(), Here(), sampling=lambda _: chat.sampling, **more)
+    return ChatApp(
+        request,
+        chat,
+        store or Store.in_memory(),
+        LocalEngine(),
+        SlashCommands(),
+        sampling=lambda _: chat.sampling,
+        **more,
+    )
 
 
 @asynccontextmanager
@@ -95,16 +104,16 @@ async def opened(
     app = app or chat_app()
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.job is None)
-        if app.stage.standing is not None:
-            within(app).engine.experience = Experience(Profile(ROWS, 0.006, 0.0004))
+        if app.client.model_info is not None:
+            within(app).engine.draft_stats = DraftStats(Profile(ROWS, 0.006, 0.0004))
         await pilot.pause()
         yield app, pilot
 
 
-def within(app: ChatApp) -> Opened:
+def within(app: ChatApp) -> LoadedModel:
     """What is open behind the screen."""
-    assert isinstance(app.stage, Here) and app.stage.opened is not None
-    return app.stage.opened
+    assert isinstance(app.client, LocalEngine) and app.client.loaded is not None
+    return app.client.loaded
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

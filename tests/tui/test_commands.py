@@ -7,15 +7,15 @@ import asyncio
 import pytest
 from textual.widgets import Static
 
-from edgespec.planner.plan import OpenRequest
+from edgespec.planner.plan import LoadConfig
 from edgespec.text.chat_template import Message
-from edgespec.tui.commands import COMMANDS, HELP
+from edgespec.tui.commands import COMMANDS, SlashCommands
 from edgespec.tui.details import Details
 from edgespec.tui.help import Help
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app
-from tests.tui.test_talk import SCENES as TALK
+from tests.tui.test_chat_commands import SCENES as TALK
 
 OF_NO_CONVERSATION = {"help", "spec", "draft", "model", "set", "system", "race", "stats", "theme", "exit"}
 
@@ -23,7 +23,10 @@ OF_NO_CONVERSATION = {"help", "spec", "draft", "model", "set", "system", "race",
 def test_every_command_is_tried_and_told_of() -> None:
     assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys()
     assert all(f"test_{name}" in globals() for name in OF_NO_CONVERSATION)
-    assert all(f"/{command.name} {command.given}".rstrip() in HELP and command.told in HELP for command in COMMANDS)
+    assert all(
+        f"/{command.name} {command.given}".rstrip() in SlashCommands.help and command.told in SlashCommands.help
+        for command in COMMANDS
+    )
 
 
 async def shows(chat: Driver, line: str, screen: type) -> None:
@@ -86,7 +89,7 @@ def test_spec() -> None:
 
 def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
     async def test(chat: Driver) -> None:
-        rounds = lambda: list(chat.app.gauges.rounds)  # noqa: E731
+        rounds = lambda: list(chat.app.live_stats.rounds)  # noqa: E731
         chat.app.chat.max_tokens = 150
         text = await chat.ask("hello")
         chat.app.chat.max_tokens = ENDLESS
@@ -155,7 +158,7 @@ def test_model() -> None:
 
 def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
     async def main() -> None:
-        async with driving(OpenRequest(model="nonsense", backend="toy", gamma=3), then="race hello") as chat:
+        async with driving(LoadConfig(model="nonsense", backend="toy", gamma=3), then="race hello") as chat:
             await chat.until(lambda: chat.told("error"))
             await chat.idle()
             assert "no toy model 'nonsense'" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
@@ -188,7 +191,7 @@ def test_set() -> None:
         await chat.ask("hello")
         assert 1 <= chat.turns[-1].metrics["emitted_tokens"] <= 9 and chat.turns[-1].metrics["seed"] == 5
         await chat.hears("/set system Be long.", "Be long.")
-        assert chat.app.keeper.store.recent()[0].system == "Be long."
+        assert chat.app.recorder.store.recent()[0].system == "Be long."
         await chat.hears("/set system", "system -")
         assert state.system is None
 
@@ -199,13 +202,13 @@ def test_system() -> None:
     async def test(chat: Driver) -> None:
         await chat.hears("/system Be brief.", "system message: Be brief.")
         await chat.ask("hello")
-        keeper, (system, *_) = chat.app.keeper, chat.app.chat.request().prompt
+        recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
         assert system == Message("system", "Be brief.")
-        assert keeper.store.recent()[0].system == "Be brief."
+        assert recorder.store.recent()[0].system == "Be brief."
         await chat.hears("/system Be long.", "Be long.")
-        assert keeper.store.recent()[0].system == "Be long."
+        assert recorder.store.recent()[0].system == "Be long."
         await chat.hears("/system", "system message: none")
-        assert keeper.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
+        assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
 
     in_app(test)
 

@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Input, Static
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
-from edgespec.planner.plan import OpenRequest
+from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
 from edgespec.tui.picker import Picker
@@ -75,7 +75,7 @@ async def test_what_is_listed(other: Path) -> None:
 @in_loop
 async def test_typing_filters_and_enter_opens(other: Path) -> None:
     async with opened() as (app, pilot):
-        app.request = OpenRequest(gamma=0)  # nothing is tried or measured
+        app.request = LoadConfig(gamma=0)  # nothing is tried or measured
         picker = await pick(app, pilot)
         await pilot.press(*"LLAMA.cpp")
         await until(lambda: names(picker) == [OTHER])
@@ -83,7 +83,7 @@ async def test_typing_filters_and_enter_opens(other: Path) -> None:
         await until(lambda: len(names(picker)) > 5)
         await pilot.press(*"cpp dra", "enter")
         await until(lambda: app.request.model == str(other) and app.job is None, seconds=60)
-        assert app.stage.standing is not None and within(app).target_path == other
+        assert app.client.model_info is not None and within(app).target_path == other
         assert app.request.model == str(other) and within(app).backend == "llamacpp"
 
 
@@ -100,12 +100,12 @@ async def test_the_arrow_goes_into_the_list() -> None:
 @in_loop
 async def test_esc_goes_back_and_nothing_changes() -> None:
     async with opened() as (app, pilot):
-        before, request = app.stage.standing, app.request
+        before, request = app.client.model_info, app.request
         await pick(app, pilot)
         await pilot.press("escape")
         await pilot.pause()
         assert len(app.screen_stack) == 1 and app.query_one(Prompt).has_focus
-        assert app.stage.standing == before and app.request is request and app.job is None
+        assert app.client.model_info == before and app.request is request and app.job is None
 
 
 @in_loop
@@ -121,14 +121,14 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         await until(lambda: app.job is None)
         await app.run_command("model tree")
         await until(lambda: app.job is None)
-        assert app.stage.standing is not None and app.is_running
+        assert app.client.model_info is not None and app.is_running
 
 
 @in_loop
 async def test_what_plan_says_of_a_model(other: Path) -> None:
     """First without speeds, then with them."""
     async with opened((120, 40)) as (app, pilot):
-        app.request = OpenRequest()
+        app.request = LoadConfig()
         picker = await pick(app, pilot)
         picker.query_one(Input).value = OTHER
         await until(lambda: names(picker) == [OTHER])
@@ -142,7 +142,7 @@ async def test_what_plan_says_of_a_model(other: Path) -> None:
         assert "plain decoding:" in text and "a forward of n rows" in text
         shown = await seen(app, pilot)
         assert "fits: needs" in shown and "plain decoding:" in shown, "it is on the screen"
-        assert app.stage.standing is not None and picker._job is None
+        assert app.client.model_info is not None and picker._job is None
 
 
 @in_loop
@@ -195,7 +195,7 @@ async def test_a_model_of_which_nothing_can_be_said(tmp_path: Path) -> None:
         picker = await pick(app, pilot)
         picker.query_one(Input).value = "llama-8b-q4"
         await until(lambda: names(picker) == ["llama-8b-q4"])
-        app.request = OpenRequest()
+        app.request = LoadConfig()
         await pilot.press("ctrl+f")
         await until(lambda: "Measuring" not in told(picker) and "Enter opens" not in told(picker), seconds=30)
         assert "HF_HUB_OFFLINE" in told(picker) or "offline" in told(picker).casefold(), told(picker)

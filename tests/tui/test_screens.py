@@ -14,8 +14,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
-from edgespec.planner.plan import OpenRequest
-from edgespec.service.local import Here
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.local import LocalEngine
 from edgespec.text.stream import Piece
 from edgespec.tui.log import Log
 from edgespec.tui.panel import Panel, Strip
@@ -53,7 +53,7 @@ def words(*texts: str) -> list[Event]:
 
 @in_loop
 async def test_resized_while_an_answer_comes() -> None:
-    app = chat_app(OpenRequest(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=100_000)))
+    app = chat_app(LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=100_000)))
     app.chat.max_tokens = 50_000
     app.chat.sampling = SamplingParams(temperature=0.0, logit_bias=((10, 6.0), (256, -1000.0)))  # short paragraphs
     async with opened(app=app) as (app, pilot):
@@ -138,7 +138,7 @@ async def test_a_conversation_of_ten_thousand_lines(tmp_path: Path) -> None:
     app = chat_app(store=store, resume=conversation.id)
     began_s = perf_counter()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: app.job is None and app.stage.standing is not None, seconds=60)
+        await until(lambda: app.job is None and app.client.model_info is not None, seconds=60)
         took_s = perf_counter() - began_s
         print(f"shown after {took_s:.1f} s")
         log = app.query_one(Log)
@@ -179,7 +179,7 @@ async def test_the_store_gives_back_what_was_strange(script: Script, tmp_path: P
     async with opened(app=chat_app(store=store)) as (app, _):
         await app.ask(STRANGE[0])
         await until(lambda: app.job is None)
-        assert [turn.text for turn in store.path(app.keeper.turns[-1])] == [STRANGE[0], "".join(STRANGE[:2])]
+        assert [turn.text for turn in store.path(app.recorder.turns[-1])] == [STRANGE[0], "".join(STRANGE[:2])]
         assert (
             app.query_one(Answer).query_one(Markdown).source
             == STRANGE[0] + "bell ␇ escape ␛[31mred␛[0m null ␀ return a b"
@@ -189,14 +189,14 @@ async def test_the_store_gives_back_what_was_strange(script: Script, tmp_path: P
 @pytest.mark.parametrize(
     ("request_", "said", "hint"),
     [
-        (OpenRequest(model="nothing", backend="toy"), "there is no toy model 'nothing'", "Use linear"),
-        (OpenRequest(model="no-such-alias"), "no-such-alias", "edgespec list"),
-        (OpenRequest(model="./missing.gguf"), "missing.gguf", "."),
+        (LoadConfig(model="nothing", backend="toy"), "there is no toy model 'nothing'", "Use linear"),
+        (LoadConfig(model="no-such-alias"), "no-such-alias", "edgespec list"),
+        (LoadConfig(model="./missing.gguf"), "missing.gguf", "."),
     ],
     ids=["toy", "alias", "file"],
 )
 @in_loop
-async def test_a_model_that_cannot_be_opened(request_: OpenRequest, said: str, hint: str) -> None:
+async def test_a_model_that_cannot_be_opened(request_: LoadConfig, said: str, hint: str) -> None:
     """One sentence and the next step, then another model opens."""
     async with opened(app=chat_app(request_)) as (app, pilot):
         (notice,) = app.query(Notice)
@@ -205,9 +205,9 @@ async def test_a_model_that_cannot_be_opened(request_: OpenRequest, said: str, h
         assert told[0].isupper() or not told[0].isalpha()
         await app.ask("hello")
         await pilot.pause()
-        assert "No model is open;" in await seen(app, pilot) and not app.keeper.turns
+        assert "No model is open;" in await seen(app, pilot) and not app.recorder.turns
         app.open(TOY)
-        await until(lambda: app.job is None and app.stage.standing is not None)
+        await until(lambda: app.job is None and app.client.model_info is not None)
         assert "Tree on toy" in await seen(app, pilot)
 
 
@@ -220,22 +220,22 @@ async def test_an_unforeseen_error_of_a_job_is_reported(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with opened() as (app, pilot):
         monkeypatch.setattr(script, "generations", [[ZeroDivisionError("an accident")]])
-        monkeypatch.setattr(Here, "stream", failing)
+        monkeypatch.setattr(LocalEngine, "stream", failing)
         await app.ask("go")
         await until(lambda: app.job is None)
         await pilot.pause()
         assert "Internal error: ZeroDivisionError: an accident." in (await seen(app, pilot)).replace("\n", " ")
         (log,) = tmp_path.glob("edgespec-*.log")
         assert "in failing" not in log.read_text() and "an accident" in log.read_text()
-        assert app.keeper.questions and app.is_running
+        assert app.recorder.questions and app.is_running
 
 
-def failing(stage: Here, *_: object) -> object:
+def failing(client: LocalEngine, *_: object) -> object:
     def work(check: object) -> object:
         raise ZeroDivisionError("an accident")
         yield
 
-    return stage.submit(work)  # type: ignore[arg-type]
+    return client.submit(work)  # type: ignore[arg-type]
 
 
 @in_loop
@@ -251,7 +251,7 @@ async def test_an_exception_ends_the_app_and_what_is_under_way(script: Script) -
             await pilot.pause(0.2)
     assert perf_counter() - began_s < 25, "the answer was waited for"
     assert app.return_code == 1 and not app.is_running
-    assert isinstance(app.stage, Here)
-    assert not app.stage._worker._thread.is_alive(), "the worker has ended"
+    assert isinstance(app.client, LocalEngine)
+    assert not app.client._worker._thread.is_alive(), "the worker has ended"
     with pytest.raises(Exception, match="closed"):
-        app.keeper.store.recent()
+        app.recorder.store.recent()

@@ -16,7 +16,7 @@ from textual.widgets import DataTable, TabbedContent
 from edgespec.conversations import Conversation, Turn
 from edgespec.core.protocols import Step
 from edgespec.hub.reference import parse_reference
-from edgespec.planner.catalogue import Entry, Files, Part
+from edgespec.planner.catalogue import Component, Entry, Files
 from edgespec.tui.app import ChatApp
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
@@ -67,7 +67,7 @@ async def streaming(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     events = rounds([*pieces_of(THOUGHT, "reasoning"), *pieces_of(ANSWER)])
     script.generations, script.holds = [events], True
     await app.ask(QUESTION)
-    await until(lambda: app.gauges.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
+    await until(lambda: app.live_stats.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
     await until(lambda: app.answer is not None and app.answer.text == ANSWER)
 
 
@@ -86,8 +86,8 @@ async def answered(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 def tab(name: str) -> Show:
     async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
         await answered(app, pilot, script)
-        assert app.stage.standing is not None
-        lookups = within(app).engine.experience.lookup("greedy")
+        assert app.client.model_info is not None
+        lookups = within(app).engine.draft_stats.lookup("greedy")
         for length in range(1, 17):
             for i in range(10):
                 lookups.observe(length, i < length // 2 + 2)
@@ -111,8 +111,8 @@ async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 
 def entry(name: str, *, draft: str = "", here: float = 0.0, told: str = "", fit: str | None = None, **more) -> Entry:
     files = Files(Path("/m"), "gguf", int(here * GIB), 0) if here else None
-    target = Part(parse_reference("someone/Model-GGUF:Q4_K_M"), files)
-    beside = Part(parse_reference(draft), files) if draft else None
+    target = Component(parse_reference("someone/Model-GGUF:Q4_K_M"), files)
+    beside = Component(parse_reference(draft), files) if draft else None
     return Entry(name, more.get("origin", "alias"), name, "llamacpp", told, target, beside, True, fit)
 
 
@@ -138,7 +138,7 @@ async def history(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
         when = datetime(2026, 3, day, 14, 5).timestamp()
         model = ("python-6m", "hf:someone/A-Long-Name-GGUF/a-file.gguf", "qwen-14b-q4")[day - 1]
         conversation = Conversation(0, "", False, model, None, 1, when, when)
-        app.keeper.store.insert(conversation, [Turn(1, 0, None, "user", text, "", [], {}, {}, True, when)])
+        app.recorder.store.insert(conversation, [Turn(1, 0, None, "user", text, "", [], {}, {}, True, when)])
     await pilot.press("ctrl+r")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-class Batch:
+class NativeBatch:
     """Up to `rows` rows, each in up to `sequences` sequences. The arrays stay alive and in place with this object."""
 
     def __init__(self, api: Any, rows: int, sequences: int) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.llamacpp.batch import Batch
+from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.library import Library
-from edgespec.core.batching import ALONE, Company
-from edgespec.core.protocols import CheckCancelled, Ints, Logits
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.batching import SOLO, BatchPeers
+from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams, not_numbers
 from edgespec.errors import BackendError, Cancelled
 
@@ -34,8 +35,8 @@ class LlamaScores:
     def __init__(
         self,
         context: Context,
-        member: Member,
-        shared: Round,
+        member: SequenceSlot,
+        shared: PendingBatch,
         n_tokens: int,
         rows: int,
         *,
@@ -51,10 +52,10 @@ class LlamaScores:
         self.member = member
         self.n_tokens = n_tokens
         self.reads = reads
-        self.waited_s = self.waited_beside_s = 0.0
+        self.waited_s = self.peer_wait_s = 0.0
 
     @property
-    def rows_beside(self) -> int | None:
+    def peer_rows(self) -> int | None:
         is_odd = self._has_flushed or any(scores.reads for scores in self._round.scores.values())
         return None if is_odd else self._round.n_tokens - self.n_tokens
 
@@ -82,7 +83,7 @@ class LlamaScores:
                 self._context.run()
                 self.waited_s = self._round.seconds or 0.0
             else:
-                self.waited_beside_s = self._round.seconds
+                self.peer_wait_s = self._round.seconds
             if self._round.error is not None:
                 raise self._round.error
             self._rows = self._context.outputs[self._span]
@@ -95,7 +96,7 @@ class LlamaScores:
 
 
 @dataclass(slots=True)
-class Member:
+class SequenceSlot:
     """A session in a context: its sequence, who may cancel it, and the scores it has yet to make use of."""
 
     sequence: int
@@ -113,7 +114,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Round:
+class PendingBatch:
     """What is decoded together; `seconds` once it has been."""
 
     scores: dict[int, LlamaScores] = field(default_factory=dict)  # by sequence
@@ -147,14 +148,14 @@ class Context:
         self.is_shared = slots > 1
         self._lib = lib
         self._decode = api.llama_decode
-        self._batch = Batch(api, PREFILL_CHUNK, n_sequences)
+        self._batch = NativeBatch(api, PREFILL_CHUNK, n_sequences)
         self._most_rows = rows
         self._vocab_size = vocab_size
         self._slots = list(range(slots))
         self._spare = list(range(slots, n_sequences))
         self._has_branches = branches
         self._members = 0
-        self._round, self._last = Round(), Round()
+        self._round, self._last = PendingBatch(), PendingBatch()
         self._is_asked = False  # whether the next decode may be given up in between
         self._row_s = math.inf  # of the last decode that was not given up
         self.is_broken = False  # a decode has failed for no reason that can be mended
@@ -166,14 +167,14 @@ class Context:
         """Of one more tree, each of which may be the end of a branch; one sequence is left for copies."""
         return min(MAX_ROWS - 1, len(self._spare)) if self._has_branches else MAX_ROWS - 1
 
-    def enter(self, check: CheckCancelled) -> Member:
+    def enter(self, check: CheckCancelled) -> SequenceSlot:
         """A slot for one more session. Raises BackendError."""
         if not self.native or not self._slots:
             raise BackendError("the model keeps no more texts at once.", hint="Use a larger --parallel.")
         self._members += 1
-        return Member(self._slots.pop(0), check)
+        return SequenceSlot(self._slots.pop(0), check)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: SequenceSlot) -> None:
         """Its sequence is empty; the context goes with the last session."""
         self._members -= 1
         self._slots.append(member.sequence)
@@ -190,15 +191,15 @@ class Context:
     def give_back(self, sequences: Sequence[int]) -> None:
         self._spare += sequences
 
-    def company(self, member: Member) -> Company:
+    def peers(self, member: SequenceSlot) -> BatchPeers:
         """Who else has rows in this round, or had in the last one."""
         if not self.is_shared:
-            return ALONE
+            return SOLO
         others = self._others(member)
         decoding = [scores.n_tokens for scores in others if not scores.reads]
-        return Company(len(decoding), sum(decoding), len(decoding) < len(others))
+        return BatchPeers(len(decoding), sum(decoding), len(decoding) < len(others))
 
-    def chunk(self, member: Member) -> int:
+    def chunk(self, member: SequenceSlot) -> int:
         """Tokens of a prompt to read at once: few beside those who decode, else one's part of what a decode takes."""
         if not self.is_shared:
             return PREFILL_CHUNK
@@ -206,21 +207,23 @@ class Context:
         readers = sum(scores.reads for scores in others)
         return _CHUNK_IN_COMPANY if readers < len(others) else PREFILL_CHUNK // (1 + readers)
 
-    def chain(self, member: Member, tokens: Sequence[int], position: int, *, outputs: int, reads: bool) -> LlamaScores:
+    def chain(
+        self, member: SequenceSlot, tokens: Sequence[int], position: int, *, outputs: int, reads: bool
+    ) -> LlamaScores:
         """Stage `tokens` one after another from `position` of the session's text; the last `outputs` have scores."""
         scores = self._staged(member, len(tokens), outputs, reads=reads)
         self._batch.chain(tokens, position, member.sequence, outputs=outputs)
         return scores
 
     def tree(
-        self, member: Member, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]
+        self, member: SequenceSlot, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]
     ) -> LlamaScores:
         """Stage one row a token at its own position, in all the sequences of `members`; every row has scores."""
         scores = self._staged(member, len(tokens), len(tokens), reads=False)
         self._batch.tree(tokens, positions, members)
         return scores
 
-    def settle(self, member: Member) -> None:
+    def settle(self, member: SequenceSlot) -> None:
         """Leave nothing of it undone."""
         if member.sequence in self._round.scores:
             self.run()
@@ -236,7 +239,7 @@ class Context:
         is_wanted = self._is_asked or not self._aborts(None)
         code = self._decode(self.native, self._batch.native) if is_wanted else _ABORTED
         self._batch.clear()
-        self._round = Round()
+        self._round = PendingBatch()
         self._last.error = self._failure(code) if code else self._found_outputs()
         self._last.seconds = perf_counter() - started  # an accelerator has done its work when there are outputs
         if not code:
@@ -250,12 +253,12 @@ class Context:
             self._is_asked = is_asked
             self._lib.api.llama_set_abort_callback(self.native, self._asked if is_asked else self._unasked, None)
 
-    def _others(self, member: Member) -> list[LlamaScores]:
+    def _others(self, member: SequenceSlot) -> list[LlamaScores]:
         """What the others have asked for in this round, or else in the last one."""
         latest = {**self._last.scores, **self._round.scores}
         return [scores for sequence, scores in latest.items() if sequence != member.sequence]
 
-    def _staged(self, member: Member, n: int, outputs: int, *, reads: bool) -> LlamaScores:
+    def _staged(self, member: SequenceSlot, n: int, outputs: int, *, reads: bool) -> LlamaScores:
         is_full = self._round.n_tokens + n > PREFILL_CHUNK or self._round.n_outputs + outputs > self._most_rows
         if is_full:
             self.run()

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.llamacpp.batch import Batch
+from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.sequence import check_ids
-from edgespec.core.batching import PAUSE, Pause
-from edgespec.core.protocols import CheckCancelled, Logits
+from edgespec.core.arrays import Logits
+from edgespec.core.batching import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError
 
 _ROWS = 64  # tokens at once: llama.cpp holds scores of the whole vocabulary for each
@@ -39,9 +40,9 @@ class LlamaEmbedder:
         self._check = check
         self._vocab_size = vocab_size
         self._width: int = api.llama_model_n_embd_out(model)
-        self._batch = Batch(api, _ROWS, 1)
+        self._batch = NativeBatch(api, _ROWS, 1)
 
-    def embed(self, tokens: Sequence[int]) -> Generator[Pause, None, Logits]:
+    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
         """See backends.Embedder."""
         api = self._lib.api
         check_ids(tokens, self._vocab_size)
@@ -61,7 +62,7 @@ class LlamaEmbedder:
             floats = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
             rows = np.ctypeslib.as_array(floats, (len(chunk), self._width))
             total += rows.sum(axis=0)
-            yield PAUSE
+            yield YIELD
         length = float(np.linalg.norm(total))
         if not np.isfinite(length) or not length:
             raise BackendError("the model made no numbers of this text.", hint="Use another model for embeddings.")

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.backends.attached_draft import Refused
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.isolated import ChildDied, in_child
 from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError
-from edgespec.formats.gguf import Header, read_file
+from edgespec.formats.gguf import Header
+from edgespec.formats.gguf_validate import read_file
 
 KEPT_BYTES = 40 * 2**30  # of low-bit copies in all; the ones used longest ago make room
 _SPARE_BYTES = 512 * 2**20  # left free on the disk
@@ -33,15 +34,15 @@ def _weights(header: Header) -> int:
 def low_bit(path: Path, bits: int, folder: Path, progress: Callable[[float], None], check: CheckCancelled) -> Path:
     """A copy of the model at `path` with weights of `bits` bits (0: about half), made if there is none.
 
-    A copy appears under its name only when it is whole. Raises Refused, CacheError, BackendError, Cancelled.
+    A copy appears under its name only when it is whole. Raises Unsupported, CacheError, BackendError, Cancelled.
     """
     header = read_file(path)
     if (header.integer("split.count") or 1) > 1:
-        raise Refused(f"{path.name} is one of several files, which are not requantized.", hint="Use layerskip.")
+        raise Unsupported(f"{path.name} is one of several files, which are not requantized.", hint="Use layerskip.")
     has = bits_of(header)
     bits = bits or max(2, min(4, int(has / 2 + 0.25)))
     if bits + 0.5 >= has:
-        raise Refused(
+        raise Unsupported(
             f"{path.name} has {has:.1f} bits a weight; {bits} are not fewer.", hint="Use fewer, or layerskip."
         )
     copy = folder / f"{path.stem}-{_TYPES[bits].lower()}.gguf"

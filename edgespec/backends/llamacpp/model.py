@@ -1,163 +1,25 @@
-"""Load a GGUF file and open sessions on it."""
+"""A model on llama.cpp: its weights, its sessions, and drafts made of itself."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-from edgespec.backends.attached_draft import SelfDraft, SelfDraftModel
-from edgespec.backends.llamacpp.context import Context
-from edgespec.backends.llamacpp.embedding import LlamaEmbedder
-from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.llamacpp.rollback import CutCache, OrderedCutCache, Rollback, SnapshotCache, SnapshotRing
-from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
-from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec
+from edgespec.backends.llamacpp.selfdraft import open_self_draft
+from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import InvalidModelFile
-
-S = TypeVar("S", bound=LlamaSession)
-
-_STATE_SNAPSHOTS = 8  # recurrent states kept per decode where the architecture can; bounds its draft length
-_KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 
 
-class LlamaModel:
-    """A loaded GGUF model. One thread uses it and its sessions; close() frees it after its sessions."""
-
-    def __init__(self, lib: Library, handle: Any, path: Path, options: LoadOptions) -> None:
-        api = lib.api
-        self._lib = lib
-        self._handle = handle
-        self._options = options
-        self.path = path
-        self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
-        self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
-        self._together: Context | None = None
-        self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
-
-    @property
-    def limitation(self) -> str | None:
-        return "its state is recurrent" if self.is_recurrent else None
-
-    @property
-    def unshared(self) -> str | None:
-        if self._options.caches == 1:
-            return "one answer is made at a time"
-        if self.is_recurrent:
-            return "its state is recurrent"
-        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp gives such cells to other texts, without a word
-            return "cells that its attention's window has passed do not stay"
-        original = self._number("rope.scaling.original_context_length")
-        if not original and self._metadata("rope.scaling.type") == b"longrope":
-            original = self._lib.api.llama_model_n_ctx_train(self._handle)
-        if self.context_size <= original < self.context_size * self._options.caches:
-            return "the size of the cache would change its positions"
-        return "--exact keeps each text's cells in order" if self._options.exact else None
-
-    @property
-    def chat_template(self) -> str | None:
-        """The jinja source in the file's metadata."""
-        raw: bytes | None = self._lib.api.llama_model_chat_template(self._handle, None)
-        return raw.decode("utf-8", "replace") if raw else None
-
-    @property
-    def description(self) -> str:
-        """Architecture, size and quantization in llama.cpp's words, such as 'llama 8B Q4_K - Medium'."""
-        buffer = ctypes.create_string_buffer(128)
-        self._lib.api.llama_model_desc(self._handle, buffer, 128)
-        return buffer.value.decode("utf-8", "replace")
-
-    @property
-    def layer_count(self) -> int:
-        count: int = self._lib.api.llama_model_n_layer(self._handle)
-        return count
-
-    @property
-    def options(self) -> LoadOptions:
-        return self._options
-
-    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
-        """A session, with a KV cache of its own or a place in the shared one; `check` is polled during every forward.
-
-        Raises BackendError.
-        """
-        if not shared or self.unshared is not None:
-            return self.open_as(LlamaSession, check)
-        if self._together is None or self._together.is_broken or not self._together.native:
-            slots = self._options.caches
-            self._together = self._context(self.context_size * slots, slots)
-        return self._session(LlamaSession, self._together, check, self.context_size)
-
-    def open_as(self, kind: type[S], check: CheckCancelled, cells: int | None = None) -> S:
-        """A session of some `kind` on a cache of its own, of no more than `cells` tokens."""
-        context = self._context(min(self.context_size, cells or self.context_size), 1)
-        # What llama.cpp rounds up to a multiple of 256 is not more context.
-        size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native))
-        return self._session(kind, context, check, size)
+class LlamaModel(LlamaWeights):
+    """A backends.Model."""
 
     def self_draft(
-        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
         """See backends.Model."""
-        from edgespec.backends.llamacpp.selfdraft import open_self_draft
-
         return open_self_draft(self, method, folder, progress, check)
-
-    def close(self) -> None:
-        if self._handle:
-            self._lib.api.llama_model_free(self._handle)
-            self._handle = None
-
-    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        """See backends.Model."""
-        params = self._params(cells)
-        return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
-
-    def _context(self, cells: int, slots: int) -> Context:
-        vocab_size, branches = self.tokenizer.vocab_size, not self.is_recurrent
-        return Context(self._lib, self._handle, self._params(cells), vocab_size, slots, branches=branches)
-
-    def _params(self, cells: int) -> Any:
-        api, options = self._lib.api, self._options
-        params = api.llama_context_default_params()
-        params.n_ctx = cells
-        params.n_rs_seq = _STATE_SNAPSHOTS
-        params.n_threads = params.n_threads_batch = options.threads or idle_cores()
-        params.type_k = params.type_v = _KV_TYPES["q8_0" if options.exact else options.kv_type]
-        needs_flash = options.exact or options.kv_type != "f16"
-        params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
-        return params
-
-    def _number(self, key: str) -> int:
-        """A whole number of the architecture's metadata; 0 where there is none."""
-        found = self._metadata(key)
-        return int(found) if found.isdigit() else 0
-
-    def _metadata(self, key: str) -> bytes:
-        """A value of the architecture's metadata as text; nothing where there is none."""
-        buffer = ctypes.create_string_buffer(128)
-        read = self._lib.api.llama_model_meta_val_str
-        if read(self._handle, b"general.architecture", buffer, 128) < 0:
-            return b""
-        found = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
-        return buffer.value if found >= 0 else b""
-
-    def _session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
-        member = context.enter(check)
-        rollback = self._rollback(context, member.sequence)
-        return kind(self._lib, context, member, rollback, self.tokenizer.vocab_size, size)
-
-    def _rollback(self, context: Context, sequence: int) -> Rollback:
-        api = self._lib.api
-        if snapshots := api.llama_n_rs_seq(context.native):
-            return SnapshotRing(api, context, sequence, snapshots)
-        if self.is_recurrent:
-            return SnapshotCache(api, context, sequence)
-        return (OrderedCutCache if self._options.exact else CutCache)(api, context, sequence)
 
 
 def load(
@@ -168,40 +30,5 @@ def load(
     check: CheckCancelled = lambda: None,
     vocabulary_only: bool = False,
 ) -> LlamaModel:
-    """Load a GGUF file whose header has been checked (registry.gguf). `progress` gets 0.0 to 1.0.
-
-    With `vocabulary_only` it has a tokenizer and a chat template, and opens no sessions. Raises InvalidModelFile,
-    BackendUnavailable, Cancelled.
-    """
-    lib = library()
-    api = lib.api
-    params = api.llama_model_default_params()
-    params.vocab_only = vocabulary_only
-    params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
-    params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
-    if options.exact:
-        params.use_extra_bufts = False
-        os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
-    stopped: list[BaseException] = []
-
-    def report(fraction: float, _data: object) -> bool:
-        try:
-            check()
-            progress(fraction)
-        except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below
-            stopped.append(error)
-            return False
-        return True
-
-    callback = api.llama_progress_callback(report)
-    params.progress_callback = callback
-    lib.log.clear_errors()
-    handle = api.llama_model_load_from_file(os.fsencode(path), params)
-    if stopped:
-        raise stopped[0]
-    if not handle:
-        raise InvalidModelFile(
-            f"llama.cpp cannot load {path.name}: {lib.log.reason()}.",
-            hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
-        )
-    return LlamaModel(lib, handle, path, options)
+    """Load a GGUF file that formats.gguf_validate has checked. See weights.load_weights for the errors."""
+    return load_weights(LlamaModel, path, options, progress=progress, check=check, vocabulary_only=vocabulary_only)

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from edgespec.backends.attached_draft import Refused
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import host_memory
 from edgespec.backends.llamacpp.shape import ALIGNMENT, block_of, write_header
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, DoesNotFit
-from edgespec.formats.gguf import Header, TensorInfo, read_file
+from edgespec.formats.gguf import Header, TensorInfo
+from edgespec.formats.gguf_validate import read_file
 from edgespec.units import gib
 
 _CHUNK = 16 * 2**20  # bytes copied between two looks at `check`
@@ -46,11 +47,11 @@ def refusal(header: Header, kept: Sequence[int]) -> str | None:
 def pruned(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[tuple[Path, int]]:
     """Path and bytes of a model with the blocks `kept` (ascending) of the one at `path`, for as long as it is loaded.
 
-    On Linux it is memory that the loaded model maps; elsewhere a temporary file. Raises Refused, BackendError.
+    On Linux it is memory that the loaded model maps; elsewhere a temporary file. Raises Unsupported, BackendError.
     """
     header = read_file(path)
     if (reason := refusal(header, kept)) is not None:
-        raise Refused(f"{path.name} cannot skip layers: {reason}.", hint=_USE)
+        raise Unsupported(f"{path.name} cannot skip layers: {reason}.", hint=_USE)
     number = {block: at for at, block in enumerate(kept)}
     number[-1] = -1
     tensors = [tensor for tensor in header.tensors if block_of(tensor) in number]

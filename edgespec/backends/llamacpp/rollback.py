@@ -45,7 +45,7 @@ class _Memory:
         return bool(self._api.llama_memory_seq_rm(self._memory, self._sequence, position, -1))
 
 
-class CutCache(_Memory):
+class TrimmableCache(_Memory):
     """Attention caches: any tail can be cut, and branches of a tree are sequences that share cells."""
 
     tree = True
@@ -100,7 +100,7 @@ class CutCache(_Memory):
         self._branches = []
 
 
-class OrderedCutCache(CutCache):
+class OrderedTrimmableCache(TrimmableCache):
     """A cut cache whose cells always lie in the order of their positions, for results that are equal to the last bit.
 
     A branch accepted from behind others leaves holes, which later tokens fill, and attention then adds up in another

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
-from edgespec.backends.llamacpp.followers import SLACK, FollowingSession, SparseSession
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
 from edgespec.backends.llamacpp.lowbit import low_bit
-from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.prune import pruned
 from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.llamacpp.shared_kv import SLACK, SharedKVSession, SparseSession
+from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.core.protocols import CheckCancelled, Session
 
 
 class LlamaSelfDraft(SelfDraftModel):
     """Weights, the target's or some of their own, and the kind of cache over them."""
 
-    def __init__(self, target: LlamaModel, model: LlamaModel, method: SelfDraft, extra_bytes: int) -> None:
+    def __init__(self, target: LlamaWeights, model: LlamaWeights, method: SelfDraftSpec, extra_bytes: int) -> None:
         """`model` runs the drafts; it is freed with this where it is not the `target`."""
         self.tokenizer = target.tokenizer
         self.name = str(method)
@@ -32,7 +32,7 @@ class LlamaSelfDraft(SelfDraftModel):
             return model.open_session(check)
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
-            session = model.open_as(FollowingSession, check)
+            session = model.open_as(SharedKVSession, check)
             session.follow(target)
             return session
         sink, window = method.sparse
@@ -47,25 +47,29 @@ class LlamaSelfDraft(SelfDraftModel):
 
 
 def open_self_draft(
-    target: LlamaModel,
-    method: SelfDraft,
+    target: LlamaWeights,
+    method: SelfDraftSpec,
     folder: Path,
     progress: Callable[[float], None],
     check: CheckCancelled,
 ) -> SelfDraftModel:
     """See backends.Model.self_draft."""
     if method.planes:
-        raise Refused("llama.cpp cannot read a part of its weights' bits.", hint="Use --draft qspec.")
+        raise Unsupported("llama.cpp cannot read a part of its weights' bits.", hint="Use --draft qspec.")
     if method.sparse is not None and method.skip is not None:
-        raise Refused("on llama.cpp sparse is not combined with layerskip.", hint="Use one of them.")
+        raise Unsupported("on llama.cpp sparse is not combined with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:
-        raise Refused("a recurrent state has no tokens to leave out.", hint="Use layerskip or --draft ngram.")
+        raise Unsupported("a recurrent state has no tokens to leave out.", hint="Use layerskip or --draft ngram.")
     path = target.path
     if method.bits is not None:
         path = low_bit(path, method.bits, folder, progress, check)
     if method.skip is not None:
         with pruned(path, method.skip.layers(target.layer_count), check) as (part, size):
-            return LlamaSelfDraft(target, load(part, target.options, progress=progress, check=check), method, size)
+            return LlamaSelfDraft(
+                target, load_weights(LlamaWeights, part, target.options, progress=progress, check=check), method, size
+            )
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
-    return LlamaSelfDraft(target, load(path, target.options, check=check), method, path.stat().st_size)
+    return LlamaSelfDraft(
+        target, load_weights(LlamaWeights, path, target.options, check=check), method, path.stat().st_size
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from edgespec.backends.llamacpp.context import PREFILL_CHUNK, Context, LlamaScores, Member
+from edgespec.backends.llamacpp.context import PREFILL_CHUNK, Context, LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.rollback import CutCache, Rollback
+from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.batching import PAUSE, Company, Pause
-from edgespec.core.greedy import step_by_step
+from edgespec.core.batching import YIELD, BatchPeers, Yield
+from edgespec.core.greedy import greedy_rollout
 from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Scores, Session
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
@@ -22,7 +22,13 @@ class LlamaSession:
     """
 
     def __init__(
-        self, lib: Library, context: Context, member: Member, rollback: Rollback, vocab_size: int, context_size: int
+        self,
+        lib: Library,
+        context: Context,
+        member: SequenceSlot,
+        rollback: Rollback,
+        vocab_size: int,
+        context_size: int,
     ) -> None:
         self._lib = lib
         self._context: Context | None = context
@@ -50,8 +56,8 @@ class LlamaSession:
         return self._member.sequence
 
     @property
-    def company(self) -> Company:
-        return self.context.company(self._member)
+    def peers(self) -> BatchPeers:
+        return self.context.peers(self._member)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -67,7 +73,7 @@ class LlamaSession:
         room = self._capabilities.context_size - len(self._tokens) - 1
         return max(0, min(room, self.context.most_nodes, self._rollback.max_draft))
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
         check_prompt(tokens, self._capabilities)
         done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
@@ -76,9 +82,9 @@ class LlamaSession:
             chunk = tokens[done : done + context.chunk(self._member)]
             scores = context.chain(self._member, chunk, done, outputs=1, reads=True)
             if context.is_shared:
-                yield PAUSE
+                yield YIELD
             self._finish(scores)
-            scores.waited_s = scores.waited_beside_s = 0.0  # it is this call that has waited
+            scores.waited_s = scores.peer_wait_s = 0.0  # it is this call that has waited
             self._grow(chunk)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
@@ -128,7 +134,7 @@ class LlamaSession:
         if draft.is_chain:
             reached = self._rollback.keep(end, start + 1 + len(draft))
         else:
-            assert isinstance(self._rollback, CutCache)
+            assert isinstance(self._rollback, TrimmableCache)
             member = branches(draft)
             winner = member[path[-1]][0] if path else 0
             in_order = list(path) == list(range(len(path)))
@@ -141,7 +147,7 @@ class LlamaSession:
             self._extend(replay)
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        return step_by_step(self, tokens, n, vocab_size)
+        return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         self._require_open()
@@ -170,7 +176,7 @@ class LlamaSession:
         if draft.is_chain:
             self._rollback.before_forward(position, len(draft))
             return context.chain(self._member, tokens, position, outputs=len(tokens), reads=False)
-        if not isinstance(self._rollback, CutCache):
+        if not isinstance(self._rollback, TrimmableCache):
             raise ValueError("this model takes chains only")
         ids = self._rollback.open_branches(len(leaves(draft)))
         positions = [position, *(depths(draft) + position).tolist()]
@@ -212,7 +218,7 @@ class LlamaSession:
         """Cut to what was committed, or to less where the cache cannot."""
         self._pending = self._member.current = None
         self._member.is_unsettled = False
-        if isinstance(self._rollback, CutCache):
+        if isinstance(self._rollback, TrimmableCache):
             at = len(self._tokens)
             self._rollback.keep_branch(0, at, at, in_order=True)
         else:

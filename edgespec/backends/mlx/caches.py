@@ -19,7 +19,7 @@ from edgespec.backends.mlx.layout import Layout
 from edgespec.errors import BackendError
 
 
-class States:
+class RecurrentCache:
     """Recurrent states, which can only be saved and put back. Models bind new arrays, so keeping old ones is a copy."""
 
     def __init__(self, cache: ArraysCache) -> None:
@@ -45,7 +45,7 @@ class States:
         self.cache.cache = list(mark)
 
 
-class Chunks:
+class ChunkedCache:
     """llama4's chunked attention: rows before the chunk in use are dropped."""
 
     def __init__(self, cache: ChunkedKVCache) -> None:
@@ -72,7 +72,7 @@ class Chunks:
         self.cache.offset = mark
 
 
-Leaf = KeyValues | States | Chunks
+Leaf = KeyValues | RecurrentCache | ChunkedCache
 
 
 def _entry(leaf: Leaf) -> Any:
@@ -95,7 +95,7 @@ class Caches:
     @property
     def can_cut(self) -> bool:
         """Whether any tail can be cut off; else only marks can be gone back to."""
-        return not any(isinstance(leaf, States) for leaf in self._leaves)
+        return not any(isinstance(leaf, RecurrentCache) for leaf in self._leaves)
 
     @property
     def gathers(self) -> bool:
@@ -105,7 +105,7 @@ class Caches:
     @property
     def branches(self) -> bool:
         """Whether a forward may be given a batch row for each branch of a tree."""
-        return not any(isinstance(leaf, Chunks) for leaf in self._leaves)
+        return not any(isinstance(leaf, ChunkedCache) for leaf in self._leaves)
 
     @property
     def state(self) -> list[Any]:
@@ -115,14 +115,16 @@ class Caches:
     @property
     def recurrent(self) -> list[Any]:
         """The recurrent arrays, which a forward's scores do not wait for."""
-        return [leaf.state for leaf in self._leaves if isinstance(leaf, States)]
+        return [leaf.state for leaf in self._leaves if isinstance(leaf, RecurrentCache)]
 
     def reaches(self, position: int) -> bool:
-        return self.can_cut and all(leaf.reaches(position) for leaf in self._leaves if not isinstance(leaf, States))
+        return self.can_cut and all(
+            leaf.reaches(position) for leaf in self._leaves if not isinstance(leaf, RecurrentCache)
+        )
 
     def cut(self, position: int) -> None:
         for leaf in self._leaves:
-            assert not isinstance(leaf, States)
+            assert not isinstance(leaf, RecurrentCache)
             leaf.cut(position)
 
     def gather(self, position: int, rows: list[int]) -> None:
@@ -145,7 +147,7 @@ class Caches:
 
     def branched(self, n: int) -> list[Any]:
         """Entries with `n` batch rows for one forward, which leaves these caches as they are."""
-        copies = {id(_entry(leaf)): leaf.branched(n) for leaf in self._leaves if not isinstance(leaf, Chunks)}
+        copies = {id(_entry(leaf)): leaf.branched(n) for leaf in self._leaves if not isinstance(leaf, ChunkedCache)}
 
         def replaced(entry: Any) -> Any:
             if isinstance(entry, CacheList):
@@ -160,10 +162,10 @@ class Caches:
         if kind is CacheList:
             return CacheList(*(self._adapted(each) for each in cache.caches))
         if kind is ArraysCache:
-            self._leaves.append(States(cache))
+            self._leaves.append(RecurrentCache(cache))
             return cache
         if kind is ChunkedKVCache:
-            self._leaves.append(Chunks(cache))
+            self._leaves.append(ChunkedCache(cache))
             return cache
         if kind is KVCache:
             leaf = KeyValues(self._layout, packing=self._packing)

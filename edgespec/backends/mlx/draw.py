@@ -1,4 +1,4 @@
-"""Drawing from every row's law on the device, by the rule of `core.sampling` and `core.chance.index_at`.
+"""Drawing from every row's law on the device, by the rule of `core.sampling` and `core.random_source.index_at`.
 
 The device works in single precision. A row is decided here only where no rounding could change the token; else the host
 computes it from the logits. So equal logits and equal seeds give equal tokens on every runtime.

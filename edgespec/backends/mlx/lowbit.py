@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from edgespec.backends.attached_draft import Refused
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.library import computing
 from edgespec.core.protocols import CheckCancelled
@@ -77,19 +77,23 @@ class LowBits:
     def add_copies(
         self, linears: Sequence[Any], bits: int, progress: Callable[[float], None], check: CheckCancelled
     ) -> None:
-        """Copies of `bits` a weight (0: half of its own), of the layers that have more. Raises Refused, BackendError,
-        Cancelled, and has then changed nothing."""
+        """Copies of `bits` a weight (0: half of its own), of the layers that have more.
+
+        Raises Unsupported, BackendError, Cancelled, and has then changed nothing.
+        """
         chosen = [(linear, count) for linear in linears if (count := _copy_bits(linear, bits))]
         if not chosen:
-            raise Refused("its weights have no more bits than such a draft's.", hint="Use fewer bits, or layerskip.")
+            raise Unsupported(
+                "its weights have no more bits than such a draft's.", hint="Use fewer bits, or layerskip."
+            )
         self._change(chosen, self._copied, progress, check)
 
     def add_planes(self, linears: Sequence[Any], progress: Callable[[float], None], check: CheckCancelled) -> None:
-        """Split the weights into planes. Raises Refused, BackendError, Cancelled, and has then changed nothing."""
+        """Split the weights into planes. Raises Unsupported, BackendError, Cancelled, and has then changed nothing."""
         chosen = [(linear, linear.bits // 2) for linear in linears if not _unsplit(linear)]
         if not chosen:
             reason = _unsplit(linears[0]) if linears else "it has no linear layers"
-            raise Refused(f"planes halve affine weights of 8 or 4 bits, and {reason}.", hint="Use qspec instead.")
+            raise Unsupported(f"planes halve affine weights of 8 or 4 bits, and {reason}.", hint="Use qspec instead.")
         self._change(chosen, self._split, progress, check)
 
     def close(self) -> None:

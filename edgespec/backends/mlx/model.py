@@ -12,8 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_model, maybe_set_recommended_wired_limit
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
-from edgespec.backends.attached_draft import SelfDraft
-from edgespec.backends.mlx.forms import Forwards
+from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.keyvalues import Packing
 from edgespec.backends.mlx.library import computing, device
@@ -21,6 +20,7 @@ from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft, hooks_for, layers_of
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.mlx.vocabulary import HfTokenizer
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Capabilities, CheckCancelled
@@ -73,11 +73,11 @@ class MlxModel:
         return self._description
 
     @property
-    def unshared(self) -> str | None:
+    def no_batching_reason(self) -> str | None:
         return "MLX computes the answers of this program one by one"
 
     @property
-    def limitation(self) -> str | None:
+    def no_tree_reason(self) -> str | None:
         return self._findings.refusal
 
     @property
@@ -92,7 +92,7 @@ class MlxModel:
 
     def self_draft(
         self,
-        method: SelfDraft,
+        method: SelfDraftSpec,
         *,
         folder: Path | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
@@ -119,10 +119,10 @@ class MlxModel:
         self._model = self._hooks = None
         mx.clear_cache()
 
-    def _open_forwards(self) -> Forwards:
+    def _open_forwards(self) -> ModelRunner:
         if self._model is None:
             raise BackendError("the model has been closed.", hint="Open it again.")
-        return Forwards(self._model, self._packing)
+        return ModelRunner(self._model, self._packing)
 
 
 def load(

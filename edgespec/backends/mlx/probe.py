@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.mlx.forms import Form, Forwards
-from edgespec.core.protocols import Draft, Logits
+from edgespec.backends.mlx.tree_layouts import Form, ModelRunner
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft
 from edgespec.core.tree import leaves, path_to
 from edgespec.errors import BackendError, EdgespecError, reason_of
 
@@ -27,7 +28,7 @@ class Findings:
     refusal: str | None
 
 
-def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
+def probe(open_forwards: Callable[[], ModelRunner], vocab_size: int) -> Findings:
     """Compare a few forwards of several rows with the same tokens one at a time.
 
     Differences up to four times what a chain shows by rounding are rounding. Raises BackendError if the model cannot
@@ -60,7 +61,7 @@ def probe(open_forwards: Callable[[], Forwards], vocab_size: int) -> Findings:
     return Findings(None, "; ".join(refusals) or "its caches cannot hold branches")
 
 
-def _one_by_one(forwards: Forwards, prompt: Sequence[int], tokens: Sequence[int]) -> Logits:
+def _one_by_one(forwards: ModelRunner, prompt: Sequence[int], tokens: Sequence[int]) -> Logits:
     """[n, V] after each of `tokens`, by plain decoding."""
     try:
         _host(forwards.chain(prompt))
@@ -74,7 +75,7 @@ def _one_by_one(forwards: Forwards, prompt: Sequence[int], tokens: Sequence[int]
     return rows
 
 
-def _by_chains(open_forwards: Callable[[], Forwards], before: Sequence[int], draft: Draft) -> Logits:
+def _by_chains(open_forwards: Callable[[], ModelRunner], before: Sequence[int], draft: Draft) -> Logits:
     """[1 + n, V] after the root, which ends `before`, and after each node; a chain for every leaf."""
     rows: dict[int, Logits] = {}
     for leaf in leaves(draft):
@@ -84,13 +85,13 @@ def _by_chains(open_forwards: Callable[[], Forwards], before: Sequence[int], dra
     return np.stack([rows[node] for node in range(-1, len(draft))])
 
 
-def _forms(forwards: Forwards) -> list[Form]:
+def _forms(forwards: ModelRunner) -> list[Form]:
     """What is worth trying, the cheapest first."""
     forms: list[Form] = ["row", "nodes"] if forwards.caches.gathers else []
     return [*forms, "branches"] if forwards.caches.branches else forms
 
 
-def _tried(forwards: Forwards, form: Form, prompt: Sequence[int], root: int, draft: Draft) -> Logits | str:
+def _tried(forwards: ModelRunner, form: Form, prompt: Sequence[int], root: int, draft: Draft) -> Logits | str:
     """The tree's scores in this form, or why there are none."""
     try:
         _host(forwards.chain(prompt))

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.backends.mlx.draw import can_draw, draw
 from edgespec.backends.mlx.library import computing
-from edgespec.core.protocols import Ints, Logits
+from edgespec.core.arrays import Ints, Logits
 from edgespec.core.sampling import SamplingParams, not_numbers
 
 TokenKnown = Callable[["MlxScores", Any], None]
@@ -26,8 +26,8 @@ class MlxScores:
         self._logits = logits
         self._token_known = token_known
         self._rows: Logits | None = None
-        self.waited_s = self.waited_beside_s = 0.0
-        self.rows_beside = 0
+        self.waited_s = self.peer_wait_s = 0.0
+        self.peer_rows = 0
         self.first: int | None = None  # the token that `token_known` was told, once the host has read it
 
     def argmax(self) -> Ints:

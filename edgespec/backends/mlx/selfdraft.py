@@ -8,14 +8,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
-from edgespec.backends.mlx.follower import Follower, Way
-from edgespec.backends.mlx.forms import Forwards
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.hooks import Hooks
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.backends.mlx.lowbit import LowBits, linears_of
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Logits, Session
+from edgespec.backends.mlx.shared_kv import DraftNetwork, SharedKVSession
+from edgespec.backends.mlx.tree_layouts import ModelRunner
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
 from edgespec.errors import EdgespecError, reason_of
 from edgespec.text.tokenizer import Tokenizer
 
@@ -28,31 +29,31 @@ class MlxSelfDraft(SelfDraftModel):
 
     def __init__(
         self,
-        forwards: Forwards,
+        forwards: ModelRunner,
         hooks: Hooks,
         tokenizer: Tokenizer,
-        method: SelfDraft,
+        method: SelfDraftSpec,
         open_session: Callable[[], MlxSession],
         progress: Callable[[float], None],
         check: CheckCancelled,
     ) -> None:
         """`forwards` are any of the model's. Tries out whether it drafts so.
 
-        Raises Refused, InvalidRequest, BackendError, Cancelled.
+        Raises Unsupported, InvalidRequest, BackendError, Cancelled.
         """
         count = len(hooks.layers)
         layers = method.skip.layers(count) if method.skip is not None else tuple(range(count))
         self.tokenizer = tokenizer
         self.name = str(method)
         is_exit = len(layers) < count and layers == tuple(range(len(layers)))
-        self._way = Way(
+        self._way = DraftNetwork(
             forwards.model,
             hooks,
             layers,
             method.bits is not None,
             method.sparse,
             any(entry.has_window for entry in forwards.caches.entries),
-            resumes=is_exit and method.bits is None and method.sparse is None,
+            continues_from_layer=is_exit and method.bits is None and method.sparse is None,
         )
         self._low = LowBits(hooks)
         trial = _Trial(self._way, open_session, tokenizer.vocab_size, check)
@@ -71,23 +72,23 @@ class MlxSelfDraft(SelfDraftModel):
         progress(1.0)
 
     @property
-    def resumes(self) -> bool:
+    def continues_from_layer(self) -> bool:
         """Whether the target goes on from the layers where drafted rows have got to, instead of running them again."""
-        return self._way.resumes
+        return self._way.continues_from_layer
 
-    def open_session(self, target: Session, check: CheckCancelled) -> Follower:
+    def open_session(self, target: Session, check: CheckCancelled) -> SharedKVSession:
         """Raises ValueError for a session of another model."""
         if not isinstance(target, MlxSession) or target.network is not self._way.network:
             raise ValueError("a model drafts for itself beside its own sessions only")
-        return Follower(target, self._way, check)
+        return SharedKVSession(target, self._way, check)
 
     def close(self) -> None:
         self._low.close()
         mx.clear_cache()
 
 
-def hooks_for(forwards: Forwards) -> Hooks:
-    """What lets layers be left out. Raises Refused for models whose layers or caches do not allow it."""
+def hooks_for(forwards: ModelRunner) -> Hooks:
+    """What lets layers be left out. Raises Unsupported for models whose layers or caches do not allow it."""
     layers, entries = layers_of(forwards.model), forwards.caches.entries
     if forwards.caches.recurrent:
         reason = "its layers keep recurrent states, which cannot be shared with a draft"
@@ -97,7 +98,7 @@ def hooks_for(forwards: Forwards) -> Hooks:
         reason = "its layers do not have a cache each"
     else:
         return Hooks(layers)
-    raise Refused(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
+    raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
 
 
 def layers_of(network: Any) -> Sequence[Any]:
@@ -112,7 +113,7 @@ class _Trial:
     """
 
     def __init__(
-        self, way: Way, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
+        self, way: DraftNetwork, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
     ) -> None:
         self._way = way
         self._open_session = open_session
@@ -122,18 +123,21 @@ class _Trial:
         self._expected, self._noise = self._plain()
 
     def run(self) -> None:
-        """Raises Refused where the model fails, or computes something else; takes `resumes` back where that fails."""
+        """Raises Unsupported where the model fails or computes something else.
+
+        Sets `continues_from_layer` to False where only that fails.
+        """
         try:
             reason = self._failure()
         except EdgespecError as error:
             reason = f"it fails ({reason_of(error)})"
         if reason is not None:
-            raise Refused(f"this model cannot draft for itself in this way on MLX: {reason}.", hint=_ADVICE)
+            raise Unsupported(f"this model cannot draft for itself in this way on MLX: {reason}.", hint=_ADVICE)
 
     def _failure(self) -> str | None:
         way, hooks, spread = self._way, self._way.hooks, float(self._expected.std())
         target = self._begun()
-        draft = Follower(target, way, self._check)
+        draft = SharedKVSession(target, way, self._check)
         _, root, drafted = self._parts
         before = hooks.layer_rows
         singly = [_rows(draft, token) for token in (root, *drafted)]
@@ -145,17 +149,17 @@ class _Trial:
         if not all(np.abs(together.logits(i) - row).max() < 0.25 * spread for i, row in enumerate(singly)):
             return "a draft's scores of several tokens at once are not those of one at a time"
         draft.commit(range(len(drafted)))
-        resumed = way.resumes
+        resumed = way.continues_from_layer
         try:
             apart = np.abs(_chain(target, root, drafted) - self._expected).max()
         except EdgespecError:
             if not resumed:
                 raise
-            way.resumes = False
+            way.continues_from_layer = False
             return None
         limit = max(4 * self._noise, 0.02 * spread)
         if resumed:
-            way.resumes = bool(apart <= limit)
+            way.continues_from_layer = bool(apart <= limit)
         elif not apart <= max(limit, 0.25 * spread if way.is_low else 0.0):
             return "the target's scores are no longer what they were"
         return None

@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from edgespec.backends.mlx.forms import Form, Forwards
+from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
 from edgespec.backends.mlx.library import computing
 from edgespec.backends.mlx.scores import MlxScores
-from edgespec.backends.mlx.steps import Ahead, Borrower, Mark, Pending
-from edgespec.backends.mlx.unread import UnreadChain, chain_rows
+from edgespec.backends.mlx.steps import Ahead, Attached, Mark, Pending
+from edgespec.backends.mlx.tree_layouts import Form, ModelRunner
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.batching import ALONE, Company, Pause
+from edgespec.core.batching import SOLO, BatchPeers, Yield
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
@@ -33,7 +33,7 @@ class MlxSession:
 
     def __init__(
         self,
-        open_forwards: Callable[[], Forwards],
+        open_forwards: Callable[[], ModelRunner],
         form: Form | None,
         capabilities: Capabilities,
         check: CheckCancelled,
@@ -48,9 +48,9 @@ class MlxSession:
         self._pending: Pending | None = None
         self._ahead: Ahead | None = None
         self._marks: dict[str, Mark] = {}  # of the prompt, and of the last rollout
-        self._unread: UnreadChain | None = None  # of the last rollout; all but its last token follow `_tokens`
+        self._unread: DeviceDraft | None = None  # of the last rollout; all but its last token follow `_tokens`
         self._closed = False
-        self.borrower: Borrower | None = None  # until this session runs or forgets anything itself
+        self.attached: Attached | None = None  # until this session runs or forgets anything itself
 
     @property
     def capabilities(self) -> Capabilities:
@@ -61,8 +61,8 @@ class MlxSession:
         return len(self._tokens) + (len(self._unread) - 1 if self._unread is not None else 0)
 
     @property
-    def company(self) -> Company:
-        return ALONE
+    def peers(self) -> BatchPeers:
+        return SOLO
 
     @property
     def draft_limit(self) -> int:
@@ -79,17 +79,17 @@ class MlxSession:
         self._require_open()
         return self._forwards.model
 
-    def lend(self, borrower: Borrower) -> Forwards:
+    def attach(self, attached: Attached) -> ModelRunner:
         """The caches, up to date, to be cut back to `position` after every use: rows behind it are the borrower's."""
         if self._pending is not None:
             raise RollbackError("a forward was not committed before a draft.", hint="Report this as a bug.")
         self._require_open()
         self._drop_ahead()
         self._settle()
-        self.borrower = borrower
+        self.attached = attached
         return self._forwards
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._require_open()
         check_prompt(tokens, self._capabilities)
         done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
@@ -118,7 +118,7 @@ class MlxSession:
         n, position = len(draft), len(self._tokens)
         if n > self.draft_limit or position >= self._capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
-        if n and not isinstance(draft, UnreadChain):
+        if n and not isinstance(draft, DeviceDraft):
             check_draft(draft, self._capabilities.vocab_size)
         self._check()
         ahead_fits = run_ahead and not n and position + 2 <= self._capabilities.context_size
@@ -134,7 +134,7 @@ class MlxSession:
         mark = self._mark()
         if draft.is_chain:
             certain = [*self._tokens[position - self._lag :], root]
-            resumed = self.borrower.resuming(root, draft) if self.borrower is not None else None
+            resumed = self.attached.resuming(root, draft) if self.attached is not None else None
             run = resumed or self._forwards.rows
             logits = self._started(run, chain_rows(certain, draft), undo=mark)[self._lag :]
         elif self._form is None:
@@ -187,7 +187,7 @@ class MlxSession:
         while len(best) < n:  # nothing waits for the device until all are under way
             rows.append(self._started(self._forwards.rows, best[-1][None], undo=start))
             best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
-        self._unread = UnreadChain(mx.concatenate(best))
+        self._unread = DeviceDraft(mx.concatenate(best))
         return self._unread, MlxScores(mx.concatenate(rows))
 
     def checkpoint(self) -> None:
@@ -204,7 +204,7 @@ class MlxSession:
         self._drop_ahead()
         if position >= len(self._tokens):
             return len(self._tokens)
-        self.borrower = None
+        self.attached = None
         caches, held = self._forwards.caches, len(self._tokens) - self._lag
         if position >= held:
             reached, self._lag = position, position - held
@@ -257,7 +257,7 @@ class MlxSession:
                 self._forwards.caches.restore(undo.saved)
             raise
         finally:
-            self.borrower = None
+            self.attached = None
         return logits
 
     def _run_unscored(self, tokens: Sequence[int]) -> None:
@@ -271,7 +271,7 @@ class MlxSession:
             self._forwards.caches.restore(before)
             raise
         finally:
-            self.borrower = None
+            self.attached = None
         mx.clear_cache()
 
     def _settle(self) -> None:

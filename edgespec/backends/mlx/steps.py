@@ -36,7 +36,7 @@ class Ahead:
     before: Mark
 
 
-class Borrower(Protocol):
+class Attached(Protocol):
     """Whoever keeps provisional rows of its own behind a session's."""
 
     def resuming(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:

@@ -10,10 +10,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgespec.backends.attached_draft import Refused, SelfDraft, SelfDraftModel
+from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.protocols import CheckCancelled, Logits, Session
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest, UnknownModel
 
 _END = 256
@@ -70,8 +71,8 @@ class ToyRuntimeModel:
         self.chat_template: str | None = None
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
-        self.unshared = None
-        self.limitation = None if name in ("tree", "draft") else "it is made that way"
+        self.no_batching_reason = None
+        self.no_tree_reason = None if name in ("tree", "draft") else "it is made that way"
         self._rule = rule
         self._name = name
 
@@ -85,9 +86,9 @@ class ToyRuntimeModel:
         return 1
 
     def self_draft(
-        self, method: SelfDraft, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
-        raise Refused("the toy model is one rule, of which nothing can be left out.", hint="Use --draft model.")
+        raise Unsupported("the toy model is one rule, of which nothing can be left out.", hint="Use --draft model.")
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
         """See backends.Model."""

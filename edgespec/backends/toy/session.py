@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.batching import ALONE, Company, Pause
-from edgespec.core.greedy import step_by_step
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, Ints, Logits, PrefillProgress, Scores, Session
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.batching import SOLO, BatchPeers, Yield
+from edgespec.core.greedy import greedy_rollout
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import ContextOverflow, RollbackError
@@ -37,8 +38,8 @@ class ToyScores:
     model: ToyModel
     prefixes: tuple[tuple[int, ...], ...]
     waited_s: float = 0.0
-    waited_beside_s: float = 0.0
-    rows_beside: int = 0
+    peer_wait_s: float = 0.0
+    peer_rows: int = 0
 
     def argmax(self) -> Ints:
         return np.array([self.logits(row).argmax() for row in range(len(self.prefixes))], np.int32)
@@ -76,14 +77,14 @@ class ToySession:
         return len(self._cache)
 
     @property
-    def company(self) -> Company:
-        return ALONE
+    def peers(self) -> BatchPeers:
+        return SOLO
 
     @property
     def draft_limit(self) -> int:
         return max(0, self._capabilities.context_size - self.position - 1)
 
-    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Pause, None, Scores]:
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         check_prompt(tokens, self._capabilities)
         done = reused = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
@@ -121,7 +122,7 @@ class ToySession:
         self._advance([root, *draft.tokens[list(path)].tolist()])
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        return step_by_step(self, tokens, n, vocab_size)
+        return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         """Nothing to do: this cache can be cut anywhere."""

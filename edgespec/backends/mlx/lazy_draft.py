@@ -1,0 +1,42 @@
+"""Drafts that stay on the device, so that a target on the same device scores them before the host has seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from edgespec.backends.mlx.library import computing
+from edgespec.core.arrays import Ints
+from edgespec.core.protocols import Draft
+
+
+class DeviceDraft(Draft):
+    """A chain of best tokens, an array [n] that may still be computed. Reading `tokens` waits for it."""
+
+    array: Any
+
+    def __init__(self, array: Any) -> None:
+        object.__setattr__(self, "array", array)
+        object.__setattr__(self, "parents", np.arange(-1, array.size - 1, dtype=np.int32))
+        object.__setattr__(self, "q", None)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        with computing():
+            found: Ints = np.array(self.array.astype(mx.int32))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+
+def chain_rows(certain: Sequence[int], draft: Draft) -> Any:
+    """[1, n] the tokens of a chain's forward, without waiting for those that are on the device."""
+    rows = mx.array(list(certain), mx.int32)
+    if not isinstance(draft, DeviceDraft):
+        return mx.concatenate([rows, mx.array(draft.tokens)])[None]
+    return mx.concatenate([rows, draft.array.astype(mx.int32)])[None]

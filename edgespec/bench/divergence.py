@@ -1,0 +1,84 @@
+"""Where two greedy outputs part, and whether the target was undecided there: a near-tie or a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, Capabilities, Draft, Session
+
+_BURST = 4  # tokens: a root and three accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first position (of the outputs, from 0) where they differ, and the target's logits there.
+
+    gap    what separates the two tokens in a forward of one row
+    noise  the largest change of any logit there when the tokens before were decoded in bursts instead of one by one
+    """
+
+    position: int
+    gap: float
+    noise: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding alone explains the fork: each of the two logits may move by `noise`."""
+        return self.gap <= 2 * self.noise
+
+
+def first_divergence(
+    session: Session, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
+) -> Divergence | None:
+    """Compare two outputs of greedy decoding for `prompt`; None where one is a prefix of the other."""
+    for i, (a, b) in enumerate(zip(plain, other, strict=False)):
+        if a != b:
+            history = [*prompt, *plain[:i]]
+            alone, among = _row_alone(session, history), _row_among_others(session, history)
+            return Divergence(i, abs(float(alone[a] - alone[b])), float(np.abs(alone - among).max()))
+    return None
+
+
+def _row_alone(session: Session, history: Sequence[int]) -> Logits:
+    """[V] scores after `history` from a forward of one row."""
+    session.rewind(0)
+    _prefill(session, history[:-1])
+    scores = session.forward(history[-1], NO_DRAFT)
+    z = scores.logits(0).copy()
+    session.commit(())
+    return z
+
+
+def _row_among_others(session: Session, history: Sequence[int]) -> Logits:
+    """[V] the same, the last tokens before it accepted in bursts: from a chain, or from behind a rejected branch."""
+    n_bursts = min(6, (len(history) - 1) // _BURST)
+    start = len(history) - 1 - n_bursts * _BURST
+    session.rewind(0)
+    _prefill(session, history[: max(start, 1)])
+    for i in range(session.position, len(history) - 1 - _BURST + 1, _BURST):
+        root, *rest = history[i : i + _BURST]
+        session.forward(root, _behind_another(rest, session.capabilities))
+        session.commit(range(len(rest)) if not session.capabilities.tree else range(2, 2 + len(rest)))
+    missing = history[session.position :]
+    scores = session.forward(missing[0], Draft.chain(missing[1:]))
+    z = scores.logits(len(missing) - 1).copy()
+    session.commit(range(len(missing) - 1))
+    return z
+
+
+def _behind_another(tokens: Sequence[int], capabilities: Capabilities) -> Draft:
+    """`tokens` as a chain; where trees are taken, beside another branch of two nodes that comes first."""
+    if not capabilities.tree:
+        return Draft.chain(tokens)
+    other = (tokens[0] + 1) % capabilities.vocab_size
+    parents = [-1, 0, -1, *range(2, 1 + len(tokens))]
+    return Draft(np.array([other, other, *tokens], np.int32), np.array(parents, np.int32))
+
+
+def _prefill(session: Session, tokens: Sequence[int]) -> None:
+    for _ in session.prefill(tokens):
+        pass

@@ -1,0 +1,83 @@
+"""`edgespec ps` and `edgespec stop`: the models of a server that is running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from edgespec.cli.serve import PORT
+
+F = TypeVar("F", bound=Callable[..., Any])
+_TIMEOUT_S = 30.0
+
+
+def server_options(command: F) -> F:
+    """Which server, and the key for it."""
+    for option in (
+        click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]"),
+        click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="Where the server is."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("ps")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@server_options
+def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
+    """The models of the server that is running, and how they do."""
+    from edgespec.units import gib
+
+    props = http_json("GET", url, "/props", api_key)
+    if as_json:
+        click.echo(json.dumps(props))
+        return
+    rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING")]
+    for model in props["models"]:
+        state = f"answering {model['answering']}" if model["answering"] else "open" if model["is_open"] else "closed"
+        memory = gib(model["resident_bytes"]) if model["is_open"] else ""
+        rows.append(
+            (model["name"], state, model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@click.command("stop")
+@click.argument("model")
+@server_options
+def stop_command(model: str, url: str, api_key: str | None) -> None:
+    """Close MODEL in the server that is running, after the calls that it has; the next call opens it again."""
+    http_json("POST", url, "/unload", api_key, {"model": model}, timeout_s=None)
+    click.echo(f"closed {model}")
+
+
+def http_json(
+    method: str,
+    url: str,
+    path: str,
+    api_key: str | None,
+    body: dict[str, str] | None = None,
+    timeout_s: float | None = _TIMEOUT_S,
+) -> Any:
+    """What the server answers. Raises InvalidRequest."""
+    import httpx
+
+    from edgespec.errors import InvalidRequest, reason_of
+
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=timeout_s)
+        answer = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise InvalidRequest(
+            f"no server of edgespec answers at {url}: {reason_of(error)}.", hint="Start it with edgespec serve."
+        ) from error
+    if response.status_code != 200:
+        told = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
+        raise InvalidRequest(f"the server refuses: {told or response.status_code}", hint="")
+    return answer

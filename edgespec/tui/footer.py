@@ -1,0 +1,39 @@
+"""The line below an answer, from what is stored with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.engine.events import Finished
+
+
+def footer_metrics(finished: Finished | None) -> dict[str, Any]:
+    """What is worth keeping of a generation; nothing of one that an error ended."""
+    if finished is None:
+        return {}
+    metrics = finished.metrics
+    return {
+        "reason": finished.reason,
+        "seed": finished.seed,
+        "emitted_tokens": metrics.emitted_tokens,
+        "drafted_tokens": metrics.drafted_tokens,
+        "accepted_tokens": metrics.accepted_tokens,
+        "tau": metrics.tau,
+        "tokens_per_second": metrics.tokens_per_second,
+        "times_plain": metrics.times_plain,
+        "ttft_s": metrics.ttft_s,
+    }
+
+
+def format_footer(metrics: Mapping[str, Any]) -> str:
+    """Tokens, speed and acceptance in words; whatever is missing is left out."""
+    if "emitted_tokens" not in metrics:
+        return "ended by an error; what was written stays"
+    parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
+    speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
+    if speed:
+        parts.append(f"{speed:.1f} tok/s" + (f", {times:.2f}x plain" if times else ""))
+    if metrics.get("drafted_tokens"):
+        parts.append(f"{metrics.get('accepted_tokens')} of {metrics['drafted_tokens']} drafted accepted")
+    return " · ".join(parts)

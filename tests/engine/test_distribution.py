@@ -1,0 +1,59 @@
+"""Temperature 1 on real GGUF logits: the sampled loop against the enumerated distribution, by chi-square."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.bench.distribution_test import compare, enumerated
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Request
+
+PROMPT = "self."
+PARAMS = SamplingParams(temperature=1.0, top_k=2)
+LENGTH = 3  # the first token is prefill's, the others are drafted, corrected or bonus: 2 ** 3 = 8 bins
+SAMPLES = 400
+CRITICAL = 24.32  # chi-square, 7 degrees of freedom, size 1e-3
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        Speculation("model", 3, 3),
+        Speculation("model", 3, 3, "rejection"),
+        Speculation("model", 3, 3, "block"),
+    ],
+    ids=["sample", "rejection", "block"],
+)
+def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Speculation) -> None:
+    assert sum(enumerated(engine, PROMPT, PARAMS, LENGTH).values()) == pytest.approx(1)
+    engine.speculation = speculation
+    found = compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES)
+    assert found.bins == 8
+    assert found.smallest_expected > 1  # or chi-square would not apply
+    assert found.chi_square < CRITICAL, found
+
+
+def test_a_tree_is_the_same_sample(engine: Engine) -> None:
+    """With `sample` a seed gives one text whatever is drafted, so a tree needs no samples of its own."""
+    texts = []
+    for speculation in (Speculation("none", 0, 0), Speculation("model", 3, 3), Speculation("model", 2, 5)):
+        engine.speculation = speculation
+        requests = (Request(PROMPT, PARAMS, LENGTH, seed) for seed in range(100))
+        texts.append([[*engine.stream(request)][-1].tokens for request in requests])
+    assert texts[0] == texts[1] == texts[2]
+    assert len({tuple(each) for each in texts[0]}) > 5
+
+
+def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same comparison fails for a loop that samples at another temperature."""
+    engine.speculation = Speculation("model", 3, 3)
+    stream = engine.stream
+    warmer = SamplingParams(temperature=2.5, top_k=2)
+    monkeypatch.setattr(
+        engine,
+        "stream",
+        lambda request: stream(type(request)(request.prompt, warmer, request.max_tokens, request.seed)),
+    )
+    assert compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES).chi_square > CRITICAL

@@ -1,0 +1,184 @@
+"""Calls that have to be made, in the form of each family, as structures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load
+from edgespec.core.metrics import Meter
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.events import Finished
+from edgespec.engine.structured_output import GrammarCompiler, either, json_structure
+from edgespec.registry.schema import SamplingDefaults
+from edgespec.server.chat import ChatRequest
+from edgespec.server.chat_format import answer_structure, reader_of, tool_format
+from edgespec.server.generation_spec import call_structure
+from edgespec.server.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
+from edgespec.server.responses import ResponsesRequest
+from edgespec.server.tools import Tool
+from edgespec.service.client import ModelInfo
+from edgespec.text.stream import Piece
+from edgespec.text.toolcalls import HERMES, ToolCall
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+class Place(BaseModel):
+    city: str
+
+
+class Ask(BaseModel):
+    place: Place
+
+
+TEMPLATES = {
+    "hermes": "<tool_call>",
+    "llama": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral since 2025": "[TOOL_CALLS] [ARGS]",
+    "deepseek": "<｜tool▁calls▁begin｜> ```json",  # noqa: RUF001
+    "deepseek since v3.1": "<｜tool▁calls▁begin｜>",  # noqa: RUF001
+    "harmony": "<|channel|> <|message|> analysis",
+}
+
+
+SEVERAL = {"hermes", "mistral", "mistral since 2025", "deepseek", "deepseek since v3.1"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("cities", [("Oslo",), ("Oslo", "Rome", "Lima")], ids=["one", "three"])
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], several: bool) -> None:
+    """What the grammar lets through, followed token by token, are the calls that the reader finds."""
+    form = tool_format(TEMPLATES[family])
+    tool = Tool("weather", "", Ask.model_json_schema())
+    structure = call_structure(form, [tool], several=several)
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    distribution = GrammarCompiler(tokenizer).constrain(structure, sampler, 0)
+    frame = form.frame
+    before, after = "".join(frame.before).replace("{name}", "weather"), "".join(frame.after)
+    calls = []
+    for city in cities:
+        arguments: dict[str, Any] = {"place": {"city": city}}
+        if not frame.holds_name:
+            arguments = {"name": "weather", form.argument: arguments}
+        calls.append(before + json.dumps(arguments) + after)
+    between = "; " if frame.between is None else "".join(frame.between)
+    text = "".join(frame.first) + between.join(calls) + "".join(frame.last)
+    tokens = tokenizer.encode(text, parse_special=False)
+    if len(cities) > 1 and not (several and family in SEVERAL):
+        assert not distribution._follow(tokens), "one call was asked for"
+        return
+    assert distribution._follow(tokens), "the grammar refuses what the family writes"
+    assert set(tokenizer.end_of_generation) & set(_allowed(distribution)), "and wants no more after it"
+    reader = reader_of(form, [tool])
+    found = [*reader.push(text), *reader.finish()]
+    read = [each for each in found if isinstance(each, ToolCall)]
+    assert [call.name for call in read] == ["weather"] * len(cities)
+    assert [json.loads(call.arguments) for call in read] == [{"place": {"city": city}} for city in cities]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) -> None:
+    """As agents ask whose last answer has a schema."""
+    form = tool_format(TEMPLATES[family])
+    tool = Tool("weather", "", Ask.model_json_schema())
+    answer = answer_structure(json_structure({"const": {"done": True}}), form)
+    frame = form.frame
+    call = '{"place": {"city": "Oslo"}}'
+    if not frame.holds_name:
+        call = f'{{"name": "weather", "{form.argument}": {call}}}'
+    called = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "weather")
+    said = "".join(part.text for part in answer.first) + '{"done": true}'
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
+        distribution = GrammarCompiler(tokenizer).constrain(either(answer, call_structure(form, [tool])), sampler, 0)
+        assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
+    reader = reader_of(form, [tool])
+    found = [*reader.push(said), *reader.finish()]
+    assert "".join(map(str, found)) == '{"done": true}'
+
+
+def test_tools_beside_a_structure_in_a_request() -> None:
+    request = ChatRequest.model_validate({
+        "model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+    })  # fmt: skip
+    model_info = ModelInfo(
+        "m", "toy", "none", SamplingDefaults(), None, None, None, 64, Speculation("none", 0), False, (), 1, None
+    )
+    structure = request.generation_spec().request(model_info, most_tokens=64).structure
+    assert structure is not None and len(structure.alternatives) == 2
+    only = (
+        request.model_copy(update={"tool_choice": "none"})
+        .generation_spec()
+        .request(model_info, most_tokens=64)
+        .structure
+    )
+    assert only is not None and len(only.alternatives) == 1
+
+
+def test_an_answer_that_is_ended_before_it_begins_has_a_beginning() -> None:
+    """Anthropic's clients want message_start before anything else."""
+    parts = [*ResponseStream(None, None).parts(Finished("cancelled", (), 0, Meter(7, 0.0).metrics()))]
+    assert [type(part) for part in parts] == [Started, Done] and parts[0] == Started(7, 0)
+
+
+def test_no_more_calls_than_sixteen() -> None:
+    tool = Tool("f", "", {"type": "object", "additionalProperties": False})
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    for n, is_let in ((16, True), (17, False)):
+        distribution = GrammarCompiler(tokenizer).constrain(call_structure(HERMES, [tool], several=True), sampler, 0)
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
+
+
+@pytest.mark.parametrize("told", [True, False, None])
+def test_calls_after_the_first_are_left_out_where_one_is_wanted(told: bool | None) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"n": %d}}\n</tool_call>'
+    text = "Well, " + call % 1 + call % 2 + " so."
+    request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
+                                          "parallel_tool_calls": told, "tools": [FUNCTION]})  # fmt: skip
+    generation_spec = request.generation_spec()
+    reply = ResponseStream(
+        reader_of(HERMES, generation_spec.tools), None, is_several=generation_spec.several is not False
+    )
+    metrics = Meter(1, 0.0).metrics()
+    parts = [*reply.parts(Piece(text, "answer", "")), *reply.parts(Finished("stop", (), 0, metrics))]
+    calls = [part.call.arguments for part in parts if isinstance(part, ToolCallDelta)]
+    assert calls == (['{"n": 1}'] if told is False else ['{"n": 1}', '{"n": 2}'])
+    assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == "Well,  so."
+    assert isinstance(parts[-1], Done) and parts[-1].reason == "tool_calls"
+
+
+def _allowed(distribution: Any) -> list[int]:
+    return [int(token) for token in distribution._allowed().nonzero()[0]]
+
+
+def test_what_codex_sends() -> None:
+    """Tools of OpenAI's own are left out, system texts are one message, calls that follow each other one turn."""
+    request = ResponsesRequest.model_validate({
+        "model": "m", "instructions": "Be brief.", "tools": [{"type": "web_search"}, {"type": "function", "name": "f"}],
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "More."}]},
+            {"role": "user", "content": "x"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "a"},
+            {"type": "function_call_output", "call_id": "2", "output": "b"},
+        ],
+    })  # fmt: skip
+    generation_spec = request.generation_spec()
+    assert [tool.name for tool in generation_spec.tools] == ["f"]
+    roles = [(message.role, message.content) for message in generation_spec.prompt if not isinstance(message, str)]
+    assert roles == [("system", "Be brief.\n\nMore."), ("user", "x"), ("assistant", ""), ("tool", "a"), ("tool", "b")]
+    assert len(generation_spec.prompt[2].extra["tool_calls"]) == 2  # type: ignore[union-attr]

@@ -1,0 +1,273 @@
+"""Commands on the conversation: its questions, answers and branches, and its copies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.widgets import DataTable
+
+from edgespec.tui.history import History
+from edgespec.tui.log import Log
+from tests.tui.driving import Driver, in_app
+
+Scene = Callable[[Driver, Path], Awaitable[None]]
+SCENES: dict[str, Scene] = {}
+FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
+
+
+def scene(name: str) -> Callable[[Scene], Scene]:
+    def kept(test: Scene) -> Scene:
+        SCENES[name] = test
+        return test
+
+    return kept
+
+
+@pytest.mark.parametrize("name", ["retry", "edit", "undo", "branch", "attach", "find", "copy", "new", "history",
+                                  "rename", "export", "import", "save", "load"])  # fmt: skip
+def test_command(name: str, tmp_path: Path) -> None:
+    async def test(chat: Driver) -> None:
+        await SCENES[name](chat, tmp_path)
+        assert chat.app.is_running
+
+    in_app(test)
+
+
+async def again(chat: Driver, line: str) -> str:
+    """Another answer."""
+    last = max(turn.id for turn in chat.turns)
+    await chat.send(line)
+    await chat.until(lambda: chat.turns[-1].id > last and chat.turns[-1].finished and chat.app.job is None)
+    return chat.texts[-1]
+
+
+async def varied(chat: Driver) -> None:
+    """From now on no two answers are the same."""
+    await chat.hears("/set temperature 1", "1")
+    chat.app.chat.sampling = replace(chat.app.chat.sampling, logit_bias=((256, -1000.0),))  # none is empty
+    chat.app.chat.seed = None
+
+
+@scene("retry")
+async def retry(chat: Driver, _: Path) -> None:
+    await chat.errs("/retry", "no question yet")
+    await varied(chat)
+    first, second = await chat.ask("one"), await chat.ask("two")
+    for wrong in ("0", "3", "x", "-1", "1 2", "1" * 5000):
+        await chat.errs(f"/retry {wrong}", "questions 1 to 2")
+    third = await again(chat, "/retry")
+    assert chat.texts == ["one", first, "two", third] and third != second and chat.shown == chat.texts
+    fourth = await again(chat, "/retry 1")
+    assert chat.texts == ["one", fourth] and fourth != first and chat.shown == chat.texts
+    assert [message.content for message in chat.app.chat.messages] == chat.texts
+    await chat.begin("more", 1)
+    await chat.errs_amid("/retry", "has to wait")
+
+
+@scene("edit")
+async def edit(chat: Driver, _: Path) -> None:
+    await chat.errs("/edit", "no question yet")
+    first = await chat.ask("one")
+    await chat.ask("two")
+    await chat.errs("/edit 3", "questions 1 to 2")
+    await chat.send("/edit")
+    await chat.until(lambda: chat.prompt.text == "two")
+    assert chat.texts == chat.shown == ["one", first]
+    await chat.press("x", "enter")
+    await chat.until(lambda: len(chat.turns) == 4 and chat.app.job is None)
+    assert chat.texts[2] == "twox" and chat.shown == chat.texts
+    await chat.send("/edit 1")
+    await chat.until(lambda: chat.prompt.text == "one")
+    assert chat.texts == chat.shown == [] and not chat.app.chat.messages
+
+
+@scene("undo")
+async def undo(chat: Driver, _: Path) -> None:
+    await chat.errs("/undo", "no question yet")
+    await chat.ask("one")
+    await chat.ask("two")
+    for left in (2, 0):
+        await chat.send("/undo")
+        await chat.until(lambda left=left: len(chat.turns) == left)
+        assert chat.shown == chat.texts and len(chat.app.chat.messages) == left
+        assert chat.prompt.text == ""
+    await chat.errs("/undo", "no question yet")
+
+
+@scene("branch")
+async def branch(chat: Driver, _: Path) -> None:
+    await chat.errs("/branch", "no branches")
+    await varied(chat)
+    first = await chat.ask("one")
+    await chat.errs("/branch", "no branches", "/retry and /edit")
+    after = await chat.ask("two")
+    second = await again(chat, "/retry 1")
+    await chat.hears("/branch 2", "branch 2 of 2")
+    third = await again(chat, "/retry 1")
+    for wrong in ("0", "4", "x"):
+        await chat.errs(f"/branch {wrong}", "branches 1 to 3")
+    await chat.hears("/branch", "branch 1 of 3")
+    assert chat.texts == chat.shown == ["one", first, "two", after]
+    await chat.hears("/branch 3", "branch 3 of 3")
+    assert chat.texts == chat.shown == ["one", third]
+    await chat.hears("/branch 2", "branch 2 of 3")
+    assert chat.texts == chat.shown == ["one", second]
+    assert [message.content for message in chat.app.chat.messages] == ["one", second]
+
+
+@scene("attach")
+async def attach(chat: Driver, folder: Path) -> None:
+    (folder / "a.py").write_text("def f():\n    return 'é'\n\n")
+    (folder / "b.md").write_text("  ````py\nx\n  ````\n")
+    (folder / "c.bin").write_bytes(b"\xff\xfe\x00")
+    (folder / "d.txt").write_bytes(b"x" * (2**20 + 1))
+    (folder / "e.txt").write_bytes(b"x" * 2**20)
+    await chat.send(f"/attach {folder}/a.py")
+    await chat.until(lambda: chat.prompt.text)
+    assert chat.prompt.text == "a.py:\n```py\ndef f():\n    return 'é'\n```\n"
+    chat.prompt.put("")
+    await chat.send(f"/attach {folder}/b.md")
+    await chat.until(lambda: chat.prompt.text)
+    assert chat.prompt.text == "b.md:\n`````md\n  ````py\nx\n  ````\n`````\n"
+    chat.prompt.put("")
+    for wrong, said in (("c.bin", "not a text file"), ("none.txt", "cannot read"), ("", "cannot read"),
+                        ("d.txt", "larger than 1 MiB")):  # fmt: skip
+        await chat.errs(f"/attach {folder}/{wrong}", said)
+        assert chat.prompt.text == ""
+    await chat.errs("/attach ~nobody-of-that-name/x", "home directory")
+    await chat.send(f"/attach {folder}/e.txt")
+    await chat.until(lambda: len(chat.prompt.text) > 2**20)
+
+
+@scene("find")
+async def find(chat: Driver, _: Path) -> None:
+    log = chat.app.query_one(Log)
+    await chat.ask("\n".join(["The first question", *"x" * 30]))
+    await chat.ask("\n".join(["The second", *"x" * 30]))
+    await chat.until(lambda: log.max_scroll_y > 30 and log.scroll_y == log.max_scroll_y)
+    await chat.send("/find FIRST QUES")
+    await chat.until(lambda: log.scroll_y < 5)
+    await chat.send("/find the")  # the last that has it
+    await chat.until(lambda: log.scroll_y > 20)
+    await chat.errs("/find nowhere", "'nowhere' is not on this screen", "/history TEXT")
+
+
+@scene("copy")
+async def copy(chat: Driver, folder: Path) -> None:
+    await chat.errs("/copy", "no answer to copy")
+    state = chat.app.chat
+    await chat.ask("hello")
+    await chat.hears(f"/save {folder}/a.json", "saved 2 messages")
+    saved = json.loads((folder / "a.json").read_text())
+    saved["messages"][1]["content"] = FENCED
+    (folder / "a.json").write_text(json.dumps(saved))
+    await chat.hears(f"/load {folder}/a.json", "loaded 2 messages")
+    assert state.messages[1].content == FENCED
+    for line, copied in (("/copy", FENCED), ("/copy 1", "print(1)\n"), ("/copy 2", "```\n")):
+        await chat.hears(line, f"copied {len(copied)} characters")
+        assert chat.app.clipboard == copied
+    for wrong in ("0", "3", "x"):
+        await chat.errs(f"/copy {wrong}", "2 code blocks")
+
+
+@scene("new")
+async def new(chat: Driver, _: Path) -> None:
+    for line in ("/new", "/clear"):
+        await chat.ask("hello")
+        await chat.hears(line, "a new conversation")
+        assert chat.texts == chat.shown == [] and not chat.app.chat.messages
+    assert len(chat.app.recorder.store.recent()) == 2
+    await chat.begin("more", 1)
+    await chat.errs_amid("/new", "has to wait")
+
+
+@scene("history")
+async def history(chat: Driver, _: Path) -> None:
+    answer = await chat.ask("a dragon")
+    await chat.hears("/new", "new")
+    await chat.ask("a knight")
+    for line, found in (("/history DRAG", 1), ("/resume knig", 1), ("/history", 2), ("/history nowhere", 0)):
+        await chat.send(line)
+        await chat.until(lambda: isinstance(chat.app.screen, History) and chat.app.screen.query(DataTable))
+        assert chat.app.screen.query_one(DataTable).row_count == found, line
+        await chat.press("escape")
+        await chat.until(lambda: len(chat.app.screen_stack) == 1)
+    assert chat.texts[0] == "a knight"
+    await chat.send("/history drag")
+    await chat.until(lambda: isinstance(chat.app.screen, History))
+    await chat.press("enter")
+    await chat.until(lambda: chat.texts == ["a dragon", answer])
+    assert chat.shown == chat.texts
+
+
+@scene("rename")
+async def rename(chat: Driver, _: Path) -> None:
+    await chat.errs("/rename Tales", "no conversation to rename")
+    await chat.ask("hello")
+    await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
+    assert chat.app.recorder.store.recent()[0].title == "Tales of old"
+
+
+@scene("export")
+async def export(chat: Driver, folder: Path) -> None:
+    await chat.errs(f"/export {folder}/a.md", "no conversation to export")
+    answer = await chat.ask("hello")
+    await again(chat, "/retry")
+    await chat.hears(f"/export {folder}/a.md", "wrote", "a.md")
+    assert f"## User\n\nhello\n\n## Assistant\n\n{answer.rstrip()}\n" in (folder / "a.md").read_text()
+    await chat.hears(f"/export {folder}/a.JSON", "wrote")
+    assert len(json.loads((folder / "a.JSON").read_text())["turns"]) == 3
+    await chat.errs(f"/export {folder}/a.txt", "'a.txt' says no form", ".md or .json")
+    await chat.errs(f"/export {folder}/none/a.md", "cannot write")
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["a.JSON", "a.md"]
+
+
+@scene("import")
+async def take_in(chat: Driver, folder: Path) -> None:
+    await varied(chat)
+    await chat.ask("hello")
+    await again(chat, "/retry")
+    texts, title = chat.texts, chat.app.recorder.store.recent()[0].title
+    await chat.hears(f"/export {folder}/a.json", "wrote")
+    await chat.hears("/new", "new")
+    for name, content in (("b.json", "{}"), ("c.json", "no json"), ("d.json", '{"edgespec_conversation": 9}')):
+        (folder / name).write_text(content)
+        await chat.errs(f"/import {folder}/{name}", "not an exported conversation")
+    await chat.errs(f"/import {folder}/none.json", "cannot read")
+    await chat.send(f"/import {folder}/a.json")
+    await chat.until(lambda: chat.texts == texts)
+    assert chat.shown == texts and [each.title for each in chat.app.recorder.store.recent()] == [title, title]
+    await chat.hears("/branch", "branch 1 of 2")
+
+
+@scene("save")
+async def save(chat: Driver, folder: Path) -> None:
+    answer = await chat.ask("hello")
+    await chat.hears(f"/save {folder}/a.json", "saved 2 messages")
+    assert [m["content"] for m in json.loads((folder / "a.json").read_text())["messages"]] == ["hello", answer]
+    for wrong in (f"{folder}/none/a.json", "/", ".", str(folder)):
+        await chat.errs(f"/save {wrong}", "cannot write")
+
+
+@scene("load")
+async def load(chat: Driver, folder: Path) -> None:
+    await chat.hears("/system Be brief.", "brief")
+    answer = await chat.ask("hello")
+    await chat.hears(f"/save {folder}/a.json", "saved 2")
+    await chat.hears("/new", "new")
+    await chat.hears("/system", "none")
+    (folder / "bad.json").write_text("{}")
+    await chat.errs(f"/load {folder}/bad.json", "not a saved chat")
+    await chat.errs(f"/load {folder}/none.json", "cannot read")
+    assert chat.app.chat.system is None
+    await chat.hears(f"/load {folder}/a.json", "loaded 2 messages")
+    assert chat.texts == chat.shown == ["hello", answer] and chat.app.chat.system == "Be brief."
+    kept = chat.app.recorder.store.recent()
+    assert len(kept) == 2 and kept[0].system == "Be brief."
+    assert (await chat.ask("and on")) and len(
+        chat.app.recorder.store.path(chat.app.recorder.store.recent()[0].leaf)
+    ) == 4

@@ -1,0 +1,264 @@
+"""Conversations in the store: kept as they go on, gone on with later, and what happens when they cannot be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import multiprocessing
+import os
+import pty
+import sqlite3
+import struct
+import subprocess
+import termios
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.options import LoadOptions
+from edgespec.conversations import Store
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.process import EngineProcess
+from edgespec.tui.recorder import opened_store
+from tests.cli.conftest import COMMAND
+from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app
+
+
+def locked(data: Path) -> sqlite3.Connection:
+    """Another process that is writing."""
+    other = sqlite3.connect(data / "conversations.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    return other
+
+
+@pytest.mark.parametrize("request_", [TOY, EMBEDDED], ids=["toy", "embedded"])
+def test_what_was_said_is_kept_and_gone_on_with(request_: LoadConfig) -> None:
+    async def first() -> tuple[list[str], object]:
+        async with driving(request_, chat=chat_of(12, "# Code")) as chat:
+            await chat.ask("import os\n")
+            await chat.ask("import sys\n")
+            metrics = chat.turns[-1].metrics
+            assert metrics["emitted_tokens"] >= 1 and metrics["tokens_per_second"] > 0 and metrics["reason"]
+            assert metrics["drafted_tokens"] > 0 and metrics["seed"] == 1
+            return chat.texts, chat.app.chat.request()
+
+    async def second() -> None:
+        async with driving(request_, chat=chat_of(12), resume=1) as chat:
+            assert chat.texts == chat.shown == texts and chat.app.chat.request() == asked
+            assert all("tokens" in foot for foot in chat.feet) and len(chat.feet) == 2
+            await chat.ask("more")
+            assert chat.shown[:4] == texts and len(chat.app.recorder.store.recent()) == 1
+
+    texts, asked = asyncio.run(first())
+    store = Store.open()
+    (kept,) = store.recent()
+    path = store.path(kept.leaf)
+    assert [turn.text for turn in path] == texts and all(turn.finished for turn in path)
+    assert kept.system == "# Code" and kept.model and path[-1].metrics["emitted_tokens"] >= 1
+    assert sum(span[0] for span in path[1].spans) == len(path[1].text)
+    store.close()
+    asyncio.run(second())
+
+
+def test_what_is_done_again_stays_a_branch_and_the_place_is_kept() -> None:
+    async def first() -> list[str]:
+        async with driving() as chat:
+            chat.app.chat.max_tokens = 10
+            await chat.ask("one")
+            await chat.ask("two")
+            await chat.send("/retry 1")
+            await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.job is None)
+            await chat.send("/edit 1")
+            await chat.until(lambda: chat.prompt.text == "one")
+            await chat.ask("one more")
+            await chat.hears("/branch 1", "branch 1 of 2")
+            return chat.texts
+
+    texts = asyncio.run(first())
+    store = Store.open()
+    (kept,) = store.recent()
+    turns = store.turns(kept)
+    assert [(turn.id, turn.parent) for turn in turns] == [(1, None), (2, 1), (3, 2), (4, 3), (5, 1), (6, None), (7, 6)]
+    assert [turn.id for turn in store.path(kept.leaf)] == [1, 5] and texts == [turns[0].text, turns[4].text]
+
+
+def test_a_question_that_cannot_be_answered() -> None:
+    small = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=32))
+
+    async def first() -> None:
+        async with driving(small, chat=chat_of(4)) as chat:
+            await chat.hears("x" * 50, "the context holds 32", kind="error")
+            await chat.idle()
+            assert chat.texts == chat.shown == ["x" * 50] and len(chat.app.chat.messages) == 1
+        async with driving(small, chat=chat_of(4), resume=1) as chat:
+            assert chat.texts == chat.shown == ["x" * 50]
+            await chat.send("short")
+            await chat.until(lambda: chat.texts[:1] == ["short"] and len(chat.turns) == 2)
+            await chat.idle()
+            assert [message.content for message in chat.app.chat.messages] == chat.texts
+            await chat.hears("/branch", "branch 1 of 2")
+            assert chat.texts == ["x" * 50]
+
+    asyncio.run(first())
+
+
+def test_a_store_that_fails_during_an_answer_is_told_of_once(data: Path) -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("before")
+        await chat.hears("/new", "new")
+        await chat.ask("kept")
+        answer = await chat.begin("hello")
+        other = locked(data)
+        await chat.until(lambda: chat.told("error"))
+        await chat.growing(len(answer.text) + 50)
+        await chat.press("escape")
+        await chat.idle()
+        assert len(chat.turns) == 4 and chat.texts[-1] == answer.text
+        other.close()
+        (told,) = chat.told("error")
+        assert "is locked by another process. The chat goes on without being saved." in told
+        chat.app.chat.max_tokens = 5
+        await chat.ask("and on")
+        await chat.send("/retry 1")
+        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.job is None)
+        await chat.hears("/branch", "branch 1 of 2")
+        assert len(chat.turns) == 6 and not chat.told("error")
+
+    in_app(test)
+    store = Store.open()
+    kept, before = store.recent()
+    assert [turn.text for turn in store.path(kept.leaf)][:3:2] == ["kept", "hello"] and before.title == "before"
+    assert not store.path(kept.leaf)[-1].finished
+
+
+def test_a_store_that_fails_at_a_question(data: Path) -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("before")
+        await chat.hears("/new", "new")
+        first = await chat.ask("one")
+        other = locked(data)
+        second = await chat.ask("two")
+        assert len(chat.told("error")) == 1
+        other.close()
+        assert chat.texts == chat.shown == ["one", first, "two", second]
+        await chat.send("/undo")
+        await chat.until(lambda: len(chat.turns) == 2)
+        await chat.send("/retry")
+        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.job is None)
+        await chat.hears("/branch", "branch 1 of 2")
+        assert chat.texts == ["one", first, "two", second]
+        await chat.hears("/new", "new")
+        await chat.ask("three")
+        assert len(chat.told("error")) == 0
+
+    in_app(test)
+
+
+def test_a_folder_that_cannot_be_written(data: Path) -> None:
+    data.write_text("a file")
+
+    async def main() -> None:
+        async with driving(store=opened_store()) as chat:
+            (told,) = chat.told("error")
+            assert "This chat is not saved." in told
+            await chat.ask("hello")
+
+    asyncio.run(main())
+
+
+def test_two_programs_at_once(data: Path) -> None:
+    failures: list[BaseException] = []
+
+    async def main(name: str) -> None:
+        async with driving(store=Store.open(wait_s=5.0)) as chat:
+            for number in range(3):
+                await chat.ask(f"{name} {number}")
+            assert not chat.told("error")
+
+    def one(name: str) -> None:
+        try:
+            asyncio.run(main(name))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    Store.open().close()
+    threads = [threading.Thread(target=one, args=(name,)) for name in ("here", "there")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    store = Store.open()
+    paths = [[turn.text for turn in store.path(kept.leaf)][::2] for kept in store.recent()]
+    assert sorted(paths) == [[f"{name} {number}" for number in range(3)] for name in ("here", "there")]
+
+
+def test_a_program_that_is_killed_leaves_the_answer_so_far(data: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    arguments = ["chat", "tree", "--backend", "toy", "--gamma", "3", "--ctx", str(ENDLESS), "--temperature", "0",
+                 "--max-tokens", str(ENDLESS - 100)]  # fmt: skip
+    child = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
+                             env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True)  # fmt: skip
+    os.close(theirs)
+    screen = bytearray()
+
+    def read() -> None:
+        try:
+            while chunk := os.read(ours, 65536):
+                screen.extend(chunk)
+        except OSError:
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        end = time.monotonic() + 30
+        while b"Tree on toy" not in screen:
+            assert time.monotonic() < end and child.poll() is None, bytes(screen[-2000:])
+            time.sleep(0.02)
+        os.write(ours, b"hello\r")
+        store = Store.open()
+        while (
+            not (kept := store.recent(1)) or not store.path(kept[0].leaf)[-1].text or len(store.path(kept[0].leaf)) < 2
+        ):
+            assert time.monotonic() < end and child.poll() is None, bytes(screen[-2000:])
+            time.sleep(0.02)
+    finally:
+        child.kill()
+        child.wait()
+        reader.join(5)
+        os.close(ours)
+    question, answer = store.path(store.recent(1)[0].leaf)
+    assert question.text == "hello" and answer.text and not answer.finished
+
+    async def resume() -> None:
+        async with driving(resume=kept[0].id) as chat:
+            assert chat.texts == chat.shown == ["hello", answer.text]
+            assert chat.feet == ["cut off when the program ended"]
+            await chat.ask("and on")
+
+    asyncio.run(resume())
+
+
+def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:
+    async def main() -> None:
+        async with driving(client=EngineProcess()) as chat:
+            await chat.begin("hello")
+            (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
+            engine.kill()
+            await chat.idle()
+            assert any("SIGKILL" in told and "/model" in told for told in chat.told("error"))
+            question, answer = chat.turns
+            assert question.text == "hello" and answer.text and chat.shown == chat.texts
+            await chat.send("and on")
+            assert any("No model is open" in told for told in chat.told("error")) and chat.prompt.text == "and on"
+            chat.prompt.clear()
+            await chat.send("/model tree")
+            await chat.idle()
+            chat.app.chat.max_tokens = 5
+            assert await chat.ask("and on")
+
+    asyncio.run(main())
