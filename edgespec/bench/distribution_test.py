@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.engine import Engine
@@ -38,8 +39,7 @@ def enumerated(engine: Engine, prompt: str, sampling: SamplingParams, length: in
             distribution[emitted] = weight
             return
         text = [*tokens, *emitted]
-        for _ in session.prefill(text[:-1]):
-            pass
+        read_prompt(session, text[:-1])
         p = sampler.distribution(session.forward(text[-1], NO_DRAFT).logits(0), text).dense(vocab_size)
         session.commit(())
         for token in np.flatnonzero(p).tolist():

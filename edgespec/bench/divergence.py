@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.core.arrays import Logits
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Capabilities, Draft, Session
 
 _BURST = 4  # tokens: a root and three accepted
@@ -46,7 +47,7 @@ def first_divergence(
 def _row_alone(session: Session, history: Sequence[int]) -> Logits:
     """[V] scores after `history` from a forward of one row."""
     session.rewind(0)
-    _prefill(session, history[:-1])
+    read_prompt(session, history[:-1])
     scores = session.forward(history[-1], NO_DRAFT)
     z = scores.logits(0).copy()
     session.commit(())
@@ -58,7 +59,7 @@ def _row_among_others(session: Session, history: Sequence[int]) -> Logits:
     n_bursts = min(6, (len(history) - 1) // _BURST)
     start = len(history) - 1 - n_bursts * _BURST
     session.rewind(0)
-    _prefill(session, history[: max(start, 1)])
+    read_prompt(session, history[: max(start, 1)])
     for i in range(session.position, len(history) - 1 - _BURST + 1, _BURST):
         root, *rest = history[i : i + _BURST]
         session.forward(root, _behind_another(rest, session.capabilities))
@@ -77,8 +78,3 @@ def _behind_another(tokens: Sequence[int], capabilities: Capabilities) -> Draft:
     other = (tokens[0] + 1) % capabilities.vocab_size
     parents = [-1, 0, -1, *range(2, 1 + len(tokens))]
     return Draft(np.array([other, other, *tokens], np.int32), np.array(parents, np.int32))
-
-
-def _prefill(session: Session, tokens: Sequence[int]) -> None:
-    for _ in session.prefill(tokens):
-        pass

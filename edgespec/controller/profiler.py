@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.controller.cost_model import Profile
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
 
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 24)  # the most telling first
@@ -71,8 +72,7 @@ def _some(vocab_size: int, n: int) -> list[int]:
 
 def _fill(session: Session, tokens: Sequence[int]) -> None:
     session.rewind(0)
-    for _ in session.prefill(tokens):
-        pass
+    read_prompt(session, tokens)
 
 
 def _forward(session: Session, tokens: Sequence[int], rows: int) -> float:

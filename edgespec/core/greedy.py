@@ -33,6 +33,17 @@ class HostScores:
         return None
 
 
+def read_prompt(session: Session, tokens: Sequence[int]) -> Scores:
+    """Run `Session.prefill` to its end: the scores of the last token. Raises what it raises."""
+    progress = session.prefill(tokens)
+    while True:
+        try:
+            next(progress)
+        except StopIteration as end:
+            scores: Scores = end.value
+            return scores
+
+
 def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
     """Run and keep `tokens`, and make where they end a checkpoint: [V] scores of the last, a copy."""
     last = len(tokens) - 1

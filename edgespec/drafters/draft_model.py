@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.greedy import decode_one, resized, score_tokens
+from edgespec.core.greedy import decode_one, read_prompt, resized, score_tokens
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Session, Verdict
 from edgespec.core.rng import index_at
 from edgespec.core.sampling import Sampler, not_numbers, top_k
@@ -109,10 +109,10 @@ class DraftModelStepper:
         if max(known[session.position :] if self._is_begun else known) >= limits.vocab_size:
             return None
         if not self._is_begun or unread - 1 > session.draft_limit:
-            if len(known) == 1:
+            if len(known) > 1:
+                read_prompt(session, known[:-1])  # reuses what the cache still holds
+            else:
                 session.rewind(0)
-            for _ in session.prefill(known[:-1]) if len(known) > 1 else ():  # what the cache still has is not run again
-                pass
             self._is_begun = True
         logits = score_tokens(session, known[session.position :])
         self._base, self._text = len(tokens), list(tokens)
@@ -209,7 +209,7 @@ class ModelDrafter:
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         self._base = None
         if self._can_read(prompt):
-            self._prefill(prompt)
+            read_prompt(self._session, prompt)
         else:
             self._session.rewind(0)
 
@@ -220,7 +220,7 @@ class ModelDrafter:
         if depth <= 0 or not self._can_read(tokens[session.position :]):
             return NO_DRAFT
         if len(tokens) - session.position - 1 > session.draft_limit:
-            self._prefill(tokens[:-1])
+            read_prompt(self._session, tokens[:-1])
         missing = tokens[session.position :]
         spare = max(0, budget.nodes - depth)
         draft = self._choice.draft(session, missing, tokens, depth, spare, self._vocab_size)
@@ -240,7 +240,3 @@ class ModelDrafter:
         """Whether the draft model has all these ids and a context that long."""
         limits = self._session.capabilities
         return len(tokens) <= limits.context_size and max(tokens) < limits.vocab_size
-
-    def _prefill(self, tokens: Sequence[int]) -> None:
-        for _ in self._session.prefill(tokens):
-            pass

@@ -10,6 +10,7 @@ import numpy as np
 from edgespec.controller.cost_model import Profile, best_chain
 from edgespec.controller.profiler import drafting, measure
 from edgespec.core.arrays import Ints
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Draft, Session
 
 _ROWS = 64  # positions at which choices are compared
@@ -57,7 +58,7 @@ class Evaluator:
         Raises Cancelled, BackendError.
         """
         before = self._text[: self._start]
-        _fill(self._target, before)
+        read_prompt(self._target, before)
         agreed = float((self._chosen(draft) == self._choices).mean())
         draft_s, _ = drafting(draft, self._text, self._start, self._check)
         length, speedup = best_chain(self.profile.rows, draft_s, agreed)
@@ -69,7 +70,7 @@ class Evaluator:
 
     def _chosen(self, session: Session) -> Ints:
         """[rows] the best tokens after the last positions of the text; a few at a time where a draft is limited."""
-        _fill(session, self._text[: self._start])
+        read_prompt(session, self._text[: self._start])
         found: list[Ints] = []
         at = self._start
         while at < len(self._text):
@@ -81,8 +82,3 @@ class Evaluator:
             at += n
         session.rewind(self._start)
         return np.concatenate(found)
-
-
-def _fill(session: Session, tokens: Sequence[int]) -> None:
-    for _ in session.prefill(tokens):
-        pass
