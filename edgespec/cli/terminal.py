@@ -121,10 +121,7 @@ def explanation(steps: Sequence[Step]) -> list[str]:
 
 def report_bug(error: Exception) -> None:
     """What the user sees of a fault of ours: a sentence, and the file that the traceback went to."""
-    import tempfile
-    import traceback
+    from edgespec.files import save_traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
     click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
-    click.echo(f"hint: Please report it, with {file.name}.", err=True)
+    click.echo(f"hint: Please report it, with {save_traceback(error)}.", err=True)

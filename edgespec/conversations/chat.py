@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.errors import CacheError, InvalidRequest
+from edgespec.files import write_atomically
 from edgespec.text.chat_template import Message
 
 _NUMBERS = {
@@ -140,13 +139,9 @@ def speculation_told(speculation: Speculation, draft: str, *, is_paused: bool) -
 
 def write(path: Path, text: str) -> None:
     """Write a file that the user has named, whole or not at all. Raises CacheError."""
-    partial = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        partial.write_bytes(text.encode())
-        partial.replace(path)
+        write_atomically(path, text)
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            partial.unlink()
         raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
 
 

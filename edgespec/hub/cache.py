@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import HubError
+from edgespec.files import write_atomically
 from edgespec.hub.errors import HubContext
 from edgespec.hub.file_selection import Kind, RemoteFile, is_model_file, part_names, select
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo
@@ -81,9 +82,7 @@ def remember_revision(cache_dir: Path, model: RemoteModel) -> None:
         return
     ref = storage_folder(cache_dir, model.repo) / "refs" / model.revision
     ref.parent.mkdir(parents=True, exist_ok=True)
-    fresh = ref.with_name(f"{ref.name}.{os.getpid()}.edgespec")
-    fresh.write_text(model.commit, encoding="utf-8")
-    os.replace(fresh, ref)
+    write_atomically(ref, model.commit)
 
 
 def cached_model(cache_dir: Path, reference: HubReference, endpoint: str) -> RemoteModel | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable
 from time import sleep
 from typing import Any
@@ -13,6 +11,7 @@ from textual.message import Message
 
 from edgespec.engine.events import Event
 from edgespec.errors import Cancelled, EdgespecError
+from edgespec.files import save_traceback
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import ModelInfo
 from edgespec.service.worker import Job
@@ -93,6 +92,5 @@ def toast_of(error: BaseException) -> Toast:
 
 def _bug(error: BaseException) -> Toast:
     """A fault of ours, which must not take the conversation with it."""
-    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
-    return Toast(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {file.name}.", "error")
+    hint = f"Please report it, with {save_traceback(error)}."
+    return Toast(f"internal error: {type(error).__name__}: {error}.", hint, "error")

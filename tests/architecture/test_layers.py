@@ -14,7 +14,7 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("errors", "units"),
+    ("errors", "files", "units"),
     ("core", "formats", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
@@ -28,6 +28,7 @@ RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 # Third-party packages that a layer may import at all.
 ALLOWED = {
     "errors": set(),
+    "files": set(),
     "units": set(),
     "core": {"numpy"},
     "formats": {"numpy", "safetensors"},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from edgespec.backends.llamacpp.library import library
 from edgespec.errors import BackendError, CacheError, InvalidRequest
+from edgespec.files import replace_file
 
 FTYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
 
@@ -26,20 +26,14 @@ def quantize(source: Path, destination: Path, ftype: str, *, threads: int = 1) -
     params.allow_requantize = True
     params.pure = ftype in ("F16", "Q4_0", "Q8_0")
     try:
-        descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-        os.close(descriptor)
+        with replace_file(destination) as partial:
+            lib.log.clear_errors()
+            if lib.api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params) != 0:
+                raise BackendError(
+                    f"llama.cpp could not quantize {source.name} to {ftype}: {lib.log.reason()}.",
+                    hint="Check that the file is a complete GGUF model and that the disk has room.",
+                )
     except OSError as error:
         raise CacheError(
             f"cannot write to {destination.parent}: {error.strerror}.", hint="Choose another folder."
         ) from error
-    partial = Path(name)
-    try:
-        lib.log.clear_errors()
-        if lib.api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params) != 0:
-            raise BackendError(
-                f"llama.cpp could not quantize {source.name} to {ftype}: {lib.log.reason()}.",
-                hint="Check that the file is a complete GGUF model and that the disk has room.",
-            )
-        partial.replace(destination)
-    finally:
-        partial.unlink(missing_ok=True)

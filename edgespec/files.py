@@ -1,0 +1,40 @@
+"""Files that appear whole or not at all, and the file that an internal error is reported with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary file beside `path`, which replaces `path` when the block ends without an error.
+
+    It is removed otherwise. Raises OSError where the folder cannot be written, ValueError where no path has this form.
+    """
+    partial = path.parent / f".{path.name}.{os.urandom(4).hex()}"
+    partial.touch(exist_ok=False)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write `data`, text as UTF-8, so that a reader sees the old file or the new one. Raises OSError, ValueError."""
+    with replace_file(path) as partial:
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def save_traceback(error: BaseException) -> Path:
+    """Write the traceback of an internal error to a new file in the temporary folder; returns the file."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="edgespec-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return Path(file.name)
