@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from edgespec.controller.store import machine
+from edgespec.controller.store import describe_machine
 
 
 def describe(*models: Path) -> dict[str, Any]:
     """Processor, system, versions, and the first digits of the SHA-256 of each model's weights."""
     return {
-        **machine(),
+        **describe_machine(),
         "files": {str(file.relative_to(file.parent.parent)): _sha256(file) for file in map(_weights_of, models)},
     }
 

@@ -24,7 +24,7 @@ import click
 from benchmarks.machine import describe
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.prompt_sets import shipped
+from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.controller.stats import DraftStats
 from edgespec.core.batching import Yield
 from edgespec.core.protocols import Step
@@ -109,7 +109,7 @@ def _opened(target: Path, draft: Path, options: LoadOptions) -> Engine:
 
 def _requests(engine: Engine, most: int, tokens: int, temperature: float, ctx: int) -> list[Request]:
     """Prompts of all categories in turn; no answer ends before it has `tokens`."""
-    by_category = [[p.turns[0] for p in shipped([name])] for name in CATEGORIES]
+    by_category = [[p.turns[0] for p in read_shipped_prompts([name])] for name in CATEGORIES]
     texts = [text for together in zip(*by_category, strict=False) for text in together]
     tokenizer = engine.target.tokenizer
     texts = [text for text in texts if len(tokenizer.encode(text, parse_special=False)) + tokens < ctx]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import click
 
-from benchmarks.cost_faithful import EMBEDDED
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
@@ -25,6 +24,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
+from laboratory.cost_faithful import EMBEDDED
 from tests.engine.prompts import CODE
 
 ARMS = {

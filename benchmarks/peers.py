@@ -34,7 +34,7 @@ from benchmarks.peers_arms import Arm, Generation, PeerFailed, Prompt, edgespec_
 from benchmarks.peers_server import LlamaServer, help_of, version_of, ways_to_draft
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, shipped, some_of_each
+from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
@@ -80,7 +80,7 @@ def main(
     threads = threads or idle_cores()
     with ExitStack() as undo:
         try:
-            found = read_prompts(own) if own else shipped(categories or None)
+            found = read_prompts(own) if own else read_shipped_prompts(categories or None)
             options = LoadOptions(context_size=ctx, threads=threads)
             models = [
                 open_model(backend, path, options, progress=lambda _: None, check=lambda: None)
@@ -89,7 +89,7 @@ def main(
             ]
             engine = Engine(models[0], models[1] if draft else None, Speculation("none", 0))
             undo.callback(engine.close)
-            prompts = fitting(engine, some_of_each(found, per_category), tokens, ctx)
+            prompts = fitting(engine, take_per_category(found, per_category), tokens, ctx)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
         peers: list[Arm] = []

@@ -25,7 +25,7 @@ from benchmarks.machine import describe
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, parse
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.prompt_sets import shipped
+from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
@@ -82,7 +82,7 @@ def main(
         for gamma in gammas:
             label = f"{name}, {gamma}" if gamma else f"{name}, autopilot"
             arms.append(Arm(label, engine, Speculation("model", gamma or None), extra, grown, []))
-    chosen = [prompt.turns[0] for prompt in shipped([category])][:prompts]
+    chosen = [prompt.turns[0] for prompt in read_shipped_prompts([category])][:prompts]
     texts: dict[str, set[str]] = {prompt: set() for prompt in chosen}
     for prompt in chosen:
         for arm in arms:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import click
 
-from benchmarks.cost_faithful import EMBEDDED
 from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
+from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
+from laboratory.cost_faithful import EMBEDDED
 
 DEPTH = 8
 CONTEXT = 2048
@@ -60,7 +60,7 @@ def main(
     engine = Engine(models[0], None, Speculation("none", 0, 0))
     session = models[1].open_session(lambda: None)
     traces = []
-    for prompt in some_of_each(read_prompts(prompts) if prompts else shipped(), per_category):
+    for prompt in take_per_category(read_prompts(prompts) if prompts else read_shipped_prompts(), per_category):
         if len(encode_prompt(models[0].tokenizer, prompt.turns[0], parse_special=True)) + tokens > CONTEXT:
             click.echo(f"{prompt.id} is left out: it does not fit into {CONTEXT} tokens", err=True)
             continue

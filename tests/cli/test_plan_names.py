@@ -13,9 +13,6 @@ from click.testing import CliRunner
 
 import edgespec.planner.report as outlook
 import edgespec.planner.speed as forecasting
-from benchmarks.plan_names import read_from_hub
-from benchmarks.published import Published, Vocabulary
-from benchmarks.published_files import FILES
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
@@ -23,8 +20,11 @@ from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
-from edgespec.planner.report import table
+from edgespec.planner.report import format_plan
 from edgespec.units import GIB
+from laboratory.plan_names import read_from_hub
+from laboratory.published import Published, Vocabulary
+from laboratory.published_files import FILES
 from tests.cli.conftest import Cli
 from tests.hub.hubserver import HubServer
 
@@ -81,7 +81,7 @@ def test_a_small_mixture_is_measured(plan: Plan) -> None:
     small = with_words(FILES["gpt-oss-20b"][0], BYTES, blocks=4, width=256, ffn=256, heads=4, kv_heads=2)
     facts, _ = plan("gpt-oss-20b", [small])
     assert facts["mixture"] and facts["plain_tokens_per_second"][0] > 0
-    assert any("same experts" in line for line in table(facts))
+    assert any("same experts" in line for line in format_plan(facts))
 
 
 def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
@@ -122,8 +122,8 @@ def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
         "name": "m", "backend": "llamacpp", "draft": "d", "context": 8192, "weights_bytes": GIB, "kv_bytes": GIB,
         "draft_bytes": GIB, "needed_bytes": 3 * GIB, "free_bytes": 2 * GIB, "fits": False, "fits_without_draft": True,
     }  # fmt: skip
-    assert any("without the draft model it fits" in line for line in table(facts))
-    assert not any("without the draft" in line for line in table({**facts, "fits_without_draft": False}))
+    assert any("without the draft model it fits" in line for line in format_plan(facts))
+    assert not any("without the draft" in line for line in format_plan({**facts, "fits_without_draft": False}))
 
 
 def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import click
 import gguf
 import numpy as np
 
-from benchmarks.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, content
-from benchmarks.embedding.layout import Tensor, tensors
-from benchmarks.embedding.shapes import Shape
-from benchmarks.embedding.sources import Source, folder_name, halved
+from laboratory.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, content
+from laboratory.embedding.layout import Tensor, tensors
+from laboratory.embedding.shapes import Shape
+from laboratory.embedding.sources import Source, folder_name, halved
 
 _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 _SEED = 0

@@ -12,11 +12,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.embedding import vocabulary
-from benchmarks.embedding.shapes import Shape
-from benchmarks.embedding.vocabulary import Field
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.formats.tensor_names import PARTS
+from laboratory.embedding import vocabulary
+from laboratory.embedding.shapes import Shape
+from laboratory.embedding.vocabulary import Field
 
 Floats = npt.NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """A sliding-window model beyond its window: edgespec's and mlx_lm's speculative output against plain decoding.
 
-    uv run python -m benchmarks.mlx_window [--tokens 96] [--models 5]
+    uv run python -m laboratory.mlx_window [--tokens 96] [--models 5]
 
 Random-weight gemma3 pairs with a window of 24 tokens (tests/mlx_models.py), greedy. mlx_lm asks once, before it starts,
 whether the caches can be trimmed. Reported: the first token at which each leaves mlx_lm's own plain output.

@@ -1,8 +1,8 @@
 """`edgespec plan NAME` for names of models.toml of different shapes, against a hub on this machine.
 
-    uv run python -m benchmarks.plan_names [NAME ...] [--threads 1] [--no-speed]
+    uv run python -m laboratory.plan_names [NAME ...] [--threads 1] [--no-speed]
 
-The hub serves files with the headers and lengths of the published ones (benchmarks.published) and holes for weights;
+The hub serves files with the headers and lengths of the published ones (laboratory.published) and holes for weights;
 a length that is 1% from the published one is an error.
 The real command runs as a process of its own. Whether it asks for more than headers is checked: of each file it may ask
 for the header and one block of the reader beyond. stdout ends with one JSON line: bytes needed, whether they fit, plain
@@ -24,10 +24,10 @@ from typing import Any
 import click
 
 from benchmarks.machine import describe
-from benchmarks.published import Published
-from benchmarks.published_files import FILES
 from edgespec.formats.gguf_reader import LARGEST_BLOCK
 from edgespec.planner.report import table
+from laboratory.published import Published
+from laboratory.published_files import FILES
 from tests.hub.hubserver import HubServer
 
 COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]

@@ -1,10 +1,10 @@
-"""The files behind some names of models.toml, in outline (benchmarks.published says where the figures come from)."""
+"""The files behind some names of models.toml, in outline (laboratory.published says where the figures come from)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.published import Published, Shape, Vocabulary
+from laboratory.published import Published, Shape, Vocabulary
 
 _LLAMA_WORDS = Vocabulary(
     "llama-bpe", 128256, 280147,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.embedding.shapes import Shape
+from laboratory.embedding.shapes import Shape
 
 Indices = npt.NDArray[np.intp]
 

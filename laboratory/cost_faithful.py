@@ -1,7 +1,7 @@
 """Embed a small llama model's exact function in a larger llama shape: its tokens at the large model's cost.
 
-    uv run python -m benchmarks.cost_faithful 1b out.gguf [--source small.gguf] [--type Q4_0] [--check]
-    uv run python -m benchmarks.cost_faithful 100m folder [--source folder] [--type 4bit] [--group 64] [--check]
+    uv run python -m laboratory.cost_faithful 1b out.gguf [--source small.gguf] [--type Q4_0] [--check]
+    uv run python -m laboratory.cost_faithful 100m folder [--source folder] [--type 4bit] [--group 64] [--check]
 
 Embeddings are padded with zeros, norm weights scaled by sqrt(d/D) and their epsilon by d/D, the small heads placed
 within their kv groups; rows of attention output and ffn-down outside the small block are zero, so that the added width
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import click
 
-from benchmarks.embedding.agreement import Agreement, compare, open_for_check
-from benchmarks.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, storage_for
-from benchmarks.embedding.files import write
-from benchmarks.embedding.shapes import SHAPES, shape_for, tightest
-from benchmarks.embedding.sources import open_source
 from edgespec.errors import EdgespecError
+from laboratory.embedding.agreement import Agreement, compare, open_for_check
+from laboratory.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, storage_for
+from laboratory.embedding.files import write
+from laboratory.embedding.shapes import SHAPES, shape_for, tightest
+from laboratory.embedding.sources import open_source
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "edgespec" / "assets" / "python-6m" / "target.gguf"
 GROUP, TOKENS = 64, 32

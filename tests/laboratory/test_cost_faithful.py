@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cost_faithful
-from benchmarks.cost_faithful import build, check
-from benchmarks.embedding import vocabulary
-from benchmarks.embedding.agreement import PROMPTS, Agreement, open_for_check
-from benchmarks.embedding.encodings import FolderStorage, GgufStorage
-from benchmarks.embedding.files import write
-from benchmarks.embedding.layout import tensors
-from benchmarks.embedding.shapes import SHAPES, Shape, Size
-from benchmarks.embedding.sources import open_source
 from edgespec.backends.llamacpp.quantize import quantize
+from laboratory import cost_faithful
+from laboratory.cost_faithful import build, check
+from laboratory.embedding import vocabulary
+from laboratory.embedding.agreement import PROMPTS, Agreement, open_for_check
+from laboratory.embedding.encodings import FolderStorage, GgufStorage
+from laboratory.embedding.files import write
+from laboratory.embedding.layout import tensors
+from laboratory.embedding.shapes import SHAPES, Shape, Size
+from laboratory.embedding.sources import open_source
 from tests.mlx_models import DENSE, make_folder
 from tests.models import DRAFT, TARGET, Maker, llama, sliding_window
 

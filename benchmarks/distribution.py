@@ -14,14 +14,14 @@ from pathlib import Path
 
 import click
 
-from benchmarks.cost_faithful import EMBEDDED
 from benchmarks.machine import describe
 from edgespec.backends import BackendName, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.distribution_test import compare
+from edgespec.bench.distribution_test import compare_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
+from laboratory.cost_faithful import EMBEDDED
 
 ARMS = {
     "plain": Speculation("none", 0, 0),
@@ -44,7 +44,7 @@ def main(samples: int, backend: BackendName, target: Path, draft: Path) -> None:
     arms = {}
     for name, speculation in ARMS.items():
         engine.speculation = speculation
-        arms[name] = asdict(compare(engine, "self.", SamplingParams(temperature=1.0, top_k=3), 3, samples))
+        arms[name] = asdict(compare_distribution(engine, "self.", SamplingParams(temperature=1.0, top_k=3), 3, samples))
         click.echo(f"{name}: {arms[name]}", err=True)
     engine.close()
     click.echo(

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from benchmarks.embedding.layout import Tensor
-from benchmarks.embedding.shapes import Shape
 from edgespec.backends.llamacpp.library import library
+from laboratory.embedding.layout import Tensor
+from laboratory.embedding.shapes import Shape
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
