@@ -1,4 +1,4 @@
-"""From what a drafter says of itself to how often it is right: learned rates in bins."""
+"""Acceptance rates of drafted tokens, learned in bins of what the drafter knows about a token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from edgespec.controller.estimator import DecayedMean
 
 
 class AcceptanceModel:
-    """The share of right tokens as a function of one number.
+    """The share of accepted tokens as a function of one feature.
 
-    For a draft model the number is the probability it gives its token; for lookups, the length of the match.
+    For a draft model the feature is the probability that it gives its token; for lookups, the length of the match.
     """
 
     def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
-        """`edges` separate the bins; `guesses` [len(edges) + 1] are the rates before anything is seen."""
+        """`edges` separate the bins; `guesses` [len(edges) + 1] are the rates before any observation.
+
+        Raises ValueError if their lengths do not match.
+        """
         if len(guesses) != len(edges) + 1:
             raise ValueError("one guess for each bin")
         self._edges = list(edges)
@@ -23,29 +26,29 @@ class AcceptanceModel:
         self.rates = [DecayedMean(guess) for guess in guesses]
 
     def fork(self) -> AcceptanceModel:
-        """See DecayedMean.begun."""
-        here = AcceptanceModel(self._edges, self._guesses)
-        here.rates = [rate.fork() for rate in self.rates]
-        return here
+        """See DecayedMean.fork."""
+        local = AcceptanceModel(self._edges, self._guesses)
+        local.rates = [rate.fork() for rate in self.rates]
+        return local
 
     def merge(self, text: AcceptanceModel) -> None:
-        """See DecayedMean.learn."""
+        """See DecayedMean.merge."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
 
-    def observe(self, number: float, right: bool) -> None:
-        self.rates[bisect_right(self._edges, number)].observe(float(right))
+    def observe(self, feature: float, is_right: bool) -> None:
+        self.rates[bisect_right(self._edges, feature)].observe(float(is_right))
 
-    def rate(self, number: float) -> float:
-        return self.rates[bisect_right(self._edges, number)].value
+    def rate(self, feature: float) -> float:
+        return self.rates[bisect_right(self._edges, feature)].value
 
 
-def of_probability() -> AcceptanceModel:
+def model_by_probability() -> AcceptanceModel:
     """For a drafter that gives each token a probability."""
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
     return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
 
-def of_match_length() -> AcceptanceModel:
-    """For lookups, by the number of matching tokens before the looked-up one."""
+def model_by_match_length() -> AcceptanceModel:
+    """For lookups, by the number of matching tokens before the proposed one."""
     return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])

@@ -1,4 +1,4 @@
-"""What rows cost one of several generations whose forwards are done as one."""
+"""The cost of a draft's rows to one of several generations that share their forwards."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from collections.abc import Callable
 from edgespec.controller.cost_model import CostModel
 from edgespec.core.batching import SOLO, BatchPeers
 
-_LEAST = 0.25  # of its part: rows that fill a tile may make a forward faster, but nobody's are free
+_MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
 
 
 class MarginalCost:
-    """The part of a forward's seconds that one generation answers for.
+    """The part of a forward's seconds that is charged to one generation.
 
-    If all decoded plainly, each would answer for an equal part. What its draft adds is its own. So whatever pays by
-    this measure makes all generations together faster; with nobody beside it is the whole forward.
+    If all generations decoded plainly, each would be charged an equal part. Rows that a draft adds are charged to it in
+    full. A draft that pays by this measure therefore makes all generations together faster. Without peers the charge is
+    the whole forward.
     """
 
-    def __init__(self, costs: CostModel, peers: Callable[[], BatchPeers] = lambda: SOLO) -> None:
-        """`peers` tells whom the next forward is shared with."""
-        self._costs = costs
-        self._asked = peers
+    def __init__(self, model: CostModel, query_peers: Callable[[], BatchPeers] = lambda: SOLO) -> None:
+        """`query_peers` returns the peers of the next forward."""
+        self.model = model
+        self._query_peers = query_peers
         self._peers = SOLO
 
-    def look(self) -> None:
-        """See who is there, at the beginning of a round."""
-        self._peers = self._asked()
+    def refresh(self) -> None:
+        """Query the peers; called at the beginning of a round."""
+        self._peers = self._query_peers()
 
     @property
-    def reads(self) -> bool:
-        """Whether others read their prompts in the same forward."""
-        return self._peers.reads
+    def has_prefill(self) -> bool:
+        """Whether the next forward also reads prompts of peers."""
+        return self._peers.prefilling
 
     @property
     def n_peers(self) -> int:
-        """How many others decode."""
+        """Other generations that decode in the next forward."""
         return self._peers.sessions
 
     @property
     def plain_measured(self) -> int:
-        """How many measurements of a forward in which all decode plainly still count."""
-        return self._costs.measured(self.n_peers + 1)
+        """Recent measurements of a forward in which all generations decode plainly."""
+        return self.model.measured(self.n_peers + 1)
 
     def seconds(self, rows: int) -> float:
-        """Of `rows` of its own, its root among them."""
-        all_ = self.n_peers + 1
-        if all_ == 1:
-            return self._costs.seconds(rows)
-        part = self._costs.seconds(all_) / all_
+        """Seconds charged for `rows` rows, the root included."""
+        n_generations = self.n_peers + 1
+        if n_generations == 1:
+            return self.model.seconds(rows)
+        equal_part = self.model.seconds(n_generations) / n_generations
         peer_rows = self._peers.rows
-        added = self._costs.seconds(peer_rows + rows) - self._costs.seconds(peer_rows + 1)
-        return max(part + added, part * _LEAST)
+        added = self.model.seconds(peer_rows + rows) - self.model.seconds(peer_rows + 1)
+        return max(equal_part + added, equal_part * _MIN_SHARE)

@@ -1,37 +1,37 @@
-"""Means of what is seen over time, in this text and in those before it."""
+"""Discounted means of observations, in the present text and over earlier texts."""
 
 from __future__ import annotations
 
-_GUESS_WEIGHT = 4.0  # observations that a guess counts for among all texts
-_TRUST = 6.0  # observations that earlier texts count for in a new one, and one of them among them
-_FORGOTTEN = 0.9  # discount of earlier texts, at every new one
+_GUESS_WEIGHT = 4.0  # observations that the initial guess counts for in the mean of earlier texts
+_PRIOR_WEIGHT = 6.0  # observations that earlier texts count for in a new one, and one text at most among them
+_TEXT_DISCOUNT = 0.9  # of earlier texts, at every new one
 
 
 class DecayedMean:
-    """A discounted mean over the present text, drawn towards the mean of earlier texts, drawn towards a guess.
+    """A discounted mean over the present text, shrunk towards the mean of earlier texts, itself shrunk to a guess.
 
-    A long text tells no more about the next one than a short one does: each counts for a few observations at most.
+    A long text says no more about the next one than a short one: each counts for `_PRIOR_WEIGHT` observations at most.
     """
 
     def __init__(self, guess: float, discount: float = 0.98) -> None:
-        """`discount` of the present text's earlier evidence, at every new piece of it."""
+        """`discount` is the factor on earlier observations of the present text at every new one."""
         self._guess = guess
         self._discount = discount
         self._sum = self._n = 0.0
         self._earlier_sum = self._earlier_n = 0.0
 
     def fork(self) -> DecayedMean:
-        """One for a new text, of which there may be several at a time; `merge` takes in what it has seen."""
+        """A mean for a new text. Several may exist at a time; `merge` takes in what one has observed."""
         local = DecayedMean(self._guess, self._discount)
         local.restore(self.evidence)
         return local
 
     def merge(self, text: DecayedMean) -> None:
-        """A text is over that began with `fork`."""
+        """Take in `text`, a mean made by `fork`, when its text is complete."""
         if text._n:
-            weight = min(text._n, _TRUST)
-            self._earlier_sum = self._earlier_sum * _FORGOTTEN + text._sum / text._n * weight
-            self._earlier_n = self._earlier_n * _FORGOTTEN + weight
+            weight = min(text._n, _PRIOR_WEIGHT)
+            self._earlier_sum = self._earlier_sum * _TEXT_DISCOUNT + text._sum / text._n * weight
+            self._earlier_n = self._earlier_n * _TEXT_DISCOUNT + weight
 
     def observe(self, value: float) -> None:
         self._sum = self._sum * self._discount + value
@@ -39,26 +39,51 @@ class DecayedMean:
 
     @property
     def value(self) -> float:
-        return (self._sum + _TRUST * self.prior) / (self._n + _TRUST)
+        return (self._sum + _PRIOR_WEIGHT * self.prior) / (self._n + _PRIOR_WEIGHT)
 
     @property
     def prior(self) -> float:
-        """The mean over earlier texts, drawn towards the guess."""
+        """The mean over earlier texts, shrunk towards the guess."""
         return (self._earlier_sum + _GUESS_WEIGHT * self._guess) / (self._earlier_n + _GUESS_WEIGHT)
 
     @property
     def local(self) -> tuple[float, float]:
-        """The mean over the present text alone, and how much evidence that is."""
+        """The mean over the present text alone, and its discounted number of observations."""
         return (self._sum / self._n if self._n else 0.0), self._n
 
     @property
     def evidence(self) -> tuple[float, float]:
-        """Weighted sum and weight of what all texts have shown, the present one included."""
-        all_ = DecayedMean(self._guess)
-        all_.restore((self._earlier_sum, self._earlier_n))
-        all_.merge(self)
-        return all_._earlier_sum, all_._earlier_n
+        """Weighted sum and weight of all texts, the present one included."""
+        merged = DecayedMean(self._guess)
+        merged.restore((self._earlier_sum, self._earlier_n))
+        merged.merge(self)
+        return merged._earlier_sum, merged._earlier_n
 
     def restore(self, evidence: tuple[float, float]) -> None:
-        """Go on from an earlier `evidence`."""
+        """Continue from an earlier `evidence`."""
         self._earlier_sum, self._earlier_n = evidence
+
+
+class RecentRate:
+    """What recent rounds have emitted and drafted. Short discounts, since a text moves from one phase to another."""
+
+    def __init__(self) -> None:
+        self._tokens = DecayedMean(1.0, 0.8)
+        self._steps = DecayedMean(1.0, 0.8)
+        self._drafted = DecayedMean(0.0, 0.9)
+
+    def observe(self, tokens: int, steps: float, *, drafted: bool) -> None:
+        """A round emitted `tokens` in a usual time of `steps` plain steps."""
+        self._tokens.observe(tokens)
+        self._steps.observe(steps)
+        self._drafted.observe(float(drafted))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per plain step; at least 1, the rate of plain decoding."""
+        return max(1.0, self._tokens.value / self._steps.value)
+
+    @property
+    def drafted_share(self) -> float:
+        """Share of rounds with a draft."""
+        return self._drafted.value

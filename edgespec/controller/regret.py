@@ -1,47 +1,57 @@
-"""Never slower than plain decoding: an account of the time that drafting has won or lost."""
+"""The regret budget: a limit on the time that drafting may lose against plain decoding."""
 
 from __future__ import annotations
 
-_ALLOWED_SHARE = 0.01  # of all time, that drafting may have lost
-_ALLOWED_STEPS = 2.0  # plain steps that it may have lost n_peers
-_MOST_ROOM = 6.0  # plain steps that one round may risk, however much was won before
+_ALLOWED_SHARE = 0.01  # of all time
+_ALLOWED_STEPS = 2.0  # plain steps, in addition
+_MAX_SAVINGS = 4.0  # plain steps of earlier gains that a round may risk, in addition
+_READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
 
 
 class RegretBudget:
-    """The account of one generation, in plain steps.
+    """The account of one generation, in plain steps: one plain step is the time of a forward without a draft.
 
-    Whatever happens, drafting loses no more than twice what is allowed at first, and a share of the time.
+    Whatever is drafted, the loss stays below twice `_ALLOWED_STEPS` plus `_ALLOWED_SHARE` of the time.
     """
 
     def __init__(self) -> None:
         self._balance = 0.0
-        self._credit = 0.0  # of it, on the word of drafts that there was no room for
-        self._untried = 0.0  # what such drafts have lost, and not yet made good
+        self._credit = 0.0  # the part of the balance that shadow drafts have lent
+        self._shadow_balance = 0.0  # what shadow drafts would have lost and not yet won back; at most 0
+        self._read_debt = 0.0  # reading of the draft model that is not yet charged
         self._elapsed = 0.0
 
+    def add_reading(self, steps: float) -> None:
+        """The draft model has read text for `steps` plain steps, which the next rounds are charged for."""
+        self._read_debt += steps
+
     def add(self, tokens: int, steps: float) -> None:
-        """A round emitted `tokens` in what `steps` plain steps usually take. What it won pays back first."""
+        """A round emitted `tokens` in a usual time of `steps` plain steps. Its gain repays the credit first."""
+        charged = self._read_debt / _READ_ROUNDS
+        self._read_debt -= charged
+        steps += charged
         self._elapsed += steps
-        won = tokens - steps
-        paid_back = min(max(won, 0.0), self._credit)
-        self._credit -= paid_back
-        self._balance = min(self._balance + won - paid_back, _MOST_ROOM - _ALLOWED_STEPS)
+        gain = tokens - steps
+        repaid = min(max(gain, 0.0), self._credit)
+        self._credit -= repaid
+        self._balance = min(self._balance + gain - repaid, _MAX_SAVINGS)
 
-    def add_untried(self, tokens: int, steps: float) -> None:
-        """A draft for which there was no room would have emitted `tokens` in `steps` plain steps.
+    def add_shadow(self, tokens: int, steps: float) -> None:
+        """A draft that the budget did not allow would have emitted `tokens` in `steps` plain steps.
 
-        What such drafts would have won, once it outweighs what they would have lost, lends room to the next one, at
-        most as much as there is at first. No time was lost with them, so that they take no room away.
+        Once the gains of such drafts outweigh their losses, the surplus is lent to the next rounds, up to
+        `_ALLOWED_STEPS`. Their losses cost no time and reduce nothing.
         """
-        balance = self._untried + tokens - steps
-        self._untried = min(max(balance, -_ALLOWED_STEPS), 0.0)
+        balance = self._shadow_balance + tokens - steps
+        self._shadow_balance = min(max(balance, -_ALLOWED_STEPS), 0.0)
         lent = min(balance, _ALLOWED_STEPS - self._balance, _ALLOWED_STEPS - self._credit)
         if lent > 0:
             self._balance += lent
             self._credit += lent
 
     def allowance(self, n_peers: int = 0) -> float:
-        """Plain steps that the next round may lose if all of its draft is wrong. Generations that share their forwards,
-        `n_peers` so many others, share what may be lost at the beginning.
+        """Plain steps that the next round may lose if its whole draft is rejected.
+
+        Generations that share their forwards also share the initial allowance: with `n_peers` others each has its part.
         """
         return self._balance + _ALLOWED_SHARE * self._elapsed + _ALLOWED_STEPS / (1 + n_peers)

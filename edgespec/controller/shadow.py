@@ -1,4 +1,4 @@
-"""Drafts that there was no room for, followed in the text to see what would have become of them."""
+"""Shadow drafts: drafts that the regret budget does not allow, compared with the text that is emitted instead."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ class ShadowDraft:
         self._draft: list[int] = []
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._draft)
 
     def remember(self, start: int, draft: list[int]) -> None:
-        """`draft` would have begun at position `start` of the text."""
+        """`draft` continues the text at position `start`."""
         self._start, self._draft = start, draft
 
-    def outcome(self, text: Sequence[int]) -> tuple[int, int] | None:
-        """(tokens that the round would have emitted, its rows), once the text shows it."""
-        draft, right = self._draft, 0
+    def resolve(self, text: Sequence[int]) -> tuple[int, int] | None:
+        """(tokens that the round would have emitted, rows of its forward); None while `text` is too short to tell."""
+        draft, n_right = self._draft, 0
         if not draft:
             return None
         for drafted, emitted in zip(draft, text[self._start :], strict=False):
             if drafted != emitted:
                 break
-            right += 1
-        if right < len(draft) and self._start + right >= len(text):
+            n_right += 1
+        if n_right < len(draft) and self._start + n_right >= len(text):
             return None
         self._draft = []
-        return right + 1, len(draft) + 1
+        return n_right + 1, len(draft) + 1

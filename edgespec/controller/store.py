@@ -18,6 +18,7 @@ from edgespec.backends import BackendName
 from edgespec.backends.options import KvType
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
+from edgespec.files import write_atomically
 
 _VERSION = 2  # of the file's form and of what is measured
 _ENTRIES = 8  # settings kept for a pair of models
@@ -38,7 +39,7 @@ class ProfileKey:
     exact: bool
 
     @staticmethod
-    def here(
+    def current(
         backend: BackendName,
         *,
         threads: int | None,
@@ -50,7 +51,7 @@ class ProfileKey:
         """The setting on this machine with the packages installed."""
         package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
         runtime = f"{package} {importlib.metadata.version(package)}"
-        return ProfileKey(_VERSION, processor(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
+        return ProfileKey(_VERSION, processor_name(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
 
     def difference(self, other: dict[str, Any]) -> str:
         """What an `other` setting had otherwise, in words."""
@@ -74,13 +75,13 @@ class ProfileStore:
     @cached_property
     def digests(self) -> dict[str, str]:
         """The models' fingerprints by role and file name. Raises CacheError where they cannot be read."""
-        return {f"{role} {path.name}": fingerprint(path) for role, path in self._models.items()}
+        return {f"{role} {path.name}": fingerprint_weights(path) for role, path in self._models.items()}
 
     @cached_property
     def path(self) -> Path:
         """Raises CacheError where the models' files cannot be read."""
         name = hashlib.sha256("+".join([*self.digests.values(), self._self_draft]).encode()).hexdigest()
-        return folder() / f"{name[:24]}.json"
+        return calibration_folder() / f"{name[:24]}.json"
 
     def load(self, setting: ProfileKey) -> DraftStats | str | None:
         """What is known under `setting`; in words what differs where something is known under another; or None."""
@@ -97,13 +98,9 @@ class ProfileStore:
         """Keep it for next time; a folder that cannot be written to costs the next run a measurement, no more."""
         kept = [entry for entry in self._entries() if entry["setting"] != asdict(setting)][: _ENTRIES - 1]
         entries = [{"setting": asdict(setting), "experience": draft_stats.to_dict()}, *kept]
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"entries": entries}), encoding="utf-8")
-            partial.replace(self.path)
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            write_atomically(self.path, json.dumps({"entries": entries}))
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
@@ -131,7 +128,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def folder() -> Path:
+def calibration_folder() -> Path:
     """Where calibrations are kept: EDGESPEC_CACHE_DIR, else the platform's folder for caches."""
     import platformdirs
 
@@ -139,7 +136,7 @@ def folder() -> Path:
     return (Path(stated) if stated else platformdirs.user_cache_path("edgespec")) / "calibration"
 
 
-def fingerprint(model: Path) -> str:
+def fingerprint_weights(model: Path) -> str:
     """A digest of a weights file's size and both ends, or of those of a folder. Raises CacheError.
 
     A whole file of 40 GB would take longer to read than the measurement takes.
@@ -159,17 +156,17 @@ def fingerprint(model: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Processor, system and versions: what every figure has to carry."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("edgespec", "llama-cpp-python", "mlx-lm"):
         versions[package] = None
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    return {"processor": processor(), "system": f"{platform.system()} {platform.machine()}", "versions": versions}
+    return {"processor": processor_name(), "system": f"{platform.system()} {platform.machine()}", "versions": versions}
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, as the system gives it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

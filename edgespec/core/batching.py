@@ -16,7 +16,7 @@ class BatchPeers:
 
     sessions: int
     rows: int
-    reads: bool
+    prefilling: bool
 
 
 SOLO = BatchPeers(0, 0, False)

@@ -88,7 +88,7 @@ class Capabilities:
     context_size: int
     tree: bool
     hidden_layers: frozenset[int]
-    follows: bool = False
+    shares_kv: bool = False
 
 
 class Scores(Protocol):

@@ -92,7 +92,7 @@ class DraftModelStepper:
 
     def lag(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` the session has yet to read."""
-        is_held = self._is_begun or self._session.capabilities.follows
+        is_held = self._is_begun or self._session.capabilities.shares_kv
         return len(tokens) - (self._skipped + self._session.position if is_held else 0)
 
     def start(self, tokens: Sequence[int], window: int) -> Candidates | None:

@@ -302,7 +302,7 @@ class Engine:
         share = MarginalCost(self._draft_stats.costs, lambda: session.peers)
 
         def seconds(rows: int) -> float:
-            share.look()
+            share.refresh()
             return share.seconds(rows)
 
         return seconds

@@ -19,9 +19,7 @@ LONG_FUNCTIONS = {
 WIDE_CLASSES = {
     "backends/llamacpp/context.py:Context": "to be split",
     "backends/mlx/session.py:MlxSession": "to be split",
-    "controller/adaptive.py:Autopilot": "to be split",
     "server/metrics.py:ServerMetrics": "to be split",
-    "text/stream.py:TextStream": "to be split",
     "tui/app.py:ChatApp": "to be split",
     "tui/live_stats.py:LiveStats": "to be split",
 }

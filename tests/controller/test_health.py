@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.controller.shadow import ShadowDraft
-from edgespec.controller.stats import DraftStats, ModelRecord
+from edgespec.controller.stats import DraftStats, ModelStats
 from tests.controller.replay import ReplayWalk, autopilot, profile_of, replay
 from tests.controller.test_replay import GREEDY, SAMPLED, Liar, clock_of
 
@@ -25,7 +25,7 @@ def test_a_hopeless_draft_model_is_reported() -> None:
 
 
 def test_a_draft_model_that_has_become_worse_is_reported() -> None:
-    record = ModelRecord()
+    record = ModelStats()
     for _ in range(8):
         for _ in range(30):
             record.first_choice.observe(1.0)
@@ -54,12 +54,12 @@ def test_reasoning_and_answer_are_learned_apart() -> None:
 
 def test_what_was_not_tried_is_judged_by_the_text() -> None:
     untried = ShadowDraft()
-    assert untried.outcome([1, 2]) is None
+    assert untried.resolve([1, 2]) is None
     untried.remember(2, [5, 6, 7])
-    assert untried.pending
-    assert untried.outcome([1, 2]) is None, "nothing of it is there yet"
-    assert untried.outcome([1, 2, 5, 6]) is None, "right so far"
-    assert untried.outcome([1, 2, 5, 6, 9]) == (3, 4)
-    assert not untried.pending
+    assert untried.is_pending
+    assert untried.resolve([1, 2]) is None, "nothing of it is there yet"
+    assert untried.resolve([1, 2, 5, 6]) is None, "right so far"
+    assert untried.resolve([1, 2, 5, 6, 9]) == (3, 4)
+    assert not untried.is_pending
     untried.remember(2, [5])
-    assert untried.outcome([1, 2, 5]) == (2, 2)
+    assert untried.resolve([1, 2, 5]) == (2, 2)

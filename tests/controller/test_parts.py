@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.controller.acceptance import AcceptanceModel, of_match_length, of_probability
+from edgespec.controller.acceptance import AcceptanceModel, model_by_match_length, model_by_probability
 from edgespec.controller.cost_model import CostModel, Profile
-from edgespec.controller.draft_tree import DraftSize, DraftTree, best_size, sizes
+from edgespec.controller.draft_tree import DraftTree
 from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.regret import RegretBudget
 from edgespec.controller.stats import DraftStats
+from edgespec.controller.value import DraftSize, choose_size, list_sizes
 from edgespec.core.tree import check_draft, path_to
 
 
@@ -123,12 +124,12 @@ def after(rate: DecayedMean) -> DecayedMean:
 
 
 def test_calibration_keeps_its_bins_apart() -> None:
-    calibration = of_probability()
+    calibration = model_by_probability()
     for _ in range(100):
-        calibration.observe(0.99, right=False)
+        calibration.observe(0.99, is_right=False)
     assert calibration.rate(0.99) < 0.2, "a drafter that is always sure and always wrong"
     assert calibration.rate(0.3) == pytest.approx(0.27)
-    lengths = of_match_length()
+    lengths = model_by_match_length()
     assert [lengths.rate(n) for n in (2, 3, 40)] == pytest.approx([0.4, 0.5, 0.95])
     with pytest.raises(ValueError, match="one guess"):
         AcceptanceModel([0.5], [0.1])
@@ -136,7 +137,7 @@ def test_calibration_keeps_its_bins_apart() -> None:
 
 def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
     found = DraftTree()
-    found.chain([5, 6, 7], [0.5, 0.8, 0.8])
+    found.add_chain([5, 6, 7], [0.5, 0.8, 0.8])
     spine = found.add(-1, 5, 0.9)
     found.add(-1, 8, 0.1)
     assert found.add(spine, 9, 0.3) == 4
@@ -173,20 +174,20 @@ def _path(found: DraftTree, node: int) -> list[int]:
 
 def test_every_number_of_rows_is_tried() -> None:
     seconds = {1: 1.0, 2: 1.7, 3: 2.3, 4: 1.3, 5: 1.9}
-    rows = sizes([0.6, 0.2, 0.4, 0.1], seconds.__getitem__, 0.0, 4)
+    rows = list_sizes([0.6, 0.2, 0.4, 0.1], seconds.__getitem__, 0.0, 4)
     assert [(r.nodes, round(r.tokens, 6)) for r in rows] == [(0, 1.0), (1, 1.6), (2, 2.0), (3, 2.2), (4, 2.3)]
-    best, price = best_size(rows, recent_rate=1.0)
+    best, price = choose_size(rows, recent_rate=1.0)
     assert (best.nodes, price) == (3, pytest.approx(2.2 / 1.3)), "beyond two rows that do not pay"
-    best, price = best_size(rows, recent_rate=3.0)
+    best, price = choose_size(rows, recent_rate=3.0)
     assert (best.nodes, price) == (3, 3.0)
-    best, _ = best_size(sizes([0.09] * 4, seconds.__getitem__, 0.0, 4), recent_rate=1.0)
+    best, _ = choose_size(list_sizes([0.09] * 4, seconds.__getitem__, 0.0, 4), recent_rate=1.0)
     assert best == DraftSize(0, 1.0, 1.0), "plain decoding is one of them"
 
 
 @given(st.lists(st.floats(0, 1), max_size=8), st.lists(st.floats(0.1, 9), min_size=9, max_size=9), st.floats(0.1, 3))
 def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list[float], recent_rate: float) -> None:
-    rows = sizes(probabilities, lambda n: seconds[n - 1], 0.3, 8)
-    best, price = best_size(rows, recent_rate)
+    rows = list_sizes(probabilities, lambda n: seconds[n - 1], 0.3, 8)
+    best, price = choose_size(rows, recent_rate)
     sums = [1 + sum(sorted(probabilities, reverse=True)[:n]) for n in range(len(probabilities) + 1)]
     speeds = [tokens / (0.3 + seconds[n]) for n, tokens in enumerate(sums)]
     assert price == pytest.approx(max(recent_rate, *speeds, 0.0))
@@ -213,18 +214,18 @@ def test_what_untried_drafts_would_have_won_makes_room_and_what_they_would_have_
     ledger = RegretBudget()
     ledger.add(1, 3.0)
     before = ledger.allowance()
-    ledger.add_untried(1, 2.0)
+    ledger.add_shadow(1, 2.0)
     assert ledger.allowance() == before, "no time was lost"
-    ledger.add_untried(3, 1.5)
+    ledger.add_shadow(3, 1.5)
     assert ledger.allowance() == pytest.approx(before + 0.5), "the winnings beyond the losses"
     for _ in range(5):
-        ledger.add_untried(1, 5.0)
-    ledger.add_untried(4, 1.0)
+        ledger.add_shadow(1, 5.0)
+    ledger.add_shadow(4, 1.0)
     assert ledger.allowance() == pytest.approx(before + 1.5), (
         "losses of two steps have to be made good, however many there were"
     )
     for _ in range(5):
-        ledger.add_untried(9, 1.0)
+        ledger.add_shadow(9, 1.0)
     assert ledger.allowance() == pytest.approx(2.0 + 0.03), "as much as there is at first is lent at most"
     ledger.add(3, 1.0)
     assert ledger.allowance() == pytest.approx(2.0 + 0.04), "what is won pays back"
@@ -248,7 +249,7 @@ def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -
     for kind, share, tokens in events:
         took = 1.0 + share * max(0.0, ledger.allowance())
         if kind == "untried":
-            ledger.add_untried(tokens, took)
+            ledger.add_shadow(tokens, took)
             continue
         ledger.add(tokens, took)
         emitted, steps = emitted + tokens, steps + took
@@ -259,13 +260,13 @@ def test_experience_outlives_the_process() -> None:
     draft_stats = DraftStats(Profile({1: 0.1, 4: 0.2}, 0.01, 0.001))
     for right in itertools.islice(itertools.cycle((True, False, True)), 50):
         draft_stats.lookup("greedy").observe(4, right)
-        draft_stats.model("greedy").calibration.observe(0.7, right)
-        draft_stats.model("greedy").advantage(0).observe(1.0)
+        draft_stats.model("greedy").acceptance.observe(0.7, right)
+        draft_stats.model("greedy").gain(0).observe(1.0)
     state = json.loads(json.dumps(draft_stats.to_dict()))
     again = DraftStats.from_dict(state)
     assert again.to_dict() == draft_stats.to_dict()
     ours, theirs = again.model("greedy").fork(), draft_stats.model("greedy").fork()
-    assert ours.advantage(0).value == pytest.approx(theirs.advantage(0).value)
+    assert ours.gain(0).value == pytest.approx(theirs.gain(0).value)
 
 
 @pytest.mark.parametrize(

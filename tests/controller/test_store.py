@@ -15,7 +15,13 @@ from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.controller.adaptive import Autopilot
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileKey, ProfileStore, fingerprint, folder, machine
+from edgespec.controller.store import (
+    ProfileKey,
+    ProfileStore,
+    calibration_folder,
+    describe_machine,
+    fingerprint_weights,
+)
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
 from edgespec.core.rng import CounterRng
@@ -25,7 +31,7 @@ from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
 from edgespec.errors import CacheError
 from tests.core.toys import decode
 
-HERE = ProfileKey.here("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+HERE = ProfileKey.current("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
 MIB = 2**20
 
 
@@ -50,8 +56,8 @@ def learned(plain_s: float = 0.02) -> DraftStats:
     draft_stats = DraftStats(Profile({1: plain_s, 4: 0.03, 16: 0.07}, 0.003, 0.0004))
     for right in (True, True, False):
         draft_stats.lookup("sample at 0.0").observe(7, right)
-        draft_stats.model("block at 0.8").calibration.observe(0.4, right)
-        draft_stats.model("block at 0.8").advantage(0).observe(-1.5 * right)
+        draft_stats.model("block at 0.8").acceptance.observe(0.4, right)
+        draft_stats.model("block at 0.8").gain(0).observe(-1.5 * right)
     return draft_stats
 
 
@@ -90,11 +96,11 @@ def test_under_another_setting_what_differs_is_said(store: ProfileStore) -> None
 def test_the_setting_names_what_runs_here() -> None:
     assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
     assert HERE.runtime.startswith("llama-cpp-python 0.")
-    assert HERE.processor and HERE.processor == machine()["processor"]
-    toy = ProfileKey.here("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+    assert HERE.processor and HERE.processor == describe_machine()["processor"]
+    toy = ProfileKey.current("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
     assert toy.runtime.startswith("edgespec ") and HERE.difference(asdict(toy)).startswith("runtime edgespec ")
     assert HERE.difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
-    versions = machine()["versions"]
+    versions = describe_machine()["versions"]
     assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
 
 
@@ -235,15 +241,16 @@ def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
 def test_fingerprints_look_at_both_ends_and_the_size(tmp_path: Path) -> None:
     file = tmp_path / "large.gguf"
     content = bytearray(random.Random(0).randbytes(2 * MIB + 100))
-    seen = {fingerprint(written(file, bytes(content)))}
-    assert fingerprint(file) in seen
+    seen = {fingerprint_weights(written(file, bytes(content)))}
+    assert fingerprint_weights(file) in seen
     for at in (0, MIB - 1, MIB + 100, len(content) - 1):
         content[at] ^= 1
-        seen.add(fingerprint(written(file, bytes(content))))
+        seen.add(fingerprint_weights(written(file, bytes(content))))
     assert len(seen) == 5
-    seen.add(fingerprint(written(file, bytes(content[:MIB] + content[MIB + 1 :]))))
+    seen.add(fingerprint_weights(written(file, bytes(content[:MIB] + content[MIB + 1 :]))))
     assert len(seen) == 6
-    assert fingerprint(written(tmp_path / "empty", b"")) == fingerprint(written(tmp_path / "other", b""))
+    empty = [fingerprint_weights(written(tmp_path / name, b"")) for name in ("empty", "other")]
+    assert empty[0] == empty[1]
     assert all(len(each) == 16 for each in seen)
 
 
@@ -251,16 +258,16 @@ def test_fingerprints_of_folders(tmp_path: Path) -> None:
     model = tmp_path / "model"
     written(model / "model-1.safetensors", b"one")
     written(model / "model-2.safetensors", b"two")
-    whole = fingerprint(model)
+    whole = fingerprint_weights(model)
     written(model / "README.md", b"no weights")
-    assert fingerprint(model) == whole
+    assert fingerprint_weights(model) == whole
     written(tmp_path / "copy" / "model-1.safetensors", b"one")
     written(tmp_path / "copy" / "model-2.safetensors", b"two")
-    assert fingerprint(tmp_path / "copy") == whole
+    assert fingerprint_weights(tmp_path / "copy") == whole
     written(model / "model-2.safetensors", b"tow")
-    changed = fingerprint(model)
+    changed = fingerprint_weights(model)
     written(model / "model-3.safetensors", b"")
-    assert len({whole, changed, fingerprint(model)}) == 3
+    assert len({whole, changed, fingerprint_weights(model)}) == 3
 
 
 def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
@@ -269,13 +276,13 @@ def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> No
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CacheError, match="cannot be read"):
-        fingerprint(tmp_path / "model")
+        fingerprint_weights(tmp_path / "model")
 
 
 def test_where_calibrations_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert folder() == cache / "calibration"
+    assert calibration_folder() == cache / "calibration"
     monkeypatch.delenv("EDGESPEC_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert folder().is_relative_to(tmp_path)
-    assert folder().parts[-2:] == ("edgespec", "calibration")
+    assert calibration_folder().is_relative_to(tmp_path)
+    assert calibration_folder().parts[-2:] == ("edgespec", "calibration")

@@ -51,7 +51,7 @@ class SharedKVSession:
         self._target = target
         self._way = draft
         self._check = check
-        self._capabilities = replace(target.capabilities, tree=False, follows=True)
+        self._capabilities = replace(target.capabilities, tree=False, shares_kv=True)
         self._closed = False
         self._tail: list[int] = []
         self._unread: DeviceDraft | None = None  # of the last rollout; all but its last token follow the tail

@@ -1,0 +1,60 @@
+"""What a round is worth, and how many draft nodes are worth verifying.
+
+    value = expected tokens - price * seconds
+
+`price` is in tokens per second: the rate at which the time could emit tokens otherwise. To maximise tokens per second
+over many rounds is to maximise this difference in each of them (renewal reward; Dinkelbach 1967 for the ratio).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+def value(tokens: float, price: float, seconds: float) -> float:
+    """Value of a round in tokens; `price` in tokens per second."""
+    return tokens - price * seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSize:
+    """A number of draft nodes to verify: tokens the round is expected to emit, and its seconds, drafting included."""
+
+    nodes: int
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def value(self, price: float) -> float:
+        """In tokens; `price` in tokens per second."""
+        return value(self.tokens, price, self.seconds)
+
+
+def list_sizes(
+    probabilities: Sequence[float], verify_s: Callable[[int], float], drafted_s: float, max_nodes: int
+) -> list[DraftSize]:
+    """Sizes 0 to `max_nodes`, each of the most probable nodes; `verify_s` maps rows of a forward to seconds.
+
+    No size is skipped, since cost curves have steps in both directions.
+    """
+    tokens = 1.0
+    found = [DraftSize(0, tokens, drafted_s + verify_s(1))]
+    for n, probability in enumerate(sorted(probabilities, reverse=True)[:max_nodes], 1):
+        tokens += probability
+        found.append(DraftSize(n, tokens, drafted_s + verify_s(n + 1)))
+    return found
+
+
+def choose_size(candidates: Sequence[DraftSize], recent_rate: float) -> tuple[DraftSize, float]:
+    """The size of the highest value, and the price of a second in tokens.
+
+    The price is the higher of the best speed among `candidates` and `recent_rate`, the tokens per second of recent
+    rounds. A token left out of this draft can still be drafted in the next round, when more of the text is known.
+    """
+    price = max(recent_rate, max(each.speed for each in candidates))
+    return max(candidates, key=lambda each: each.value(price)), price
