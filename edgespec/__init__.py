@@ -1,3 +1,112 @@
-"""edgespec: speculative decoding on your own machine, with exactly the target's distribution."""
+"""Local language models with exact speculative decoding: `edgespec.load`, and the types that it works with.
+
+Importing this package imports neither numpy nor a runtime: each name below is imported on its first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from edgespec.api.model import AsyncModel, Model, load, load_async
+    from edgespec.api.options import GenerationArguments, LoadArguments
+    from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
+    from edgespec.core.metrics import Metrics
+    from edgespec.errors import (
+        BackendError,
+        BackendUnavailable,
+        CacheError,
+        ContextOverflow,
+        DoesNotFit,
+        DraftRefused,
+        EdgespecError,
+        HubError,
+        InvalidModelFile,
+        InvalidRequest,
+        RegistryError,
+        RollbackError,
+        TemplateError,
+        UnknownModel,
+    )
+    from edgespec.planner.plan import Reporter
+    from edgespec.service.client import ModelInfo
+    from edgespec.text.chat_template import Message
+    from edgespec.text.stream import Piece
+    from edgespec.text.tool_formats import ToolCall
+else:
+    _MODULES = {
+        "edgespec.api.model": ("AsyncModel", "Model", "load", "load_async"),
+        "edgespec.api.options": ("GenerationArguments", "LoadArguments"),
+        "edgespec.api.reply": ("AsyncReplyStream", "Reply", "ReplyStream"),
+        "edgespec.core.metrics": ("Metrics",),
+        "edgespec.errors": (
+            "BackendError",
+            "BackendUnavailable",
+            "CacheError",
+            "ContextOverflow",
+            "DoesNotFit",
+            "DraftRefused",
+            "EdgespecError",
+            "HubError",
+            "InvalidModelFile",
+            "InvalidRequest",
+            "RegistryError",
+            "RollbackError",
+            "TemplateError",
+            "UnknownModel",
+        ),
+        "edgespec.planner.plan": ("Reporter",),
+        "edgespec.service.client": ("ModelInfo",),
+        "edgespec.text.chat_template": ("Message",),
+        "edgespec.text.stream": ("Piece",),
+        "edgespec.text.tool_formats": ("ToolCall",),
+    }
+    _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
+        from importlib import import_module
+
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # found without this function from now on
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})
+
+
+__all__ = [
+    "AsyncModel",
+    "AsyncReplyStream",
+    "BackendError",
+    "BackendUnavailable",
+    "CacheError",
+    "ContextOverflow",
+    "DoesNotFit",
+    "DraftRefused",
+    "EdgespecError",
+    "GenerationArguments",
+    "HubError",
+    "InvalidModelFile",
+    "InvalidRequest",
+    "LoadArguments",
+    "Message",
+    "Metrics",
+    "Model",
+    "ModelInfo",
+    "Piece",
+    "RegistryError",
+    "Reply",
+    "ReplyStream",
+    "Reporter",
+    "RollbackError",
+    "TemplateError",
+    "ToolCall",
+    "UnknownModel",
+    "__version__",
+    "load",
+    "load_async",
+]

@@ -22,6 +22,7 @@ LAYERS = (
     ("bench", "conversations", "planner"),
     ("service",),
     ("server", "tui"),
+    ("api",),
     ("cli",),
 )
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
@@ -45,6 +46,7 @@ ALLOWED = {
     "service": {"psutil"},
     "server": {"numpy", "starlette", "pydantic", "prometheus_client"},
     "tui": {"textual", "rich", "psutil", "markdown_it"},
+    "api": set(),
     "cli": {"click", "psutil", "readline", "httpx", "uvicorn"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

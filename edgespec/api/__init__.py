@@ -1,0 +1,1 @@
+"""The Python interface: load a model, generate, stream, chat. `import edgespec` re-exports it."""

@@ -1,0 +1,193 @@
+"""A loaded model: `load` and `Model`, and the same for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from typing import TYPE_CHECKING, Self
+
+from edgespec.api.options import GenerationArguments, LoadArguments, load_config
+from edgespec.api.reply import AsyncReplyStream, Reply, ReplyBuilder, ReplyStream
+from edgespec.api.request import Messages, Prompt, prepare
+from edgespec.core.metrics import Metrics
+from edgespec.errors import BackendError, InvalidRequest
+from edgespec.planner.plan import Reporter
+from edgespec.service.client import EngineClient, ModelInfo
+from edgespec.service.local import LocalEngine
+from edgespec.text.chat_template import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Unpack
+
+    from edgespec.engine.events import Event
+    from edgespec.service.worker import Job
+
+_LOG = logging.getLogger("edgespec")
+_PROGRESS_STEP = 0.1
+
+
+def load(model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]) -> Model:
+    """Load a model and its draft, and download what is missing.
+
+    `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the embedded
+    pair python-6m, which completes Python code offline. `reporter` receives notices and progress; by default they go
+    to the logger "edgespec". Raises any EdgespecError.
+    """
+    config = load_config(model, arguments)
+    client = LocalEngine()
+    try:
+        for _ in client.open(config, reporter or LogReporter()):
+            pass
+    except BaseException:
+        client.close()
+        raise
+    return Model(client)
+
+
+async def load_async(
+    model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
+) -> AsyncModel:
+    """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
+    config = load_config(model, arguments)
+    client = LocalEngine()
+    job = client.open(config, reporter or LogReporter())
+    try:
+        await asyncio.to_thread(list, job)
+    except BaseException:
+        job.cancel()
+        await asyncio.shield(asyncio.to_thread(client.close))
+        raise
+    return AsyncModel(client)
+
+
+class _LoadedModel:
+    """What both kinds of model share. Threads or tasks may use one model together: `parallel` of them share its
+    forwards, further ones wait.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._stats: Metrics | None = None
+        self._close = weakref.finalize(self, client.close)  # also when the program ends
+
+    @property
+    def info(self) -> ModelInfo:
+        """Name, runtime, draft, context size and memory. Raises BackendError after `close`."""
+        if not self._close.alive or (model_info := self._client.model_info) is None:
+            raise BackendError("the model has been closed.", hint="Load it again.")
+        return model_info
+
+    @property
+    def stats(self) -> Metrics:
+        """Metrics of the generation that finished last. Raises InvalidRequest before the first one.
+
+        `tokens_per_second`, `acceptance_rate`, `tau` (emitted tokens per target forward), `times_plain` (speed over
+        that of plain decoding, where it has been measured), and times in seconds.
+        """
+        if self._stats is None:
+            raise InvalidRequest("nothing has been generated yet.", hint="Call generate() first.")
+        return self._stats
+
+    def _prepare(
+        self, function: str, prompt: Prompt, arguments: GenerationArguments
+    ) -> tuple[Callable[[], Job[Event]], ReplyBuilder]:
+        prepared = prepare(function, prompt, arguments, self.info)
+
+        def start() -> Job[Event]:
+            return self._client.stream(prepared.request)
+
+        return start, ReplyBuilder(prepared.response, self._finish)
+
+    def _finish(self, reply: Reply) -> None:
+        self._stats = reply.stats
+
+
+class Model(_LoadedModel):
+    """A loaded model. A context manager: leaving it closes the model."""
+
+    def generate(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Reply:
+        """Continue `prompt` as it stands, without the chat template. Raises any EdgespecError."""
+        return ReplyStream(*self._prepare("generate", _require_text(prompt), arguments)).read()
+
+    def chat(self, messages: str | Messages, **arguments: Unpack[GenerationArguments]) -> Reply:
+        """Answer `messages`, through the model's chat template; a text is one user message.
+
+        A message is a `Message` or a dictionary in OpenAI's form. Raises any EdgespecError.
+        """
+        return ReplyStream(*self._prepare("chat", _to_messages(messages), arguments)).read()
+
+    def stream(self, prompt: Prompt, **arguments: Unpack[GenerationArguments]) -> ReplyStream:
+        """The pieces of `generate` (for a text) or `chat` (for messages), each with its origin: the drafter that
+        proposed it, '' for the target itself. Raises InvalidRequest; the stream raises any EdgespecError.
+        """
+        return ReplyStream(*self._prepare("stream", prompt, arguments))
+
+    def close(self) -> None:
+        """Cancel what is under way, store what the autopilot has learned, free the model."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncModel(_LoadedModel):
+    """`Model` for asyncio: the same methods, to be awaited."""
+
+    async def generate(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Reply:
+        """See `Model.generate`."""
+        return await AsyncReplyStream(*self._prepare("generate", _require_text(prompt), arguments)).read()
+
+    async def chat(self, messages: str | Messages, **arguments: Unpack[GenerationArguments]) -> Reply:
+        """See `Model.chat`."""
+        return await AsyncReplyStream(*self._prepare("chat", _to_messages(messages), arguments)).read()
+
+    def stream(self, prompt: Prompt, **arguments: Unpack[GenerationArguments]) -> AsyncReplyStream:
+        """See `Model.stream`; read it with `async for`."""
+        return AsyncReplyStream(*self._prepare("stream", prompt, arguments))
+
+    async def close(self) -> None:
+        """See `Model.close`."""
+        await asyncio.to_thread(self._close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class LogReporter:
+    """Notices as warnings, progress as information, each tenth once."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def notice(self, text: str) -> None:
+        _LOG.warning(text)
+
+    def download(self, name: str, done: int, total: int) -> None:
+        self._log("downloading", name, done / total if total else 1.0)
+
+    def loading(self, name: str, fraction: float) -> None:
+        self._log("loading", name, fraction)
+
+    def _log(self, action: str, name: str, fraction: float) -> None:
+        key = f"{action} {name}"
+        if fraction - self._logged.get(key, -1.0) >= _PROGRESS_STEP:
+            self._logged[key] = fraction
+            _LOG.info("%s: %.0f%%", key, fraction * 100)
+
+
+def _require_text(prompt: str) -> str:
+    if not isinstance(prompt, str):
+        raise InvalidRequest("generate() takes a text.", hint="Use chat() for messages.")
+    return prompt
+
+
+def _to_messages(messages: str | Messages) -> Messages:
+    return (Message("user", messages),) if isinstance(messages, str) else messages

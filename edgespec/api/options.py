@@ -1,0 +1,154 @@
+"""Keyword arguments of the Python interface, named as the options of the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, TypedDict, cast, get_args
+
+from edgespec.backends import BackendName
+from edgespec.backends.options import KvType, LoadOptions
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import Rule
+from edgespec.errors import InvalidRequest
+from edgespec.planner.plan import LoadConfig
+from edgespec.registry.schema import SamplingDefaults
+
+MAX_TOKENS = 512
+TEMPERATURE = 0.7
+ToolChoice = Literal["auto", "none", "required"]
+
+
+class LoadArguments(TypedDict, total=False):
+    """Arguments of `load`. One that is left out has the command line's default.
+
+    backend          'auto' (the default), 'llamacpp', 'mlx', or 'toy', the deterministic runtime of the tests
+    draft            'auto' (the default), 'model', 'ngram', 'none', a model reference, or a self-draft ('layerskip:4')
+    draft_max        drafted tokens on a path, at most; 0 decodes plainly, None lets the autopilot decide each round
+    draft_tree       drafted tokens in all; more than draft_max make a tree
+    acceptance       'auto' (the default), 'sample', 'rejection' or 'block'; all keep the target's distribution
+    ctx              context size in tokens; None: the model's own, at most 8,192
+    threads          CPU threads; None: the idle physical cores
+    gpu_layers       layers on the GPU; None: all
+    kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
+    flash_attention  None: where the device supports it
+    mmap             map the weights instead of reading them; True by default
+    exact            one numeric result for any number of rows in a forward; slower
+    force            load even if the memory looks too small
+    parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
+    """
+
+    backend: Literal["auto", "llamacpp", "mlx", "toy"]
+    draft: str
+    draft_max: int | None
+    draft_tree: int | None
+    acceptance: Rule
+    ctx: int | None
+    threads: int | None
+    gpu_layers: int | None
+    kv_type: KvType
+    flash_attention: bool | None
+    mmap: bool
+    exact: bool
+    force: bool
+    parallel: int
+
+
+class GenerationArguments(TypedDict, total=False):
+    """Arguments of `generate`, `stream` and `chat`. None, or one that is left out, takes the default.
+
+    max_tokens          512 by default
+    temperature         0 is greedy; by default what the model's authors recommend, else 0.7
+    top_k, min_p        0 keeps all tokens
+    top_p, typical_p    1 keeps all tokens
+    repetition_penalty, presence_penalty, frequency_penalty   of tokens among the last 64
+    logit_bias          token id -> bias
+    seed                makes sampling repeatable; drafts that are drawn at random need draft_max as well
+    stop                one text, or several, that end the answer
+    system              system message; needs messages
+    schema              JSON schema that the answer follows; {} for any JSON
+    tools               functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters": ...}}
+    tool_choice         'auto', 'none', 'required', or the name of the tool to call
+    parallel_tool_calls whether an answer may hold several calls; None: as many as the model likes
+    template_variables  JSON values that the chat template may read, such as enable_thinking
+    """
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    system: str | None
+    schema: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: ToolChoice | str | None
+    parallel_tool_calls: bool | None
+    template_variables: Mapping[str, Any] | None
+
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
+    """Raises InvalidRequest for a value that cannot work, TypeError for an argument that does not exist."""
+    require_known("load", arguments, LoadArguments.__annotations__)
+    backend = _choose("backend", arguments.get("backend", "auto"), ("auto", *get_args(BackendName)))
+    return LoadConfig(
+        model=model,
+        backend=None if backend == "auto" else cast("BackendName", backend),
+        draft=arguments.get("draft", "auto"),
+        gamma=arguments.get("draft_max"),
+        nodes=arguments.get("draft_tree"),
+        rule=cast("Rule", _choose("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
+        load=LoadOptions(
+            context_size=arguments.get("ctx"),
+            threads=arguments.get("threads"),
+            gpu_layers=arguments.get("gpu_layers"),
+            kv_type=cast("KvType", _choose("kv_type", arguments.get("kv_type", "f16"), get_args(KvType))),
+            flash_attention=arguments.get("flash_attention"),
+            mmap=arguments.get("mmap", True),
+            caches=arguments.get("parallel", 1),
+            exact=arguments.get("exact", False),
+        ),
+        force=arguments.get("force", False),
+    )
+
+
+def sampling_params(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
+    """The arguments, else what the model's authors recommend, else the defaults. Raises InvalidRequest."""
+    values: dict[str, Any] = {"temperature": TEMPERATURE}
+    for source in (asdict(recommended), {name: arguments.get(name) for name in _SAMPLING}):
+        values |= {name: value for name, value in source.items() if value is not None}
+    return SamplingParams(**values, logit_bias=tuple((arguments.get("logit_bias") or {}).items()))
+
+
+def require_known(function: str, arguments: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for an argument that does not exist, as Python does for those of a plain function."""
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; the nearest is '{near[0]}'" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
+
+
+def _choose(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InvalidRequest(f"{name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
+    return value

@@ -1,0 +1,100 @@
+"""From a prompt and keyword arguments to a request of the engine, and to the reader of its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from edgespec.api.options import MAX_TOKENS, GenerationArguments, ToolChoice, require_known, sampling_params
+from edgespec.engine.events import Request
+from edgespec.engine.structured_output import json_structure
+from edgespec.errors import InvalidRequest
+from edgespec.server.chat_format import make_reader
+from edgespec.server.generation_spec import GenerationSpec, make_message, parse_arguments
+from edgespec.server.response import ResponseStream
+from edgespec.server.tools import Tool
+from edgespec.service.client import ModelInfo
+from edgespec.text.chat_template import Message
+from edgespec.text.tool_formats import NAME_CHARACTER, detect_tool_format
+
+Messages = Sequence[Message | Mapping[str, Any]]
+Prompt = str | Messages
+
+_TOOL_NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request, and what turns the events of its answer into text and calls."""
+
+    request: Request
+    response: ResponseStream
+
+
+def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model_info: ModelInfo) -> PreparedRequest:
+    """Raises InvalidRequest for a value that cannot work, TypeError for an argument that does not exist."""
+    require_known(function, arguments, GenerationArguments.__annotations__)
+    max_tokens = arguments.get("max_tokens")
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}.", hint="Give a larger number.")
+    choice = arguments.get("tool_choice") or "auto"
+    is_name = choice not in ("auto", "none", "required")
+    stop = arguments.get("stop") or ()
+    schema = arguments.get("schema")
+    spec = GenerationSpec(
+        prompt=_prompt(prompt, arguments.get("system")),
+        max_tokens=max_tokens or MAX_TOKENS,
+        seed=arguments.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        structure=None if schema is None else json_structure(dict(schema)),
+        tools=tuple(_tool(each) for each in arguments.get("tools") or ()),
+        tool_choice="auto" if is_name else cast("ToolChoice", choice),
+        forced_tool=choice if is_name else None,
+        parallel_calls=arguments.get("parallel_tool_calls"),
+        variables=arguments.get("template_variables") or {},
+    )
+    form = detect_tool_format(model_info.template)
+    reader = make_reader(form, spec.tools_in_use) if spec.needs_reader(form) else None
+    response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
+    request = spec.build_request(model_info, token_limit=model_info.context_size)
+    return PreparedRequest(replace(request, sampling=sampling_params(arguments, model_info.sampling)), response)
+
+
+def _prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:
+    if isinstance(prompt, str):
+        if system is not None:
+            raise InvalidRequest("a system message needs messages.", hint="Use chat().")
+        return prompt
+    first = () if system is None else (Message("system", system),)
+    return (*first, *(each if isinstance(each, Message) else _message(each) for each in prompt))
+
+
+def _message(value: Mapping[str, Any]) -> Message:
+    extra = dict(value)
+    role, content = extra.pop("role", None), extra.pop("content", None)
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        raise InvalidRequest("a message has a role and a text.", hint='Give {"role": "user", "content": "..."}.')
+    if calls := extra.get("tool_calls"):
+        extra["tool_calls"] = [_parse_call(call) for call in calls]
+    return make_message(role, content or "", **extra)
+
+
+def _parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as templates expect them: as an object."""
+    function = dict(call.get("function") or {})
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = parse_arguments(function["arguments"])
+    return {**call, "function": function}
+
+
+def _tool(value: Mapping[str, Any]) -> Tool:
+    function = value.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise InvalidRequest(
+            "a tool has a function with a name.",
+            hint='Give {"type": "function", "function": {"name": "...", "parameters": {...}}}.',
+        )
+    return Tool(name, function.get("description") or "", function.get("parameters") or {"type": "object"})

@@ -1,0 +1,10 @@
+"""One prompt, one answer, and what drafting won."""
+
+import edgespec
+
+with edgespec.load() as model:  # the embedded pair, which completes Python code; a name loads another model
+    reply = model.generate("def fibonacci(n):", max_tokens=64, temperature=0)
+
+print(reply)
+print(f"[{reply.finish_reason}: {len(reply.tokens)} tokens, {reply.stats.tokens_per_second:.0f} tokens/s,")
+print(f" {reply.stats.tau:.2f} tokens per forward of the target]")

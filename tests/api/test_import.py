@@ -1,0 +1,65 @@
+"""`import edgespec` is light; each public name is imported on its first use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import edgespec
+
+MAX_IMPORT_US = 20_000
+HEAVY = ("llama_cpp", "mlx", "mlx_lm", "starlette", "pydantic", "textual", "click")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import edgespec;"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "sys.exit(str(new - sys.stdlib_module_names - {'edgespec'} or ''))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == ""
+
+
+def test_no_runtime_is_imported_by_the_interface_itself() -> None:
+    code = (
+        "import sys, edgespec; edgespec.load, edgespec.Reply, edgespec.Message;"
+        f"sys.exit(str(set(sys.modules) & set({HEAVY!r}) or ''))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == ""
+
+
+def test_importing_takes_less_than_20_ms() -> None:
+    def measure() -> int:
+        command = [sys.executable, "-X", "importtime", "-c", "import edgespec"]
+        child = subprocess.run(command, capture_output=True, text=True, check=True)
+        (cumulative,) = re.findall(r"\|\s*(\d+) \| edgespec$", child.stderr, re.MULTILINE)
+        return int(cumulative)
+
+    assert min(measure() for _ in range(5)) < MAX_IMPORT_US
+
+
+def test_every_public_name_exists() -> None:
+    for name in edgespec.__all__:
+        assert getattr(edgespec, name) is not None
+    assert set(edgespec.__all__) <= set(dir(edgespec))
+
+
+def test_every_error_is_exported() -> None:
+    from edgespec import errors
+
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.EdgespecError) and kind.__module__ == errors.__name__
+    }
+    assert kinds <= set(edgespec.__all__)
+
+
+def test_other_names_do_not_exist() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'open_model'"):
+        edgespec.open_model  # noqa: B018
