@@ -1,4 +1,4 @@
-"""Tells a model's reasoning from its answer by the markers its chat template knows."""
+"""Splits a model's output into reasoning and answer, by the markers that its chat template contains."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ Channel = Literal["answer", "reasoning"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Text of one channel; `start` counts characters of the stream, markers included, before it."""
+    """Text of one channel; the channel is None for a marker or a message header."""
 
-    channel: Channel
+    channel: Channel | None
     text: str
-    start: int
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a stream may be: text goes to `channel` (None: dropped), and each marker leads to another state.
+    """A state of the stream: its text goes to `channel` (None: a header), and each marker leads to another state.
 
-    `settled`: the state to enter once text that is not blank has appeared.
+    `settled` is the state to enter after text that is not blank.
     """
 
     channel: Channel | None
@@ -34,9 +33,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How one family of models marks reasoning: states by name, of which "answer" and "reasoning" always exist.
+    """How one family of models marks reasoning: states by name, with at least "answer" and "reasoning".
 
-    A prompt that ends in one of `openers` (blanks aside) has begun the reasoning for the model.
+    A prompt that ends in one of `openers`, apart from blanks, has begun the reasoning for the model.
     """
 
     name: str
@@ -54,7 +53,7 @@ class ReasoningFormat:
 
 
 def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
-    """A block at the beginning of the answer. Later on, the same words are text: an answer may speak about them."""
+    """One block at the beginning. Later the markers are text, since an answer may quote them."""
     states = {
         "answer": State("answer", {opening: "reasoning"}, settled="text"),
         "reasoning": State("reasoning", {closing: "answer"}),
@@ -64,7 +63,7 @@ def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
 
 
 def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
-    """Blocks anywhere: the markers are tokens of their own that a model does not write about."""
+    """Blocks anywhere: the markers are control tokens, which an answer does not quote."""
     states = {
         "answer": State("answer", {opening: "reasoning"}),
         "reasoning": State("reasoning", {closing: "answer"}),
@@ -75,7 +74,7 @@ def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
 _ENDS = {"<|end|>": "answer", "<|return|>": "answer", "<|call|>": "answer"}
 
 # https://github.com/openai/harmony: <|start|>role<|channel|>name<|message|>text<|end|>; analysis is the reasoning.
-_HARMONY = ReasoningFormat(
+HARMONY_MESSAGES = ReasoningFormat(
     "harmony",
     {
         "answer": State("answer", {"<|start|>": "header", "<|channel|>": "channel", **_ENDS}),
@@ -99,9 +98,9 @@ _SOLAR = ReasoningFormat(
     ("<|think|>",),
 )
 
-# What a template must contain -> the format its model writes; the first that applies counts.
-_KNOWN: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
-    (("<|channel|>", "<|message|>", "analysis"), _HARMONY),
+# The markers in a chat template -> the format its model writes; the first row that applies counts.
+_FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
+    (("<|channel|>", "<|message|>", "analysis"), HARMONY_MESSAGES),
     (("<|channel>", "<channel|>"), _blocks("gemma", "<|channel>thought\n", "<channel|>")),
     (("<|think|>", "<|content|>"), _SOLAR),
     (("<|START_THINKING|>", "<|END_THINKING|>"), _blocks("cohere", "<|START_THINKING|>", "<|END_THINKING|>")),
@@ -116,38 +115,31 @@ _KNOWN: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
 
 
 def detect_format(template_source: str) -> ReasoningFormat | None:
-    """The format a model writes, judged by its chat template; None if the template knows no reasoning."""
-    for needed, form in _KNOWN:
-        if all(marker in template_source for marker in needed):
-            return form
-    return None
+    """The format a model writes, judged by its chat template; None if the template has no markers of reasoning."""
+    return next((found for markers, found in _FORMATS if all(each in template_source for each in markers)), None)
 
 
 class ReasoningSplitter:
-    """Splits a stream of text into segments of reasoning and answer; markers and message headers are dropped.
+    """Splits a stream of text into segments of reasoning, of answer, and of markers and message headers.
 
-    Without a format everything is answer. The segments' joined texts do not depend on how the stream is cut.
+    Without a format everything is answer. The segments' texts, joined, are the stream; the text of each channel does
+    not depend on how the stream is cut.
     """
 
-    def __init__(self, form: ReasoningFormat | None, starts_inside: bool) -> None:
-        self._states = form.states if form else {"answer": State("answer", {})}
-        self._state = self._states["reasoning" if form and starts_inside else "answer"]
+    def __init__(self, reasoning_format: ReasoningFormat | None, state: str = "answer") -> None:
+        """`state` names the state at the beginning; without a format there is one state only."""
+        self._states = reasoning_format.states if reasoning_format else {"answer": State("answer", {})}
+        self._state = self._states[state if reasoning_format else "answer"]
         self._channel = self._state.channel or "answer"
         self._held = ""
-        self._start = 0  # position of _held in the stream
 
     @property
     def channel(self) -> Channel:
-        """Where text that came next would go; in a header, where the text before it went."""
+        """The channel of the next text; in a header, the channel of the text before it."""
         return self._channel
 
-    @property
-    def decided(self) -> int:
-        """The position of the stream before which all is certain: text of a segment, or a marker or header."""
-        return self._start
-
     def push(self, text: str) -> list[Segment]:
-        """Adds `text`; returns what is certain, without an end that may become a marker."""
+        """Add `text`; returns the segments that are certain. An end that may become a marker is held back."""
         self._held += text
         segments: list[Segment] = []
         while True:
@@ -158,26 +150,17 @@ class ReasoningSplitter:
             if settled is not None and self._held[:at].strip():
                 self._state = self._states[settled]
                 continue
-            self._emit(at, segments)
+            segments += self._take(at, self._state.channel)
             if not marker:
                 return segments
-            self._take(len(marker))
+            segments += self._take(len(marker), None)
             self._state = self._states[self._state.markers[marker]]
             self._channel = self._state.channel or self._channel
 
     def finish(self) -> list[Segment]:
-        """What was held back: the beginning of a marker that never came is text."""
-        segments: list[Segment] = []
-        self._emit(len(self._held), segments)
-        return segments
+        """End the stream; the beginning of a marker that was held back is text."""
+        return self._take(len(self._held), self._state.channel)
 
-    def _emit(self, length: int, segments: list[Segment]) -> None:
-        start = self._start
-        text = self._take(length)
-        if text and self._state.channel is not None:
-            segments.append(Segment(self._state.channel, text, start))
-
-    def _take(self, length: int) -> str:
+    def _take(self, length: int, channel: Channel | None) -> list[Segment]:
         text, self._held = self._held[:length], self._held[length:]
-        self._start += length
-        return text
+        return [Segment(channel, text)] if text else []

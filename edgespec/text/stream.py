@@ -14,7 +14,10 @@ from edgespec.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text to show: its channel, and who proposed its token: a round's `Decision.source`, '' for the target itself."""
+    """Text to show, its channel, and the drafter that proposed its token.
+
+    `origin` is the round's `Decision.source`, or '' where the target chose the token.
+    """
 
     text: str
     channel: Channel
@@ -22,42 +25,34 @@ class Piece:
 
 
 class _Origins:
-    """Who proposed the characters of a text; read once, in order."""
+    """The origins of a text's characters, consumed in order."""
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[int, str]] = deque()  # (position of its end, origin)
-        self._end = 0
+        self._runs: deque[tuple[int, str]] = deque()  # (characters, origin)
 
     def add(self, length: int, origin: str) -> None:
-        self._end += length
         if length:
-            self._runs.append((self._end, origin))
+            self._runs.append((length, origin))
 
-    def split(self, text: str, start: int) -> list[tuple[str, str]]:
-        """`text`, which begins at position `start`, cut where the origin changes; forgets what lies before its end."""
+    def take(self, text: str) -> list[tuple[str, str]]:
+        """Consume `text`, the next characters; returns it cut where the origin changes."""
         parts: list[tuple[str, str]] = []
-        position, end = start, start + len(text)
-        while position < end:
-            run_end, origin = self._runs[0]
-            stop = min(run_end, end)
-            if stop > position:
-                part = text[position - start : stop - start]
-                if parts and parts[-1][1] == origin:
-                    part = parts.pop()[0] + part
-                parts.append((part, origin))
-                position = stop
-            if run_end <= end:
-                self._runs.popleft()
+        while text:
+            length, origin = self._runs.popleft()
+            if length > len(text):
+                self._runs.appendleft((length - len(text), origin))
+            before = parts.pop()[0] if parts and parts[-1][1] == origin else ""
+            parts.append((before + text[:length], origin))
+            text = text[length:]
         return parts
 
 
 class TextStream:
     """The text of one reply, token by token.
 
-    Stop strings (limits: see StopStrings) count in the answer only: reasoning is the model's own, and a stop string
-    does not reach across a block of it. `prompt_tail` is the end of the rendered prompt, by which the stream knows
-    whether the model begins inside its reasoning. A character belongs to the token that completed it, however long
-    it is held back.
+    Stop strings (limits: see StopStrings) count in the answer only, not in the reasoning, and do not match across a
+    block of reasoning. `prompt_tail` is the end of the rendered prompt; it shows whether the model begins inside its
+    reasoning. A character belongs to the token that completed it, even if it is held back for some tokens.
     """
 
     def __init__(
@@ -70,32 +65,30 @@ class TextStream:
         *,
         is_raw: bool = False,
     ) -> None:
-        """`is_raw`: the text is shown as it stands, markers of reasoning and all.
+        """`is_raw`: the text is shown unchanged, with its markers of reasoning.
 
-        `visible` are control tokens, by their spelling, that count as text. Where markers of reasoning are among them,
-        all text is answer, whoever reads it tells its parts apart, and stop strings count in the same part of it.
+        `visible` are control tokens, by their spelling, that count as text. If markers of reasoning are among them, all
+        text is answer and the caller separates its parts; stop strings still count in the same part only.
         """
         visible = frozenset(visible)
         if is_raw and reasoning is not None:
             visible, reasoning = visible | reasoning.markers, None
-        self._is_whole = reasoning is not None and bool(reasoning.markers & visible)
-        self._text = ""  # from position `_routed` on, up to which it has been dealt with
-        self._routed = 0
-        shown = _control_tokens(tokenizer, (*visible, *(reasoning.markers if reasoning else ())))
+        self._shows_markers = reasoning is not None and bool(reasoning.markers & visible)
+        control = _control_tokens(tokenizer, (*visible, *(reasoning.markers if reasoning else ())))
         self._silent = tokenizer.end_of_generation
-        self._decoder = StreamDecoder(tokenizer, shown)
-        self._splitter = ReasoningSplitter(reasoning, reasoning is not None and reasoning.starts_inside(prompt_tail))
+        self._decoder = StreamDecoder(tokenizer, control)
+        starts_inside = reasoning is not None and reasoning.starts_inside(prompt_tail)
+        self._splitter = ReasoningSplitter(reasoning, "reasoning" if starts_inside else "answer")
         self._stop_strings = tuple(stops)
         self._stops = StopStrings(self._stop_strings)
         self._decoded = _Origins()  # of the text that enters the splitter
         self._answer = _Origins()  # of the text that enters the stop strings
-        self._shown = 0  # characters of the answer released by the stop strings
         self._stop: str | None = None
         self._origin = ""  # of the latest token
 
     @property
     def channel(self) -> Channel:
-        """Where the text is now."""
+        """The channel of the next text."""
         return self._splitter.channel
 
     @property
@@ -109,49 +102,40 @@ class TextStream:
         return self._stop
 
     def push(self, token: int, origin: str) -> list[Piece]:
-        """The text that `token` makes certain, in order; end-of-generation tokens have none."""
+        """Add `token`; returns the text that is certain, in order. End-of-generation tokens have no text."""
         if token in self._silent:
             return []
         self._origin = origin
         return self._split(self._decoder.push(token))
 
     def finish(self) -> list[Piece]:
-        """Ends the reply and releases what was held back."""
+        """End the reply; returns the text that was held back."""
         pieces = self._split(self._decoder.finish())
         pieces += self._route(self._splitter.finish())
         return pieces + self._release(self._stops.finish())
 
     def _split(self, text: str) -> list[Piece]:
         self._decoded.add(len(text), self._origin)
-        self._text += text
         return self._route(self._splitter.push(text))
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []
         for segment in segments:
-            pieces += self._between(segment.start)
-            self._text = self._text[len(segment.text) :]
-            self._routed += len(segment.text)
             if self.stopped:
                 break
-            parts = self._decoded.split(segment.text, segment.start)
+            parts = self._decoded.take(segment.text)
             if segment.channel == "answer":
                 for text, origin in parts:
                     self._answer.add(len(text), origin)
                 pieces += self._release(self._stops.push(segment.text))
-            else:
-                pieces += self._past_stops("answer" if self._is_whole else segment.channel, parts)
-        return pieces + self._between(self._splitter.decided)
+            elif self._shows_markers:
+                pieces += self._bypass_stops("answer", parts)
+            elif segment.channel is not None:
+                pieces += self._bypass_stops(segment.channel, parts)
+        return pieces
 
-    def _between(self, end: int) -> list[Piece]:
-        """Markers and headers before position `end`: dropped, or text that no stop string is looked for in."""
-        text, self._text = self._text[: end - self._routed], self._text[end - self._routed :]
-        start, self._routed = self._routed, end
-        if not text or not self._is_whole or self.stopped:
-            return []
-        return self._past_stops("answer", self._decoded.split(text, start))
-
-    def _past_stops(self, channel: Channel, parts: Iterable[tuple[str, str]]) -> list[Piece]:
+    def _bypass_stops(self, channel: Channel, parts: Iterable[tuple[str, str]]) -> list[Piece]:
+        """Text in which no stop string counts; a stop string that began before it cannot be completed after it."""
         pieces = self._release(self._stops.finish())
         if self.stopped:
             return pieces
@@ -159,10 +143,8 @@ class TextStream:
         return pieces + [Piece(text, channel, origin) for text, origin in parts]
 
     def _release(self, result: StopResult) -> list[Piece]:
-        parts = self._answer.split(result.text, self._shown)
-        self._shown += len(result.text)
         self._stop = result.stop
-        return [Piece(text, "answer", origin) for text, origin in parts]
+        return [Piece(text, "answer", origin) for text, origin in self._answer.take(result.text)]
 
 
 def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

@@ -17,7 +17,6 @@ LONG_FUNCTIONS = {
     "server/app.py:application": "to be split",
 }
 WIDE_CLASSES = {
-    "backends/llamacpp/context.py:Context": "to be split",
     "backends/mlx/session.py:MlxSession": "to be split",
     "server/metrics.py:ServerMetrics": "to be split",
     "tui/app.py:ChatApp": "to be split",

@@ -22,8 +22,8 @@ from edgespec.engine.events import Finished, Request
 from edgespec.engine.structured_output import GrammarCompiler, Json, Structure, Text, json_part, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
-from edgespec.text.harmony import MARKERS
 from edgespec.text.stream import Piece
+from edgespec.text.tool_formats.harmony import MARKERS
 from tests.engine.prompts import CODE
 
 PLAIN = Speculation("none", 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.text.harmony import HarmonyReader, Thought
-from edgespec.text.toolcalls import ToolCall
+from edgespec.text.tool_formats import Thought, ToolCall
+from edgespec.text.tool_formats.harmony import HarmonyReader
 
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_messages_are_told_apart_however_the_text_is_cut(name: str) -> None:
+def test_messages_are_split_however_the_text_is_cut(name: str) -> None:
     text, expected = CASES[name]
     for step in (1, 2, 5, 1000):
         reader = HarmonyReader()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.text.harmony import HarmonyReader
-from edgespec.text.toolcalls import ToolCall, ToolCallReader, format_of, instructions
+from edgespec.text.tool_formats import ToolCall, detect_tool_format, make_reader, tool_instructions
+from edgespec.text.tool_formats.harmony import HarmonyReader
 
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 OLD = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
 
 
 def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
-    reader = ToolCallReader(format_of(template), {"f": {}, "g": {}})
+    reader = make_reader(detect_tool_format(template), {"f": {}, "g": {}})
     found = [each for piece in pieces for each in reader.push(piece)] + reader.finish()
     joined: list[str | ToolCall] = []
     for each in found:
@@ -112,7 +112,7 @@ WRITE = {"properties": {
 )  # fmt: skip
 def test_what_the_schema_calls_a_string_stays_one(parameter: str, written: str, expected: Any) -> None:
     """Qwen3-Coder writes values without quotes."""
-    reader = ToolCallReader(format_of("<tool_call> <function="), {"write": WRITE})
+    reader = make_reader(detect_tool_format("<tool_call> <function="), {"write": WRITE})
     text = f"<tool_call>\n<function=write>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"
     (call,) = [*reader.push(text), *reader.finish()]
     assert isinstance(call, ToolCall) and json.loads(call.arguments) == {parameter: expected}
@@ -128,5 +128,5 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
 
 
 def test_instructions_name_the_tools() -> None:
-    told = instructions([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
-    assert "weather" in told and "<tool_call>" in told
+    text = tool_instructions([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
+    assert "weather" in text and "<tool_call>" in text
