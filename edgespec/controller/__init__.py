@@ -1,1 +1,1 @@
-"""The controller that decides by itself: what rounds cost, what drafts win, which draft is worth its rows."""
+"""Controllers: a fixed draft length, and the autopilot, which chooses each draft from costs and acceptance."""

@@ -41,7 +41,7 @@ class MarginalCost:
     @property
     def plain_measured(self) -> int:
         """Recent measurements of a forward in which all generations decode plainly."""
-        return self.model.measured(self.n_peers + 1)
+        return self.model.count_recent(self.n_peers + 1)
 
     def seconds(self, rows: int) -> float:
         """Seconds charged for `rows` rows, the root included."""

@@ -1,4 +1,4 @@
-"""The controller that always drafts as much as it was told, and the switch in front of any controller."""
+"""The controller of a fixed draft length, and the switch that pauses any controller."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draf
 
 
 class FixedLength:
-    """One drafter, the same budget at every step; depth 0 is plain decoding."""
+    """One drafter with the same budget in every round; depth 0 is plain decoding."""
 
     def __init__(self, drafter: Drafter, budget: Budget) -> None:
         self._drafter = drafter
         self._budget = budget
         self.expects_plain = not (budget.depth and budget.nodes)
-        self.decision = Decision("none", "told to") if self.expects_plain else Decision(drafter.name, "told to")
+        self.decision = Decision("none" if self.expects_plain else drafter.name, "the draft length is fixed")
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         self._drafter.begin(prompt, scores)
@@ -27,22 +27,22 @@ class FixedLength:
         self._drafter.observe(verdict, scores)
 
     def record(self, step: Step) -> None:
-        """Nothing to learn from."""
+        """Learns nothing."""
 
     def set_phase(self, phase: str) -> None:
-        """All passages are drafted alike."""
+        """Drafts alike in all phases."""
 
     def warning(self) -> str | None:
         return None
 
     def end(self) -> None:
-        """Nothing to keep."""
+        """Keeps nothing."""
 
 
 class Switchable:
-    """Another controller, which is given no room for drafts while `is_paused` says so, and goes on following the text.
+    """Another controller, whose limit is zero while `is_paused` returns true; it still follows the text.
 
-    When it may draft does not depend on what was drawn, so the law of the output stays the target's.
+    `is_paused` must not depend on sampled tokens, so that the output keeps the target's distribution.
     """
 
     def __init__(self, controller: Controller, is_paused: Callable[[], bool]) -> None:
@@ -58,12 +58,9 @@ class Switchable:
         self._controller.begin(prompt, scores)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        if self._is_paused():
-            draft = self._controller.propose(tokens, Budget(0, 0))
-            self.decision = Decision("none", "speculation is switched off")
-            return draft
-        draft = self._controller.propose(tokens, limit)
-        self.decision = self._controller.decision
+        is_paused = self._is_paused()
+        draft = self._controller.propose(tokens, Budget(0, 0) if is_paused else limit)
+        self.decision = Decision("none", "speculation is switched off") if is_paused else self._controller.decision
         return draft
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:

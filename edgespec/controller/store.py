@@ -1,4 +1,4 @@
-"""What was measured and learned of models on this machine, kept between runs with the settings it holds for."""
+"""Draft statistics on disk: kept between runs, for a pair of models on this machine under the same settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
 from edgespec.files import write_atomically
 
-_VERSION = 2  # of the file's form and of what is measured
-_ENTRIES = 8  # settings kept for a pair of models
-_ENDS = 2**20  # bytes of each end of a weights file that its fingerprint reads
+_VERSION = 2  # of the file format and of the measurement
+_MAX_ENTRIES = 8  # keys kept for a pair of models
+_END_BYTES = 2**20  # of each end of a weights file, for its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What costs depend on, beside the models."""
+    """The settings that costs depend on, apart from the models."""
 
     version: int
     processor: str
@@ -48,98 +48,103 @@ class ProfileKey:
         flash_attention: bool | None,
         exact: bool,
     ) -> ProfileKey:
-        """The setting on this machine with the packages installed."""
+        """The key on this machine with the installed packages."""
         package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
         runtime = f"{package} {importlib.metadata.version(package)}"
         return ProfileKey(_VERSION, processor_name(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
 
-    def difference(self, other: dict[str, Any]) -> str:
-        """What an `other` setting had otherwise, in words."""
-        mine = asdict(self)
-        found = (
+    def describe_difference(self, other: dict[str, Any]) -> str:
+        """The fields of a stored key that differ, for the user: 'threads 1 instead of 2'."""
+        differences = (
             f"{name.replace('_', ' ')} {other.get(name)} instead of {value}"
-            for name, value in mine.items()
+            for name, value in asdict(self).items()
             if other.get(name) != value
         )
-        return ", ".join(found) or "another version of edgespec"
+        return ", ".join(differences) or "another version of edgespec"
 
 
 class ProfileStore:
-    """The file of a target and perhaps its draft, whose own files are read when it is first asked for."""
+    """The file of a target and perhaps a draft model. Their weights are read when its path is first needed."""
 
     def __init__(self, target: Path, draft: Path | None, self_draft: str = "") -> None:
-        """`self_draft`: how the target drafts for itself, if it does."""
+        """`self_draft`: the method by which the target drafts for itself; empty if it does not."""
         self._models = {"target": target} if draft is None else {"target": target, "draft": draft}
         self._self_draft = self_draft
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The models' fingerprints by role and file name. Raises CacheError where they cannot be read."""
+        """The models' fingerprints by role and file name. Raises CacheError if they cannot be read."""
         return {f"{role} {path.name}": fingerprint_weights(path) for role, path in self._models.items()}
 
     @cached_property
     def path(self) -> Path:
-        """Raises CacheError where the models' files cannot be read."""
+        """Raises CacheError if the models' files cannot be read."""
         name = hashlib.sha256("+".join([*self.digests.values(), self._self_draft]).encode()).hexdigest()
         return calibration_folder() / f"{name[:24]}.json"
 
-    def load(self, setting: ProfileKey) -> DraftStats | str | None:
-        """What is known under `setting`; in words what differs where something is known under another; or None."""
-        entries = self._entries()
+    def load(self, key: ProfileKey) -> DraftStats | str | None:
+        """The statistics under `key`; else how the latest other key differs, for the user; None for an empty store.
+
+        A damaged entry reads as None.
+        """
+        entries = self._read_entries()
         for entry in entries:
-            if entry["setting"] == asdict(setting):
+            if entry["setting"] == asdict(key):
                 try:
                     return DraftStats.from_dict(entry["experience"])
                 except ValueError:
-                    return None  # damaged: measured again, and written over
-        return setting.difference(entries[0]["setting"]) if entries else None
+                    return None
+        return key.describe_difference(entries[0]["setting"]) if entries else None
 
-    def save(self, setting: ProfileKey, draft_stats: DraftStats) -> None:
-        """Keep it for next time; a folder that cannot be written to costs the next run a measurement, no more."""
-        kept = [entry for entry in self._entries() if entry["setting"] != asdict(setting)][: _ENTRIES - 1]
-        entries = [{"setting": asdict(setting), "experience": draft_stats.to_dict()}, *kept]
+    def save(self, key: ProfileKey, draft_stats: DraftStats) -> None:
+        """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""
+        others = [entry for entry in self._read_entries() if entry["setting"] != asdict(key)][: _MAX_ENTRIES - 1]
+        entries = [{"setting": asdict(key), "experience": draft_stats.to_dict()}, *others]
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, json.dumps({"entries": entries}))
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _read_entries(self) -> list[dict[str, Any]]:
+        """The well-formed entries, latest first."""
         try:
             text = self.path.read_text(encoding="utf-8")
-            found = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)["entries"]
+            values = json.loads(text, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_parse_float)
+            entries = values["entries"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return []
-        shape = {"setting": dict, "experience": dict}
+        types = {"setting": dict, "experience": dict}
         return [
             entry
-            for entry in (found if isinstance(found, list) else ())
-            if isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in shape.items())
+            for entry in (entries if isinstance(entries, list) else ())
+            if isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in types.items())
         ]
 
 
-def _finite(text: str) -> float:
-    """A number that can be calculated with; raises ValueError for NaN, and for what is too large."""
+def _parse_float(text: str) -> float:
+    """Raises ValueError unless the number is finite."""
     if not isfinite(number := float(text)):
-        raise ValueError("no number")
+        raise ValueError("not a finite number")
     return number
 
 
-def _whole(text: str) -> int:
-    _finite(text)
+def _parse_int(text: str) -> int:
+    """Raises ValueError unless the number also fits a float."""
+    _parse_float(text)
     return int(text)
 
 
 def calibration_folder() -> Path:
-    """Where calibrations are kept: EDGESPEC_CACHE_DIR, else the platform's folder for caches."""
+    """The folder of the store's files, in EDGESPEC_CACHE_DIR or in the platform's cache folder."""
     import platformdirs
 
-    stated = os.environ.get("EDGESPEC_CACHE_DIR")
-    return (Path(stated) if stated else platformdirs.user_cache_path("edgespec")) / "calibration"
+    cache_dir = os.environ.get("EDGESPEC_CACHE_DIR")
+    return (Path(cache_dir) if cache_dir else platformdirs.user_cache_path("edgespec")) / "calibration"
 
 
 def fingerprint_weights(model: Path) -> str:
-    """A digest of a weights file's size and both ends, or of those of a folder. Raises CacheError.
+    """[16] hexadecimal digits of the sizes and both ends of a weights file, or of a folder's. Raises CacheError.
 
-    A whole file of 40 GB would take longer to read than the measurement takes.
+    To read 40 GB in full would take longer than the measurement that the store saves.
     """
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     digest = hashlib.sha256()
@@ -148,16 +153,16 @@ def fingerprint_weights(model: Path) -> str:
             size = file.stat().st_size
             digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
             with file.open("rb") as opened:
-                digest.update(opened.read(_ENDS))
-                opened.seek(max(0, size - _ENDS))
-                digest.update(opened.read(_ENDS))
+                digest.update(opened.read(_END_BYTES))
+                opened.seek(max(0, size - _END_BYTES))
+                digest.update(opened.read(_END_BYTES))
     except OSError as error:
         raise CacheError(f"{model} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
     return digest.hexdigest()[:16]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, system and versions: what every figure has to carry."""
+    """Processor, system and versions, which every published figure states."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("edgespec", "llama-cpp-python", "mlx-lm"):
         versions[package] = None
@@ -167,7 +172,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's name, as the system gives it."""
+    """The processor's name as the system reports it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

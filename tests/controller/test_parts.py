@@ -48,7 +48,7 @@ def test_costs_follow_the_clock() -> None:
     for _ in range(300):
         costs.observe(2, 0, 36.0)
     assert costs.seconds(2) == pytest.approx(36.0)
-    assert (costs.measured(1), costs.seconds(1)) == (0, 10.0), "what was measured long ago counts no more"
+    assert (costs.count_recent(1), costs.seconds(1)) == (0, 10.0), "what was measured long ago counts no more"
 
 
 def test_rows_not_seen_are_as_far_off_the_profile_as_those_that_were() -> None:
@@ -67,7 +67,7 @@ def test_plain_costs_are_those_of_the_present_depth() -> None:
     costs.begin(400)
     assert costs.seconds(1) == 12.0
     costs.begin(4000)
-    assert (costs.measured(1), costs.seconds(1)) == (0, 10.0)
+    assert (costs.count_recent(1), costs.seconds(1)) == (0, 10.0)
     for _ in range(15):
         costs.observe(1, 4000, 30.0)
     costs.begin(5900)

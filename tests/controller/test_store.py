@@ -98,8 +98,8 @@ def test_the_setting_names_what_runs_here() -> None:
     assert HERE.runtime.startswith("llama-cpp-python 0.")
     assert HERE.processor and HERE.processor == describe_machine()["processor"]
     toy = ProfileKey.current("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
-    assert toy.runtime.startswith("edgespec ") and HERE.difference(asdict(toy)).startswith("runtime edgespec ")
-    assert HERE.difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
+    assert toy.runtime.startswith("edgespec ") and HERE.describe_difference(asdict(toy)).startswith("runtime edgespec ")
+    assert HERE.describe_difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
     versions = describe_machine()["versions"]
     assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
 
