@@ -1,4 +1,4 @@
-"""Runtimes behind one contract, by name; each is imported when a model of it is opened, not before."""
+"""Runtimes behind one contract, by name. Each is imported when one of its models is opened."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ BackendName = Literal["llamacpp", "mlx", "toy"]
 
 
 class Embedder(Protocol):
-    """Texts to vectors, beside the sessions of a model."""
+    """Maps texts to vectors, in addition to a model's sessions."""
 
     def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
-        """[width] of length 1, for at least one token and no more than the context holds. Raises Cancelled,
-        BackendError, ValueError for ids that the model does not have.
+        """[width] of norm 1, for 1 to `cells` tokens.
+
+        Raises Cancelled, BackendError, and ValueError for ids outside the vocabulary.
         """
 
     def close(self) -> None: ...
@@ -47,26 +48,29 @@ class Model(Protocol):
 
     @property
     def no_tree_reason(self) -> str | None:
-        """Why its sessions do not take trees, as part of a sentence; None where they do."""
+        """Why its sessions do not take trees, as a clause; None where they do."""
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantization, for people."""
+        """Architecture, size and quantization, in words."""
 
     @property
     def no_batching_reason(self) -> str | None:
-        """Why shared sessions do not do their forwards as one, so that answers are made one after the other; None where
-        they do.
+        """Why shared sessions cannot batch their forwards, as a clause; None where they do.
+
+        Without batching answers are generated one after the other.
         """
 
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
-        """A session that polls `check` while it computes. Of `shared` ones there may be as many as its options have
-        caches.
+        """A session that polls `check` while it computes; at most `LoadOptions.caches` of them `shared`.
+
+        Raises BackendError.
         """
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> Embedder:
-        """What makes vectors of texts of at most `cells` tokens. Raises InvalidRequest where this runtime does not,
-        BackendError.
+        """An embedder for texts of at most `cells` tokens.
+
+        Raises InvalidRequest where the runtime has none, BackendError.
         """
 
     @property
@@ -75,12 +79,13 @@ class Model(Protocol):
     def self_draft(
         self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
-        """What it takes to draft for itself by `method`, whose layers are known. What takes long to make is kept in
-        `folder`. `progress` gets 0.0 to 1.0. Raises Refused, InvalidRequest, BackendError, CacheError, Cancelled.
+        """Load a self-draft. `method` names its layers; `folder` caches files that take long to make.
+
+        `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
         """
 
     def close(self) -> None:
-        """Free the weights; sessions are closed before."""
+        """Free the weights. Sessions are closed before."""
 
 
 def open_model(
@@ -110,7 +115,7 @@ def open_model(
 
 
 def require(backend: BackendName) -> None:
-    """Raise BackendUnavailable, with what to do, if `backend` cannot run here."""
+    """Raise BackendUnavailable if `backend` cannot run here."""
     if backend == "mlx":
         from edgespec.backends.mlx.library import load_mlx
 
@@ -118,7 +123,7 @@ def require(backend: BackendName) -> None:
 
 
 def leave_thread() -> None:
-    """Whoever owned models on a thread of its own calls this last on it, after they are closed."""
+    """The last call of a thread that has owned models, after they are closed."""
     if "mlx.core" in sys.modules:
         from edgespec.backends.mlx import library
 
@@ -126,18 +131,18 @@ def leave_thread() -> None:
 
 
 def prefers_mlx() -> bool:
-    """Whether MLX is the faster runtime here: on Apple Silicon, where mlx-lm is installed."""
+    """Whether MLX is the faster runtime here: on Apple Silicon with mlx-lm installed."""
     return sys.platform == "darwin" and platform.machine() == "arm64" and importlib.util.find_spec("mlx_lm") is not None
 
 
 def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
-    """Accelerators that the runtime would use, with their free memory. Raises BackendUnavailable."""
+    """The accelerators that the runtime uses, with their free memory. Raises BackendUnavailable."""
     if backend == "mlx":
         from edgespec.backends.mlx.library import device
 
-        found = device()
-        size = found.working_set
-        return (DeviceMemory(found.name, size, size, shares_ram=True, holds_all=True),) if found.on_gpu and size else ()
+        gpu = device()
+        size = gpu.working_set
+        return (DeviceMemory(gpu.name, size, size, shares_ram=True, holds_all=True),) if gpu.on_gpu and size else ()
     if backend == "toy":
         return ()
     from edgespec.backends.llamacpp.library import library

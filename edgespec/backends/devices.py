@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Kept free for the operating system and everything else, in RAM and on each device.
+# Left to the operating system and other programs, in RAM and on each device.
 RESERVE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One accelerator, in bytes; `shares_ram` where it has no memory of its own (Apple silicon, integrated GPUs).
+    """One accelerator; sizes in bytes.
 
-    `holds_all`: the runtime computes on it alone, so that everything has to fit into `total`.
+    shares_ram  it has no memory of its own (Apple Silicon, integrated GPUs)
+    holds_all   the runtime computes on it alone, so weights and caches have to fit into `total`
     """
 
     name: str
@@ -24,7 +25,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the machine has free: RAM available without swapping, in bytes, and its accelerators."""
+    """Free memory: RAM available without swapping, in bytes, and the accelerators."""
 
     ram_available: int
     devices: tuple[DeviceMemory, ...] = ()
@@ -36,14 +37,14 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """Bytes that weights and caches may take over RAM and devices together."""
+        """Bytes that weights and caches may take, RAM and devices together."""
         ram = max(0, self.ram_available - RESERVE_BYTES)
         limits = [device.total for device in self.devices if device.holds_all]
         return min(ram, *limits) if limits else ram + self.own_device_bytes
 
 
 def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
-    """This machine's available RAM, with the accelerators the caller found."""
+    """This machine's available RAM, and `devices`."""
     import psutil
 
     return Memory(int(psutil.virtual_memory().available), devices)

@@ -1,4 +1,4 @@
-"""The part of a vocabulary that does not depend on whose it is: a range of ids, and their bytes, rendered once."""
+"""The part of a tokenizer that all runtimes share: a range of ids, and the bytes of each, rendered once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class IdRange(ABC):
 
     def piece(self, token: int) -> bytes:
         """The bytes a token adds to the text. Raises ValueError for an id outside the range."""
-        known = self._pieces.get(token)
-        if known is None:
+        piece = self._pieces.get(token)
+        if piece is None:
             self.check(token)
-            known = self._pieces[token] = self.render(token)
-        return known
+            piece = self._pieces[token] = self.render(token)
+        return piece
 
     @abstractmethod
     def render(self, token: int) -> bytes:
-        """What `piece` returns for an id of the range."""
+        """The bytes of an id of the range."""
 
     def check(self, token: int) -> None:
         """Raises ValueError for an id outside the range."""
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
 
-    def known(self, token: int | None) -> int | None:
-        """The id, or None where there is none in the range."""
+    def id_or_none(self, token: int | None) -> int | None:
+        """`token` if it is an id of the range, else None."""
         return token if token is not None and 0 <= token < self.vocab_size else None

@@ -1,4 +1,4 @@
-"""Work in a process of its own, for what llama.cpp may end the process over or does not let itself be stopped in."""
+"""Runs a function in a process of its own: for native code that may abort, or that cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _POLL_S = 0.1
 
 
 class ChildDied(Exception):
-    """The process ended before its work was done."""
+    """The process ended before `work` returned."""
 
 
-def in_child(
-    work: Callable[..., T], *given: Any, check: CheckCancelled, meanwhile: Callable[[], None] = lambda: None
+def run_in_child(
+    work: Callable[..., T], *args: Any, check: CheckCancelled, on_poll: Callable[[], None] = lambda: None
 ) -> T:
-    """What `work` of an importable module returns for `given`; `meanwhile` is called a few times a second.
+    """The result of `work`, an importable function, for `args`. Calls `check` and `on_poll` 10 times a second.
 
-    Raises what it raises, ChildDied, Cancelled.
+    Raises what `work` raises, ChildDied, Cancelled.
     """
-    with starting(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        running = pool.submit(work, *given)
+    with block_sigint(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        running = pool.submit(work, *args)
         while not running.done():
             wait([running], timeout=_POLL_S)
             try:
                 check()
-                meanwhile()
+                on_poll()
             except Cancelled:
                 for process in active_children():
                     process.terminate()
@@ -47,13 +47,13 @@ def in_child(
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """For processes to be started in: Ctrl-C stays this one's alone, as they inherit what is blocked."""
+def block_sigint() -> Iterator[None]:
+    """Processes started inside inherit a blocked SIGINT, so that Ctrl-C reaches this process alone."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    with redirect_stderr(sys.__stderr__):  # what a full screen puts in its place has no descriptor to inherit
-        resource_tracker.ensure_running()  # a process needs it, and its start unblocks signals
+    with redirect_stderr(sys.__stderr__):  # a full-screen terminal replaces it by one without a descriptor
+        resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

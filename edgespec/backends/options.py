@@ -1,4 +1,4 @@
-"""How a model is loaded and run, on any runtime."""
+"""Options of a loaded model that all runtimes have."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import psutil
 
 from edgespec.errors import InvalidRequest
 
-DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for more
+DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
 
 KvType = Literal["f16", "q8_0", "q4_0"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Raises InvalidRequest for values that cannot work.
+    """How a model is loaded and run. Raises InvalidRequest for values out of range.
 
-    context_size     tokens; None: what the model was trained for, at most 8,192
-    threads          None: the machine's physical (performance) cores, less those that are busy
-    gpu_layers       None: all of them, where there is a device to put them on
+    context_size     tokens; None: as many as the model was trained for, at most 8,192
+    threads          None: the machine's physical (performance) cores, less the busy ones
+    gpu_layers       None: all of them, where there is a device
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it
     mmap             map the weights instead of reading them
-    caches           conversations whose keys and values are kept, each in a cache of the whole context; also how many
-                     answers may be made at once
-    exact            one numeric result whatever the number of rows in a forward, at some cost in speed (flash
-                     attention, no weight repacking, no tiled f16 kernels, q8_0 cache)
+    caches           conversations whose KV caches are kept, each of the whole context; also the limit of
+                     parallel answers
+    exact            logits do not depend on the number of rows in a forward, at some cost in speed (flash attention, no
+                     weight repacking, no tiled f16 kernels, q8_0 cache)
     """
 
     context_size: int | None = None
@@ -44,7 +44,7 @@ class LoadOptions:
     exact: bool = False
 
     def context_for(self, trained: int | None) -> int:
-        """Tokens, for a model trained for so many; None where its files do not say."""
+        """Tokens of context for a model trained on `trained` of them (None: unknown)."""
         return self.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
     def __post_init__(self) -> None:
@@ -56,14 +56,14 @@ class LoadOptions:
         ):
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(
-                    f"{name} must be {low} to {high}, not {value}.", hint=f"Give another number of {name}."
+                    f"{name} must be {low} to {high}, not {value}.", hint=f"Choose a number from {low} to {high}."
                 )
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
 
 
 def physical_cores() -> int:
-    """Cores worth a thread: performance cores on Apple Silicon, else physical ones, within the CPU affinity."""
+    """Performance cores on Apple Silicon, else physical cores, within the CPU affinity; at least one."""
     cores = psutil.cpu_count(logical=False) or 1
     if sys.platform == "darwin":
         query = subprocess.run(
@@ -77,10 +77,9 @@ def physical_cores() -> int:
 
 @cache
 def idle_cores() -> int:
-    """Physical cores that nothing else is using now, at least one; measured once, for 50 ms.
+    """Physical cores that are idle now, at least one; measured once, for 50 ms.
 
-    One thread more than there are idle cores makes every decode wait for a time slice, which costs far more than the
-    thread brings.
+    With one thread more than idle cores, every decode waits for a time slice: a loss far above that thread's gain.
     """
     busy = psutil.cpu_percent(interval=0.05) / 100 * (psutil.cpu_count() or 1)
     return max(1, physical_cores() - round(busy))

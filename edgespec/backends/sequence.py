@@ -1,4 +1,4 @@
-"""What every session checks before it computes, and how much of a cached sequence a new prompt can use again."""
+"""Checks that every session makes before it computes, and the length of a reusable prefix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edgespec.errors import ContextOverflow
 
 
 def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
-    """Raises ValueError for an id that the model does not have."""
+    """Raises ValueError for an id outside the vocabulary."""
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise ValueError(f"token ids must be in 0..{vocab_size - 1}")
 
 
 def check_prompt(tokens: Sequence[int], capabilities: Capabilities) -> None:
-    """Raises ContextOverflow for an empty or too long prompt, ValueError for ids that the model does not have."""
+    """Raises ContextOverflow for a prompt that is empty or too long, ValueError for ids outside the vocabulary."""
     size = capabilities.context_size
     if not 0 < len(tokens) <= size:
         raise ContextOverflow(
@@ -25,9 +25,9 @@ def check_prompt(tokens: Sequence[int], capabilities: Capabilities) -> None:
     check_ids(tokens, capabilities.vocab_size)
 
 
-def shared_prefix(cached: Sequence[int], tokens: Sequence[int], most: int) -> int:
-    """How many leading tokens agree, at most `most`: the last one is always run, for its scores."""
-    n = min(len(cached), most)
+def shared_prefix(cached: Sequence[int], tokens: Sequence[int], limit: int) -> int:
+    """How many leading tokens agree, at most `limit`. A prompt's limit is its length - 1: its last token is scored."""
+    n = min(len(cached), limit)
     for i in range(n):
         if cached[i] != tokens[i]:
             return i

@@ -12,6 +12,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.llamacpp.rollback import SnapshotCache, SnapshotRing, TrimmableCache
 from edgespec.backends.options import LoadOptions, idle_cores, physical_cores
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import (
     BackendError,
@@ -50,8 +51,7 @@ def test_without_mapping_the_weights_are_the_same(target: LlamaModel) -> None:
     logits = []
     for model in (target, other):
         session = model.open_session()
-        for _ in session.prefill([1, 2, 3]):
-            pass
+        read_prompt(session, [1, 2, 3])
         logits.append(session.forward(4, NO_DRAFT).logits(0).tolist())
         session.close()
     other.close()
@@ -80,8 +80,7 @@ def test_a_context_is_as_long_as_was_asked_for(target: LlamaModel) -> None:
     """llama.cpp itself rounds up to 256."""
     small = load(TARGET, LoadOptions(threads=1, context_size=20))
     session = small.open_session()
-    for _ in session.prefill(list(range(1, 19))):
-        pass
+    read_prompt(session, list(range(1, 19)))
     assert session.draft_limit == 1
     session.close()
     small.close()
@@ -94,8 +93,7 @@ def test_drafts_are_bounded_by_the_rows_and_by_the_ring(tmp_path: Path) -> None:
             MAKERS["hybrid"](path)
         model = load(path, OPTIONS)
         session = model.open_session()
-        for _ in session.prefill([1, 2, 3]):
-            pass
+        read_prompt(session, [1, 2, 3])
         assert session.draft_limit == limit
         with pytest.raises(ContextOverflow):
             session.forward(4, Draft.chain([5] * (limit + 1)))
@@ -104,8 +102,7 @@ def test_drafts_are_bounded_by_the_rows_and_by_the_ring(tmp_path: Path) -> None:
         kept = session.forward(6, NO_DRAFT).logits(0).copy()
         session.commit(())
         session.rewind(0)
-        for _ in session.prefill([1, 2, 3, 4]):
-            pass
+        read_prompt(session, [1, 2, 3, 4])
         assert abs(kept - session.forward(6, NO_DRAFT).logits(0)).max() < 0.15
         session.close()
         model.close()
@@ -130,8 +127,7 @@ def test_scores_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     model = load(path, OPTIONS)
     session = model.open_session()
-    for _ in session.prefill([1, 2, 3]):
-        pass
+    read_prompt(session, [1, 2, 3])
     scores = session.forward(4, NO_DRAFT)
     with pytest.raises(BackendError, match="no numbers"):
         scores.argmax()
@@ -147,8 +143,7 @@ def test_a_side_branch_leaves_exact_cells_in_order() -> None:
     )
     one, other = model.open_session(), model.open_session()
     for session in (one, other):
-        for _ in session.prefill(text[:4]):
-            pass
+        read_prompt(session, text[:4])
     at = 4
     while at + 4 <= len(text) and at < 220:
         root, *rest = text[at : at + 4]
@@ -174,8 +169,7 @@ def test_cache_types_agree_within_their_precision(target: LlamaModel, kv_type: s
     best = []
     for model in (target, other):
         session = model.open_session()
-        for _ in session.prefill(prompt):
-            pass
+        read_prompt(session, prompt)
         best.append(int(session.forward(prompt[0], NO_DRAFT).argmax()[0]))
         session.close()
     other.close()
@@ -208,8 +202,7 @@ def test_quantizing_makes_a_model_that_works(tmp_path: Path, ftype: str) -> None
     model = load(made, OPTIONS)
     assert ftype in model.description
     session = model.open_session()
-    for _ in session.prefill([1, 2, 3]):
-        pass
+    read_prompt(session, [1, 2, 3])
     assert session.forward(4, Draft.chain([5, 6])).argmax().shape == (3,)
     session.close()
     model.close()

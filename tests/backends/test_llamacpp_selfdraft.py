@@ -13,9 +13,9 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
-from edgespec.backends.llamacpp.lowbit import copies, low_bit, make_room
+from edgespec.backends.llamacpp.lowbit import copies, evict, low_bit_copy
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.prune import pruned
+from edgespec.backends.llamacpp.prune import prune
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shared_kv import SLACK
 from edgespec.backends.options import LoadOptions
@@ -42,7 +42,7 @@ def draft_of(target: LlamaModel, method: str, folder: Path) -> SelfDraftModel:
     return target.self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
 
 
-def following(draft: SelfDraftModel, target: LlamaSession) -> LlamaSession:
+def attach(draft: SelfDraftModel, target: LlamaSession) -> LlamaSession:
     session = draft.open_session(target, lambda: None)
     assert isinstance(session, LlamaSession)
     return session
@@ -87,7 +87,7 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
 def test_a_follower_has_the_targets_text_without_reading_it(target: LlamaModel, tmp_path: Path) -> None:
     theirs = target.open_session()
     draft = draft_of(target, "sparse:4,512", tmp_path)  # with room for everything: the same model, the same cache
-    ours = following(draft, theirs)
+    ours = attach(draft, theirs)
     prefill(theirs, TEXT[:50])
     assert ours.position == 50
     for root in (7, 8):
@@ -111,7 +111,7 @@ def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path
     sink, window = 4, 24
     draft = draft_of(target, f"sparse:{sink},{window}", tmp_path)
     theirs = target.open_session()
-    ours = following(draft, theirs)
+    ours = attach(draft, theirs)
     api, sizes, far = library().api, [], []
     for n in (20, 100, 200, 240):
         prefill(theirs, TEXT[:n])
@@ -119,7 +119,7 @@ def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path
         for token in TEXT[:SLACK]:  # as many as fit at once
             ours.forward(token, NO_DRAFT)
             ours.commit(())
-        sizes.append(api.llama_state_seq_get_size(ours.context.native, 0))
+        sizes.append(api.llama_state_seq_get_size(ours.context.native.handle, 0))
         ours.rewind(0)
         expected = theirs.forward(3, NO_DRAFT).logits(0).copy()
         far.append(float(np.abs(ours.forward(3, NO_DRAFT).logits(0) - expected).max()))
@@ -134,7 +134,7 @@ def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path
 def test_a_sparse_session_reads_a_text_of_its_own(target: LlamaModel, tmp_path: Path) -> None:
     draft = draft_of(target, "sparse:2,8", tmp_path)
     idle = target.open_session()
-    session = following(draft, idle)
+    session = attach(draft, idle)
     for length in (240, 10, 130, 131):
         assert np.isfinite(prefill(session, TEXT[:length])).all() and session.position == length
         session.forward(1, Draft.chain(list(range(1, 60))))
@@ -146,14 +146,14 @@ def test_a_sparse_session_reads_a_text_of_its_own(target: LlamaModel, tmp_path: 
 
 def test_low_bits_are_made_once_and_found_again(target: LlamaModel, tmp_path: Path) -> None:
     seen: list[float] = []
-    made = low_bit(TARGET, 2, tmp_path / "a", seen.append, lambda: None)
+    made = low_bit_copy(TARGET, 2, tmp_path / "a", seen.append, lambda: None)
     assert made.name == "target-q2_k.gguf" and made.stat().st_size < TARGET.stat().st_size
     before = made.stat().st_ino
-    assert low_bit(TARGET, 2, tmp_path / "a", seen.append, lambda: None).stat().st_ino == before
-    other = low_bit(TARGET, 4, tmp_path / "b", seen.append, lambda: None)
+    assert low_bit_copy(TARGET, 2, tmp_path / "a", seen.append, lambda: None).stat().st_ino == before
+    other = low_bit_copy(TARGET, 4, tmp_path / "b", seen.append, lambda: None)
     os.utime(made, (1, 1))
     assert copies(tmp_path) == [other, made]
-    make_room(tmp_path, other.stat().st_size)
+    evict(tmp_path, other.stat().st_size)
     assert copies(tmp_path) == [other]
 
 
@@ -164,7 +164,7 @@ def test_a_build_that_is_stopped_leaves_nothing_to_be_used(tmp_path: Path) -> No
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / ".target-q2_k.gguf.abc").write_bytes(b"half of an earlier one")
     with pytest.raises(Cancelled):
-        low_bit(TARGET, 2, tmp_path / "x", lambda fraction: None, check)
+        low_bit_copy(TARGET, 2, tmp_path / "x", lambda fraction: None, check)
     assert list((tmp_path / "x").iterdir()) == []
 
 
@@ -172,17 +172,22 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TARGET.read_bytes()[:1_000_000])
     with pytest.raises(InvalidModelFile, match="cut short"):
-        low_bit(broken, 2, tmp_path / "x", lambda fraction: None, lambda: None)
-    with pytest.raises(InvalidModelFile, match="cut short"), pruned(broken, (0, 1), lambda: None):
+        low_bit_copy(broken, 2, tmp_path / "x", lambda fraction: None, lambda: None)
+    with pytest.raises(InvalidModelFile, match="cut short"), prune(broken, (0, 1), lambda: None):
         pass
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
     ("method", "reason"),
-    [("planes", "part of its weights' bits"), ("layerskip:2+sparse:4,16", "not combined"), ("layerskip:6", "6 layers"),
-     ("layerskip:0,9", "6 layers"), ("layerskip:0,1,2,3,4,5", "6 layers")],
-)  # fmt: skip
+    [
+        ("planes", "cannot read only the high bits"),
+        ("layerskip:2+sparse:4,16", "does not combine sparse with layerskip"),
+        ("layerskip:6", "6 layers"),
+        ("layerskip:0,9", "6 layers"),
+        ("layerskip:0,1,2,3,4,5", "6 layers"),
+    ],
+)
 def test_what_cannot_be_is_said(target: LlamaModel, method: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=reason):  # or Unsupported, which is one
         draft_of(target, method, tmp_path)
@@ -192,11 +197,11 @@ def test_what_cannot_be_is_said(target: LlamaModel, method: str, reason: str, tm
     ("maker", "exit_after", "refused", "why"),
     [
         (llama, 1, "layerskip:0,1", "2 layers"),
-        (sliding_window, 6, "layerskip:0,1,2,3,4,6", "see a window goes by their numbers"),
-        (mamba, 1, "sparse:4,16", "no tokens to leave out"),
-        (hybrid, None, "layerskip:3", "both a recurrent layer and one that attends"),
-        (hybrid, None, "layerskip:0,1,3", "are recurrent goes by their numbers"),
-        (hybrid, None, "sparse:4,16", "no tokens to leave out"),
+        (sliding_window, 6, "layerskip:0,1,2,3,4,6", "finds the window layers of gemma3 by number"),
+        (mamba, 1, "sparse:4,16", "this model has recurrent states"),
+        (hybrid, None, "layerskip:3", "a recurrent layer and an attention layer"),
+        (hybrid, None, "layerskip:0,1,3", "finds the recurrent layers of .* by number"),
+        (hybrid, None, "sparse:4,16", "this model has recurrent states"),
     ],
 )
 def test_other_architectures(
@@ -217,11 +222,11 @@ def test_other_architectures(
 
 def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.backends.llamacpp.prune.host_memory", lambda: Memory(1000))
-    with pytest.raises(DoesNotFit, match="2 layers of target"), pruned(TARGET, (0, 1), lambda: None):
+    with pytest.raises(DoesNotFit, match="2 layers of target"), prune(TARGET, (0, 1), lambda: None):
         pass
 
 
 def test_few_bits_are_not_made_of_few(target: LlamaModel, tmp_path: Path) -> None:
-    two = low_bit(TARGET, 2, tmp_path / "a", lambda fraction: None, lambda: None)
-    with pytest.raises(Unsupported, match="4 are not fewer"):
-        low_bit(two, 4, tmp_path / "b", lambda fraction: None, lambda: None)
+    two = low_bit_copy(TARGET, 2, tmp_path / "a", lambda fraction: None, lambda: None)
+    with pytest.raises(Unsupported, match="the draft was to have 4"):
+        low_bit_copy(two, 4, tmp_path / "b", lambda fraction: None, lambda: None)

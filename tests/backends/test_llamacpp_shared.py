@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
@@ -39,12 +40,12 @@ def alone(model: LlamaModel) -> Iterator[Alone]:
     found.close()
 
 
-def opened(model: LlamaModel, n: int) -> list[LlamaSession]:
+def open_sessions(model: LlamaModel, n: int) -> list[LlamaSession]:
     return [model.open_session(shared=True) for _ in range(n)]
 
 
 def test_one_decode_serves_all(model: LlamaModel, alone: Alone) -> None:
-    one, two, three = sessions = opened(model, 3)
+    one, two, three = sessions = open_sessions(model, 3)
     texts = [PROMPT[i:] for i in range(3)]
     for session, text in zip(sessions, texts, strict=True):
         prefill(session, text)
@@ -80,11 +81,11 @@ def test_any_order_of_anything(model: LlamaModel, alone: Alone, seed: int) -> No
     keeper.close()
 
 
-@pytest.mark.parametrize("soon_s", [0.0, 1e9], ids=["asked at each node", "asked once"])
+@pytest.mark.parametrize("max_unpolled_s", [0.0, 1e9], ids=["polled at each node", "polled once"])
 def test_one_who_leaves_does_not_stop_the_others(
-    soon_s: float, model: LlamaModel, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    max_unpolled_s: float, model: LlamaModel, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.backends.llamacpp.context._SOON_S", soon_s)
+    monkeypatch.setattr("edgespec.backends.llamacpp.native._MAX_UNPOLLED_S", max_unpolled_s)
     gone: set[int] = set()
 
     def check(who: int) -> None:
@@ -111,14 +112,15 @@ def test_one_who_leaves_does_not_stop_the_others(
 
 
 def test_a_failed_decode_is_told_to_all_who_shared_it(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = opened(model, 2)
+    one, two = open_sessions(model, 2)
     prefill(one, PROMPT)
     prefill(two, PROMPT)
     scores = [one.forward(1, NO_DRAFT), two.forward(2, NO_DRAFT)]
-    monkeypatch.setattr(one.context, "_decode", lambda *_: -3)
-    for each in scores:
-        with pytest.raises(BackendError, match="code -3"):
-            each.argmax()
+    with monkeypatch.context() as patch:
+        patch.setattr(library().api, "llama_decode", lambda *_: -3)
+        for each in scores:
+            with pytest.raises(BackendError, match="code -3"):
+                each.argmax()
     one.close()
     two.close()
     again = model.open_session(shared=True)  # over a new context
@@ -127,11 +129,11 @@ def test_a_failed_decode_is_told_to_all_who_shared_it(model: LlamaModel, monkeyp
 
 
 def test_a_context_that_has_failed_is_not_used_again(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle, one = opened(model, 2)
+    idle, one = open_sessions(model, 2)
     prefill(idle, PROMPT)
     prefill(one, PROMPT)
-    monkeypatch.setattr(one.context, "_decode", lambda *_: -3)
-    with pytest.raises(BackendError, match="code -3"):
+    with monkeypatch.context() as patch, pytest.raises(BackendError, match="code -3"):
+        patch.setattr(library().api, "llama_decode", lambda *_: -3)
         one.forward(1, NO_DRAFT).argmax()
     one.close()
     again = model.open_session(shared=True)  # although `idle` still holds the other
@@ -143,7 +145,7 @@ def test_a_context_that_has_failed_is_not_used_again(model: LlamaModel, monkeypa
 
 def test_more_rows_than_one_decode_takes(model: LlamaModel, alone: Alone) -> None:
     """What is staged goes ahead when there is no room for more; whoever reads it later finds it, and what it took."""
-    sessions = opened(model, SLOTS)
+    sessions = open_sessions(model, SLOTS)
     for session in sessions:
         prefill(session, PROMPT)
     draft = Draft.chain(list(range(1, 21)))
@@ -162,7 +164,7 @@ def test_as_many_slots_as_there_may_be(tmp_path: Path) -> None:
     path = tmp_path / "llama.gguf"
     MAKERS["llama"](path)
     model = load(path, LoadOptions(context_size=32, threads=1, caches=64))
-    sessions = opened(model, 64)
+    sessions = open_sessions(model, 64)
     for session in sessions:
         prefill(session, PROMPT[:8])
     tree = Draft(np.array([3, 4, 5, 6], np.int32), np.array([-1, -1, 0, 0], np.int32))
@@ -175,8 +177,8 @@ def test_as_many_slots_as_there_may_be(tmp_path: Path) -> None:
 
 
 def test_there_are_as_many_slots_as_asked_for(model: LlamaModel) -> None:
-    sessions = opened(model, SLOTS)
-    with pytest.raises(BackendError, match="no more texts"):
+    sessions = open_sessions(model, SLOTS)
+    with pytest.raises(BackendError, match="all caches of the model are in use"):
         model.open_session(shared=True)
     sessions[2].close()
     sessions[2] = model.open_session(shared=True)
@@ -186,7 +188,7 @@ def test_there_are_as_many_slots_as_asked_for(model: LlamaModel) -> None:
 
 
 def test_what_is_read_in_company_is_read_in_small_parts(model: LlamaModel) -> None:
-    one, two = opened(model, 2)
+    one, two = open_sessions(model, 2)
     prefill(one, PROMPT)
     three = model.open_session(shared=True)
     assert [event.done for event in three.prefill((PROMPT * 4)[:CONTEXT]) if hasattr(event, "done")] == [120]
@@ -202,7 +204,7 @@ def test_what_is_read_in_company_is_read_in_small_parts(model: LlamaModel) -> No
     two.close()
 
 
-WINDOW = "cells that its attention's window has passed do not stay"
+WINDOW = "cells behind its attention window are not kept"
 
 
 @pytest.mark.parametrize(

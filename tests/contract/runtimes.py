@@ -15,6 +15,7 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.arrays import Logits
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Session
 from tests.mlx_models import CONFIGS, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
@@ -51,13 +52,7 @@ class Runtime:
 
 def prefill(session: Session, tokens: list[int]) -> Logits:
     """[V] scores of the last token."""
-    steps = session.prefill(tokens)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            z: Logits = end.value.logits(0)
-            return z
+    return read_prompt(session, tokens).logits(0)
 
 
 def toys() -> list[Runtime]:

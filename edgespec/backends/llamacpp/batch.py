@@ -10,7 +10,7 @@ import numpy as np
 
 
 class NativeBatch:
-    """Up to `rows` rows, each in up to `sequences` sequences. The arrays stay alive and in place with this object."""
+    """Up to `rows` rows, each in up to `sequences` sequences. llama.cpp reads the arrays, which this object owns."""
 
     def __init__(self, api: Any, rows: int, sequences: int) -> None:
         self._token = np.zeros(rows, np.int32)
@@ -40,16 +40,16 @@ class NativeBatch:
         self._output[end - outputs : end] = 1
         self.native.n_tokens = end
 
-    def tree(self, tokens: Sequence[int], positions: Sequence[int], members: Sequence[Sequence[int]]) -> None:
-        """Add one row a token at its own position, in all the sequences of `members`; every row yields logits."""
+    def tree(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
+        """Add one row a token at its own position, in all of its `sequences`; every row yields logits."""
         start = self.native.n_tokens
         end = start + len(tokens)
         self._token[start:end] = tokens
         self._pos[start:end] = positions
         self._output[start:end] = 1
-        for row, sequences in enumerate(members, start):
-            self._n_seq[row] = len(sequences)
-            self._seq[row, : len(sequences)] = sequences
+        for row, ids in enumerate(sequences, start):
+            self._n_seq[row] = len(ids)
+            self._seq[row, : len(ids)] = ids
         self.native.n_tokens = end
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""A text as one vector: the mean of what the model's last layer makes of its tokens."""
+"""A text as one vector: the mean of the last layer's output over its tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError
 
-_ROWS = 64  # tokens at once: llama.cpp holds scores of the whole vocabulary for each
+_ROWS = 64  # tokens a decode: llama.cpp reserves logits of the whole vocabulary for each
 _NO_POOLING = 0
 
 
 class LlamaEmbedder:
-    """A context of its own beside those that generate."""
+    """Computes embeddings in a context of its own."""
 
     def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, check: CheckCancelled) -> None:
-        """`params` have sizes and types of the cache. Raises BackendError."""
+        """`params` have the sizes and types of the cache. Raises BackendError."""
         api = lib.api
         params.n_batch = params.n_ubatch = params.n_outputs_max = _ROWS
         params.n_seq_max = 1
@@ -55,17 +55,17 @@ class LlamaEmbedder:
             self._batch.chain(chunk, start, 0, outputs=len(chunk))
             self._lib.log.clear_errors()
             if code := api.llama_decode(self._context, self._batch.native):
-                raise self._lib.failed(code)
+                raise self._lib.decode_error(code)
             pointer = api.llama_get_embeddings(self._context)
             if not pointer:
-                raise BackendError("this model yields no embeddings.", hint="Use another model for them.")
+                raise BackendError("the model has no embeddings.", hint="Use another model for embeddings.")
             floats = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
             rows = np.ctypeslib.as_array(floats, (len(chunk), self._width))
             total += rows.sum(axis=0)
             yield YIELD
         length = float(np.linalg.norm(total))
         if not np.isfinite(length) or not length:
-            raise BackendError("the model made no numbers of this text.", hint="Use another model for embeddings.")
+            raise BackendError("the embedding of this text is not finite.", hint="Use another model for embeddings.")
         return (total / length).astype(np.float32)
 
     def close(self) -> None:

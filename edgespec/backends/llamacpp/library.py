@@ -15,7 +15,7 @@ _LOG_INFO, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 2, 3, 4, 5
 
 
 class NativeLog:
-    """What llama.cpp prints, kept in memory (the last 2,000 lines); echoed to stderr while `echo` is set."""
+    """The last 2,000 lines of llama.cpp's log, in memory; echoed to stderr while `echo` is set."""
 
     def __init__(self) -> None:
         self.echo = False
@@ -37,7 +37,7 @@ class NativeLog:
         self._errors.clear()
 
     def reason(self) -> str:
-        """The first error since `clear_errors`, without its function name: usually the cause of those that follow."""
+        """The first error since `clear_errors`, usually the cause of the later ones, without its function name."""
         if not self._errors:
             return "no reason given"
         return self._errors[0].split(": ", 1)[-1].rstrip(".")
@@ -55,24 +55,24 @@ class Device:
 
 
 class Library:
-    """The loaded library: `api` is the ctypes module with llama.h's functions; `log` what they print."""
+    """The loaded library: `api` is the ctypes module with llama.h's functions, `log` their output."""
 
     def __init__(self, api: Any) -> None:
         self.api = api
         self.log = NativeLog()
-        self._callback = api.llama_log_callback(self.log.write)  # held: the library keeps only the pointer
+        self._callback = api.llama_log_callback(self.log.write)  # a reference: the library keeps only the pointer
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
-    def failed(self, code: int) -> BackendError:
-        """For what llama_decode returned, with what it logged."""
+    def decode_error(self, code: int) -> BackendError:
+        """The error for a code that llama_decode returned, with the reason that it logged."""
         return BackendError(
             f"llama.cpp failed to decode (code {code}): {self.log.reason()}.",
             hint="Try again; if it persists, run with --verbose and report the log.",
         )
 
     def devices(self) -> tuple[Device, ...]:
-        """Every device ggml was built for and finds, with its free memory right now."""
+        """Every device that ggml was built for and finds, with its free memory now."""
         from llama_cpp._ggml import libggml
 
         libggml.ggml_backend_dev_count.restype = ctypes.c_size_t

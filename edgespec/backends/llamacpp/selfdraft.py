@@ -1,4 +1,4 @@
-"""Self-drafts on llama.cpp: fewer layers or bits are a second model, less context is a second cache."""
+"""Self-drafts on llama.cpp. Fewer layers or bits need a second model, less context a second cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
-from edgespec.backends.llamacpp.lowbit import low_bit
-from edgespec.backends.llamacpp.prune import pruned
+from edgespec.backends.llamacpp.lowbit import low_bit_copy
+from edgespec.backends.llamacpp.prune import prune
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shared_kv import SLACK, SharedKVSession, SparseSession
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
@@ -15,10 +15,10 @@ from edgespec.core.protocols import CheckCancelled, Session
 
 
 class LlamaSelfDraft(SelfDraftModel):
-    """Weights, the target's or some of their own, and the kind of cache over them."""
+    """The target's weights or a model of its own, and the kind of session over them."""
 
     def __init__(self, target: LlamaWeights, model: LlamaWeights, method: SelfDraftSpec, extra_bytes: int) -> None:
-        """`model` runs the drafts; it is freed with this where it is not the `target`."""
+        """`model` runs the drafts; `close` frees it unless it is `target`."""
         self.tokenizer = target.tokenizer
         self.name = str(method)
         self.extra_bytes = extra_bytes
@@ -28,17 +28,17 @@ class LlamaSelfDraft(SelfDraftModel):
 
     def open_session(self, target: Session, check: CheckCancelled) -> Session:
         model, method = self._model, self._method
-        if method.skip is not None or model.is_recurrent:  # other layers, or a state that is no cells
+        if method.skip is not None or model.is_recurrent:  # its cells cannot come from the target
             return model.open_session(check)
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
             session = model.open_as(SharedKVSession, check)
-            session.follow(target)
+            session.attach(target)
             return session
         sink, window = method.sparse
         sparse = model.open_as(SparseSession, check, sink + window + SLACK)
-        sparse.follow(target)
-        sparse.keep_to(sink, window)
+        sparse.attach(target)
+        sparse.set_window(sink, window)
         return sparse
 
     def close(self) -> None:
@@ -55,16 +55,19 @@ def open_self_draft(
 ) -> SelfDraftModel:
     """See backends.Model.self_draft."""
     if method.planes:
-        raise Unsupported("llama.cpp cannot read a part of its weights' bits.", hint="Use --draft qspec.")
+        raise Unsupported("llama.cpp cannot read only the high bits of its weights.", hint="Use --draft qspec.")
     if method.sparse is not None and method.skip is not None:
-        raise Unsupported("on llama.cpp sparse is not combined with layerskip.", hint="Use one of them.")
+        raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:
-        raise Unsupported("a recurrent state has no tokens to leave out.", hint="Use layerskip or --draft ngram.")
+        raise Unsupported(
+            "sparse needs attention layers only, and this model has recurrent states.",
+            hint="Use layerskip or --draft ngram.",
+        )
     path = target.path
     if method.bits is not None:
-        path = low_bit(path, method.bits, folder, progress, check)
+        path = low_bit_copy(path, method.bits, folder, progress, check)
     if method.skip is not None:
-        with pruned(path, method.skip.layers(target.layer_count), check) as (part, size):
+        with prune(path, method.skip.layers(target.layer_count), check) as (part, size):
             return LlamaSelfDraft(
                 target, load_weights(LlamaWeights, part, target.options, progress=progress, check=check), method, size
             )

@@ -1,11 +1,13 @@
-"""One llama.cpp context as a Session: prefill, forward of chains and trees in one decode, commit, rewind."""
+"""A sequence of a llama.cpp context as a Session: prefill, forwards of chains and trees, commit, rewind."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from edgespec.backends.llamacpp.context import PREFILL_CHUNK, Context, LlamaScores, SequenceSlot
+from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.native import MAX_TOKENS
+from edgespec.backends.llamacpp.pending import LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.batching import YIELD, BatchPeers, Yield
@@ -18,25 +20,25 @@ from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackEr
 class LlamaSession:
     """A Session over a sequence of a llama.cpp context. Not thread-safe: one thread owns it.
 
-    Where the context is shared, a forward is done when the first of those who have asked for theirs reads its scores.
+    In a shared context `forward` stages its rows. The first session that reads its scores has all of them decoded.
     """
 
     def __init__(
         self,
         lib: Library,
         context: Context,
-        member: SequenceSlot,
+        slot: SequenceSlot,
         rollback: Rollback,
         vocab_size: int,
         context_size: int,
     ) -> None:
         self._lib = lib
         self._context: Context | None = context
-        self._member = member
+        self._slot = slot
         self._rollback = rollback
         self._capabilities = Capabilities(vocab_size, context_size, rollback.tree, frozenset())
         self._tokens: list[int] = []  # what the cache holds
-        self.revision = 0  # changes with them
+        self.revision = 0  # grows with every change of them
         self._pending: tuple[int, Draft] | None = None
 
     @property
@@ -52,16 +54,16 @@ class LlamaSession:
 
     @property
     def sequence(self) -> int:
-        """Which of the context's sequences it is."""
-        return self._member.sequence
+        """Its sequence id in the context."""
+        return self._slot.sequence
 
     @property
     def peers(self) -> BatchPeers:
-        return self.context.peers(self._member)
+        return self.context.peers(self._slot)
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What the cache holds; not to be changed."""
+        """What the cache holds; callers must not change it."""
         return self._tokens
 
     @property
@@ -70,22 +72,22 @@ class LlamaSession:
 
     @property
     def draft_limit(self) -> int:
-        room = self._capabilities.context_size - len(self._tokens) - 1
-        return max(0, min(room, self.context.most_nodes, self._rollback.max_draft))
+        left = self._capabilities.context_size - len(self._tokens) - 1
+        return max(0, min(left, self.context.sequences.max_nodes, self._rollback.max_draft))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
         check_prompt(tokens, self._capabilities)
         done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         while True:
-            self._member.check()
-            chunk = tokens[done : done + context.chunk(self._member)]
-            scores = context.chain(self._member, chunk, done, outputs=1, reads=True)
+            self._slot.check()
+            chunk = tokens[done : done + context.prefill_chunk(self._slot)]
+            scores = context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
             if context.is_shared:
                 yield YIELD
-            self._finish(scores)
-            scores.waited_s = scores.peer_wait_s = 0.0  # it is this call that has waited
-            self._grow(chunk)
+            self._wait(scores)
+            scores.waited_s = scores.peer_wait_s = 0.0  # this call has waited, not a read of the scores
+            self._append(chunk)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
             if done == len(tokens):
@@ -96,9 +98,8 @@ class LlamaSession:
         if not isinstance(other, LlamaSession) or other is self or other.context is not context:
             return False
         self.rewind(0)
-        n = min(n, other.position)  # what it has computed beyond is not certain to stay
-        api, memory = self._lib.api, self._lib.api.llama_get_memory(context.native)
-        api.llama_memory_seq_cp(memory, other.sequence, self.sequence, 0, n)
+        n = min(n, other.position)  # without the rows of a forward that is not committed
+        self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, n)
         self._tokens = list(other.tokens[:n])
         self.revision += 1
         return True
@@ -116,8 +117,8 @@ class LlamaSession:
         scores = self._stage(context, root, draft, position)
         self._pending = (root, draft)
         if not context.is_shared:
-            self._finish(scores)
-            scores.waited_s = 0.0  # as above
+            self._wait(scores)
+            scores.waited_s = 0.0  # this call has waited
         return scores
 
     def commit(self, path: Sequence[int]) -> None:
@@ -126,25 +127,24 @@ class LlamaSession:
         root, draft = self._pending
         if not is_path(draft, tuple(path)):
             raise ValueError(f"{tuple(path)} is not a path of the draft")
-        assert self._member.current is not None
-        self._finish(self._member.current)
+        assert self._slot.scores is not None
+        self._wait(self._slot.scores)
         start = len(self._tokens)
         kept = [root, *draft.tokens[list(path)].tolist()]
         end = start + len(kept)
         if draft.is_chain:
-            reached = self._rollback.keep(end, start + 1 + len(draft))
+            reached = self._rollback.commit(end, start + 1 + len(draft))
         else:
             assert isinstance(self._rollback, TrimmableCache)
-            member = branches(draft)
-            winner = member[path[-1]][0] if path else 0
+            winner = branches(draft)[path[-1]][0] if path else 0
             in_order = list(path) == list(range(len(path)))
-            reached = self._rollback.keep_branch(winner, start, end, in_order=in_order)
-        self._pending = self._member.current = None
-        self._grow(kept)
+            reached = self._rollback.commit_branch(winner, start, end, in_order=in_order)
+        self._pending = self._slot.scores = None
+        self._append(kept)
         if reached < end:
             replay = self._tokens[reached:]
             del self._tokens[reached:]
-            self._extend(replay)
+            self._replay(replay)
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         return greedy_rollout(self, tokens, n, vocab_size)
@@ -156,74 +156,67 @@ class LlamaSession:
     def rewind(self, position: int) -> int:
         self._require_open()
         self.revision += 1
-        if self._member.is_unsettled:
-            self._abandon()
-        if position < len(self._tokens):
-            reached = self._rollback.rewind(position) if position else self._empty()
-            del self._tokens[reached:]
+        if self._slot.is_dirty:
+            self.context.flush(self._slot)
+            self._drop_pending()
+        if not position and self._tokens:
+            self._rollback.reset()
+            self._tokens = []
+        elif position < len(self._tokens):
+            del self._tokens[self._rollback.rewind(position) :]
         return len(self._tokens)
 
     def close(self) -> None:
         if (context := self._context) is not None:
             self._context = None
-            context.settle(self._member)
+            context.flush(self._slot)
             self._rollback.reset()
-            context.leave(self._member)
+            context.release(self._slot)
             self._pending = None
 
     def _stage(self, context: Context, root: int, draft: Draft, position: int) -> LlamaScores:
         tokens = [root, *draft.tokens.tolist()]
         if draft.is_chain:
-            self._rollback.before_forward(position, len(draft))
-            return context.chain(self._member, tokens, position, outputs=len(tokens), reads=False)
+            self._rollback.prepare(position, len(draft))
+            return context.stage_chain(self._slot, tokens, position, outputs=len(tokens), is_prefill=False)
         if not isinstance(self._rollback, TrimmableCache):
             raise ValueError("this model takes chains only")
         ids = self._rollback.open_branches(len(leaves(draft)))
         positions = [position, *(depths(draft) + position).tolist()]
-        members = [ids, *([ids[branch] for branch in each] for each in branches(draft))]
-        return context.tree(self._member, tokens, positions, members)
+        sequences = [ids, *([ids[branch] for branch in each] for each in branches(draft))]
+        return context.stage_tree(self._slot, tokens, positions, sequences)
 
-    def _extend(self, tokens: Sequence[int]) -> None:
-        """Run tokens that are certain to stay."""
-        context = self.context
-        for i in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = tokens[i : i + PREFILL_CHUNK]
-            self._finish(context.chain(self._member, chunk, len(self._tokens), outputs=1, reads=True))
-            self._grow(chunk)
+    def _replay(self, tokens: Sequence[int]) -> None:
+        """Run accepted tokens again."""
+        for i in range(0, len(tokens), MAX_TOKENS):
+            chunk = tokens[i : i + MAX_TOKENS]
+            self._wait(self.context.stage_chain(self._slot, chunk, len(self._tokens), outputs=1, is_prefill=True))
+            self._append(chunk)
 
-    def _grow(self, tokens: Sequence[int]) -> None:
-        """They are part of the text now."""
+    def _append(self, tokens: Sequence[int]) -> None:
+        """The cache holds `tokens` for good."""
         self._tokens += tokens
-        self._member.is_unsettled = False
+        self._slot.is_dirty = False
         self.revision += 1
 
     def _require_open(self) -> None:
         """Raises BackendError."""
         _ = self.context
 
-    def _finish(self, scores: LlamaScores) -> None:
-        """Have them computed. Raises Cancelled, having forgotten what was under way; BackendError."""
+    def _wait(self, scores: LlamaScores) -> None:
+        """Have `scores` computed. Raises Cancelled after dropping the forward, and BackendError."""
         try:
             scores.read()
         except Cancelled:
-            self._forget()
+            self._drop_pending()
             raise
 
-    def _abandon(self) -> None:
-        """Forget a forward that nobody is going to commit."""
-        self.context.settle(self._member)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Cut to what was committed, or to less where the cache cannot."""
-        self._pending = self._member.current = None
-        self._member.is_unsettled = False
+    def _drop_pending(self) -> None:
+        """Trim to the committed tokens, or to fewer where the cache cannot."""
+        self._pending = self._slot.scores = None
+        self._slot.is_dirty = False
         if isinstance(self._rollback, TrimmableCache):
             at = len(self._tokens)
-            self._rollback.keep_branch(0, at, at, in_order=True)
+            self._rollback.commit_branch(0, at, at, in_order=True)
         else:
             del self._tokens[self._rollback.rewind(len(self._tokens)) :]
-
-    def _empty(self) -> int:
-        self._rollback.reset()
-        return 0

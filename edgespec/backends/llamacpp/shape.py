@@ -1,4 +1,4 @@
-"""A model file of another's shape and quantization with fewer blocks and empty weights, to measure forwards on."""
+"""A model file with the shapes and types of another, fewer blocks and zero weights, to time forwards on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from edgespec.errors import CacheError
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header, TensorInfo
 
-ALIGNMENT = 32  # bytes; GGUF's own where a file says no other
+ALIGNMENT = 32  # bytes; GGUF's default
 _SPARE_BYTES = 256 * 2**20  # left free on the disk
 _IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
 def write_shape(header: Header, blocks: int, path: Path) -> None:
-    """Write a GGUF file with the first `blocks` blocks of the model that `header` is of; all weights are zero.
+    """Write a GGUF file with the first `blocks` blocks of the model that `header` describes; all weights are zero.
 
-    What a forward takes does not depend on the numbers, except that a router of experts that is all zero chooses the
-    same ones for every row. Raises CacheError where the disk is too small.
+    The time of a forward does not depend on the weights, except that a zero router chooses the same experts for every
+    row. Raises CacheError where the disk is too small.
     """
     kept = [tensor for tensor in header.tensors if block_of(tensor) < blocks]
     needed = sum(tensor.nbytes for tensor in kept) + _SPARE_BYTES
@@ -40,9 +40,10 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
 
 
 def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[str, TensorInfo]], path: Path) -> None:
-    """Write what comes before the data of a file with the blocks `kept` (ascending) of the model that `header` is of.
+    """Write all that precedes the data of a file with the blocks `kept` (ascending) of the model of `header`.
 
-    `tensors` by their new names; the data of each begins at a multiple of ALIGNMENT, as does the end of the file.
+    tensors  (new name, tensor) in the order of their data, each of which starts at a multiple of ALIGNMENT, as does
+             the end of the file
     """
     import gguf
 
@@ -64,18 +65,18 @@ def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[st
 
 
 def _shape(tensor: TensorInfo) -> tuple[int, ...]:
-    """Slowest dimension first, rows in bytes."""
+    """Slowest dimension first; the last counts bytes."""
     return (*reversed(tensor.shape[1:]), tensor.type.nbytes(tensor.shape[0]))
 
 
 def block_of(tensor: TensorInfo) -> int:
-    """The block that a tensor belongs to; -1 for those of the whole model."""
+    """The block that a tensor belongs to; -1 for tensors outside of blocks."""
     parts = tensor.name.split(".")
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
 def _add(writer: Any, key: str, value: Any, all_blocks: int, kept: Sequence[int]) -> None:
-    """A value of the header, in the type that llama.cpp expects of it; arrays over the blocks are cut."""
+    """Add a value in the type that llama.cpp expects; arrays with an item per block keep those of `kept`."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -17,8 +17,8 @@ class LlamaTokenizer(IdRange):
         super().__init__(api.llama_vocab_n_tokens(vocab))
         self._api = api
         self._vocab = vocab
-        self.bos: int | None = self.known(api.llama_vocab_bos(vocab))
-        self.eos: int | None = self.known(api.llama_vocab_eos(vocab))
+        self.bos: int | None = self.id_or_none(api.llama_vocab_bos(vocab))
+        self.eos: int | None = self.id_or_none(api.llama_vocab_eos(vocab))
         self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab)) and self.bos is not None
 
     @cached_property

@@ -27,7 +27,7 @@ from edgespec.errors import InvalidModelFile
 S = TypeVar("S", bound=LlamaSession)
 W = TypeVar("W", bound="LlamaWeights")
 
-_STATE_SNAPSHOTS = 8  # recurrent states kept per decode where the architecture can; bounds its draft length
+_STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 
 
@@ -42,7 +42,7 @@ class LlamaWeights:
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
-        self._together: Context | None = None
+        self._shared_context: Context | None = None
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
 
     @property
@@ -52,17 +52,17 @@ class LlamaWeights:
     @property
     def no_batching_reason(self) -> str | None:
         if self._options.caches == 1:
-            return "one answer is made at a time"
+            return "the model has one cache"
         if self.is_recurrent:
             return "its state is recurrent"
-        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp gives such cells to other texts, without a word
-            return "cells that its attention's window has passed do not stay"
+        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp reuses such cells for other texts silently
+            return "cells behind its attention window are not kept"
         original = self._number("rope.scaling.original_context_length")
         if not original and self._metadata("rope.scaling.type") == b"longrope":
             original = self._lib.api.llama_model_n_ctx_train(self._handle)
         if self.context_size <= original < self.context_size * self._options.caches:
-            return "the size of the cache would change its positions"
-        return "--exact keeps each text's cells in order" if self._options.exact else None
+            return "its rotary positions depend on the size of the cache"
+        return "--exact needs the cells of each text in order" if self._options.exact else None
 
     @property
     def chat_template(self) -> str | None:
@@ -87,23 +87,23 @@ class LlamaWeights:
         return self._options
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
-        """A session, with a KV cache of its own or a place in the shared one; `check` is polled during every forward.
+        """A session with a KV cache of its own, or in the shared context; `check` is polled during long forwards.
 
         Raises BackendError.
         """
         if not shared or self.no_batching_reason is not None:
             return self.open_as(LlamaSession, check)
-        if self._together is None or self._together.is_broken or not self._together.native:
+        if self._shared_context is None or not self._shared_context.is_usable:
             slots = self._options.caches
-            self._together = self._context(self.context_size * slots, slots)
-        return self._session(LlamaSession, self._together, check, self.context_size)
+            self._shared_context = self._open_context(self.context_size * slots, slots)
+        return self._open_session(LlamaSession, self._shared_context, check, self.context_size)
 
     def open_as(self, kind: type[S], check: CheckCancelled, cells: int | None = None) -> S:
-        """A session of some `kind` on a cache of its own, of no more than `cells` tokens."""
-        context = self._context(min(self.context_size, cells or self.context_size), 1)
-        # What llama.cpp rounds up to a multiple of 256 is not more context.
-        size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native))
-        return self._session(kind, context, check, size)
+        """A session of class `kind` with a cache of its own, of at most `cells` tokens. Raises BackendError."""
+        context = self._open_context(min(self.context_size, cells or self.context_size), 1)
+        # llama.cpp rounds up to a multiple of 256 tokens; the surplus is not used.
+        size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native.handle))
+        return self._open_session(kind, context, check, size)
 
     def close(self) -> None:
         if self._handle:
@@ -115,9 +115,9 @@ class LlamaWeights:
         params = self._params(cells)
         return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
 
-    def _context(self, cells: int, slots: int) -> Context:
-        vocab_size, branches = self.tokenizer.vocab_size, not self.is_recurrent
-        return Context(self._lib, self._handle, self._params(cells), vocab_size, slots, branches=branches)
+    def _open_context(self, cells: int, slots: int) -> Context:
+        vocab_size, has_trees = self.tokenizer.vocab_size, not self.is_recurrent
+        return Context(self._lib, self._handle, self._params(cells), vocab_size, slots, has_trees=has_trees)
 
     def _params(self, cells: int) -> Any:
         api, options = self._lib.api, self._options
@@ -131,27 +131,27 @@ class LlamaWeights:
         return params
 
     def _number(self, key: str) -> int:
-        """A whole number of the architecture's metadata; 0 where there is none."""
-        found = self._metadata(key)
-        return int(found) if found.isdigit() else 0
+        """An integer of the architecture's metadata; 0 where there is none."""
+        value = self._metadata(key)
+        return int(value) if value.isdigit() else 0
 
     def _metadata(self, key: str) -> bytes:
-        """A value of the architecture's metadata as text; nothing where there is none."""
+        """A value of the architecture's metadata as text; empty where there is none."""
         buffer = ctypes.create_string_buffer(128)
         read = self._lib.api.llama_model_meta_val_str
         if read(self._handle, b"general.architecture", buffer, 128) < 0:
             return b""
-        found = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
-        return buffer.value if found >= 0 else b""
+        length = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
+        return buffer.value if length >= 0 else b""
 
-    def _session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
-        member = context.enter(check)
-        rollback = self._rollback(context, member.sequence)
-        return kind(self._lib, context, member, rollback, self.tokenizer.vocab_size, size)
+    def _open_session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
+        slot = context.acquire(check)
+        rollback = self._make_rollback(context, slot.sequence)
+        return kind(self._lib, context, slot, rollback, self.tokenizer.vocab_size, size)
 
-    def _rollback(self, context: Context, sequence: int) -> Rollback:
+    def _make_rollback(self, context: Context, sequence: int) -> Rollback:
         api = self._lib.api
-        if snapshots := api.llama_n_rs_seq(context.native):
+        if snapshots := api.llama_n_rs_seq(context.native.handle):
             return SnapshotRing(api, context, sequence, snapshots)
         if self.is_recurrent:
             return SnapshotCache(api, context, sequence)
@@ -167,9 +167,9 @@ def load_weights(
     check: CheckCancelled = lambda: None,
     vocabulary_only: bool = False,
 ) -> W:
-    """Load a GGUF file whose header has been checked (formats.gguf_validate). `progress` gets 0.0 to 1.0.
+    """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
 
-    With `vocabulary_only` it has a tokenizer and a chat template, and opens no sessions. Raises InvalidModelFile,
+    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. Raises InvalidModelFile,
     BackendUnavailable, Cancelled.
     """
     lib = library()
@@ -181,14 +181,14 @@ def load_weights(
     if options.exact:
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
-    stopped: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def report(fraction: float, _data: object) -> bool:
         try:
             check()
             progress(fraction)
         except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below
-            stopped.append(error)
+            errors.append(error)
             return False
         return True
 
@@ -196,8 +196,8 @@ def load_weights(
     params.progress_callback = callback
     lib.log.clear_errors()
     handle = api.llama_model_load_from_file(os.fsencode(path), params)
-    if stopped:
-        raise stopped[0]
+    if errors:
+        raise errors[0]
     if not handle:
         raise InvalidModelFile(
             f"llama.cpp cannot load {path.name}: {lib.log.reason()}.",

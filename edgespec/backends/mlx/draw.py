@@ -23,7 +23,7 @@ def can_draw(params: SamplingParams) -> bool:
     """Whether `draw` knows these parameters: top-p needs a top-k, for sorting a whole vocabulary costs more than it
     saves; typical sampling, penalties and bias are the host's."""
     cuts = params.top_p < 1
-    if params.temperature < 1e-3 or params.typical_p < 1 or params.penalises or params.logit_bias:
+    if params.temperature < 1e-3 or params.typical_p < 1 or params.has_penalties or params.logit_bias:
         return False
     return params.top_k <= _MOST_KEPT and not (cuts and not params.top_k)
 

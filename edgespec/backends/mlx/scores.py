@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.backends.mlx.draw import can_draw, draw
 from edgespec.backends.mlx.library import computing
 from edgespec.core.arrays import Ints, Logits
-from edgespec.core.sampling import SamplingParams, not_numbers
+from edgespec.core.sampling import SamplingParams, non_finite_error
 
 TokenKnown = Callable[["MlxScores", Any], None]
 """Told the array [1] of the emitted token before the host has read it."""
@@ -36,7 +36,7 @@ class MlxScores:
         announced = self._announce(best, top)
         self._wait(best, top)
         if not np.isfinite(np.array(top.astype(mx.float32))).all():
-            raise not_numbers()
+            raise non_finite_error()
         return self._read(best, announced)
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:

@@ -22,8 +22,8 @@ class HfTokenizer(IdRange):
         """`vocab_size` is the width of the model's logits."""
         super().__init__(vocab_size)
         self._wrapper = wrapper
-        self.bos: int | None = self.known(wrapper.bos_token_id)
-        self.eos: int | None = self.known(wrapper.eos_token_id)
+        self.bos: int | None = self.id_or_none(wrapper.bos_token_id)
+        self.eos: int | None = self.id_or_none(wrapper.eos_token_id)
         self.add_bos: bool = self.bos is not None and wrapper.encode("a")[:1] == [self.bos]
         self._n_spelled = min(len(wrapper), vocab_size)
 

@@ -1,4 +1,4 @@
-"""The toy runtime as a loadable model: byte tokens and readable nonsense, in linear, tree and recurrent form."""
+"""The toy runtime as a loadable model: byte tokens and random letters, in linear, tree and recurrent form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALPHABET = b"etaoin shrdlu\n"
 
 
 class ByteTokenizer:
-    """One token a byte, and one that ends the text."""
+    """One token for each byte, and one that ends the text."""
 
     vocab_size = 257
     bos: int | None = None
@@ -41,8 +41,8 @@ class ByteTokenizer:
 
 
 @dataclass(frozen=True)
-class Babble(ToyModel):
-    """Letters by a Markov rule. `noise` perturbs the rule: a draft that agrees with it part of the time."""
+class LetterModel(ToyModel):
+    """Letters by a Markov rule. `noise` perturbs it, for a draft that agrees with the target part of the time."""
 
     vocab_size: int = 257
     order: int = 2
@@ -64,15 +64,15 @@ class Babble(ToyModel):
 
 
 class ToyRuntimeModel:
-    """A toy model behind the contract of real ones."""
+    """A toy model as a backends.Model."""
 
     def __init__(self, name: str, rule: ToyModel, options: LoadOptions) -> None:
         self.tokenizer = ByteTokenizer()
         self.chat_template: str | None = None
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
-        self.no_batching_reason = None
-        self.no_tree_reason = None if name in ("tree", "draft") else "it is made that way"
+        self.no_batching_reason: str | None = None
+        self.no_tree_reason = None if name in ("tree", "draft") else "this toy model takes chains only"
         self._rule = rule
         self._name = name
 
@@ -88,17 +88,17 @@ class ToyRuntimeModel:
     def self_draft(
         self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> SelfDraftModel:
-        raise Unsupported("the toy model is one rule, of which nothing can be left out.", hint="Use --draft model.")
+        raise Unsupported("the toy model has no layers to skip.", hint="Use --draft model.")
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
         """See backends.Model."""
-        raise InvalidRequest("the toy makes no embeddings here.", hint="Serve the model with --backend llamacpp.")
+        raise InvalidRequest("the toy runtime makes no embeddings.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None: ...
 
 
 def load(name: str, options: LoadOptions) -> ToyRuntimeModel:
-    """`linear`, `tree`, `recurrent`, or `draft`, which agrees with them most of the time. Raises UnknownModel."""
+    """Load `linear`, `tree`, `recurrent`, or `draft`, which mostly agrees with them. Raises UnknownModel."""
     if name not in ("linear", "tree", "recurrent", "draft"):
         raise UnknownModel(f"there is no toy model '{name}'.", hint="Use linear, tree, recurrent or draft.")
-    return ToyRuntimeModel(name, Babble(noise=1.0 if name == "draft" else 0.0), options)
+    return ToyRuntimeModel(name, LetterModel(noise=1.0 if name == "draft" else 0.0), options)

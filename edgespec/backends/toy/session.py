@@ -1,4 +1,4 @@
-"""Toy sessions: logits are a seeded function of the last tokens, and the cache obeys the same contract as real ones."""
+"""Toy sessions: logits are a seeded function of the last tokens, under the same contract as real sessions."""
 
 from __future__ import annotations
 
@@ -55,12 +55,17 @@ class ToyScores:
 
 
 class ToySession:
-    """A session whose cache can be cut anywhere; with `tree` it takes trees. Prefill goes `chunk` tokens at a time."""
+    """A session whose cache can be trimmed anywhere; with `tree` it takes trees. Prefill reads in chunks."""
 
     def __init__(
-        self, model: ToyModel, *, context_size: int = 256, tree: bool = True, chunk: int = 8,
+        self,
+        model: ToyModel,
+        *,
+        context_size: int = 256,
+        tree: bool = True,
+        chunk: int = 8,
         check: CheckCancelled = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model = model
         self._capabilities = Capabilities(model.vocab_size, context_size, tree, frozenset())
         self._chunk = chunk
@@ -125,7 +130,7 @@ class ToySession:
         return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
-        """Nothing to do: this cache can be cut anywhere."""
+        """Nothing to do: this cache can be trimmed anywhere."""
 
     def rewind(self, position: int) -> int:
         self._drop_pending()
@@ -143,23 +148,22 @@ class ToySession:
 
 
 class RecurrentToySession(ToySession):
-    """A session with a running state that cannot be cut: chains only, rollback by restoring a snapshot and replaying.
+    """A session with a recurrent state: chains only; rollback restores a snapshot and replays accepted tokens.
 
-    The state is a digest of all tokens, advanced token by token as a recurrent layer would be; `replayed` counts the
-    tokens that had to be run again.
+    The state is a digest of all tokens, updated token by token. `replayed` counts the tokens that ran again.
     """
 
     def __init__(self, model: ToyModel, *, context_size: int = 256, check: CheckCancelled = lambda: None) -> None:
         super().__init__(model, context_size=context_size, tree=False, check=check)
         self._state = 0
-        self._before = 0  # the state before the pending forward
-        self._mark = (0, 0)  # (position, state) that rewind can restore
+        self._state_before = 0  # the state before the pending forward
+        self._snapshot = (0, 0)  # (position, state) of the checkpoint
         self.replayed = 0
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         before = self._state
         scores = super().forward(root, draft)
-        self._before, self._state = before, _digest(before, [root, *draft.tokens.tolist()])  # runs ahead of the verdict
+        self._state_before, self._state = before, _digest(before, [root, *draft.tokens.tolist()])
         return scores
 
     def commit(self, path: Sequence[int]) -> None:
@@ -169,19 +173,19 @@ class RecurrentToySession(ToySession):
             self.replayed += 1 + len(path)
 
     def checkpoint(self) -> None:
-        self._mark = (self.position, self._state)
+        self._snapshot = (self.position, self._state)
 
     def rewind(self, position: int) -> int:
         self._drop_pending()
         if position < self.position:
-            if position < self._mark[0]:
-                self._mark = (0, 0)
-            position, self._state = self._mark
+            if position < self._snapshot[0]:
+                self._snapshot = (0, 0)
+            position, self._state = self._snapshot
         return super().rewind(position)
 
     def _drop_pending(self) -> None:
         if self._pending is not None:
-            self._state = self._before
+            self._state = self._state_before
         super()._drop_pending()
 
     def _advance(self, tokens: Sequence[int]) -> None:

@@ -1,0 +1,128 @@
+"""A llama_context: its handle, its batch, its output buffer, and how a decode in it is cancelled."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.llamacpp.batch import NativeBatch
+from edgespec.backends.llamacpp.library import Library
+from edgespec.core.arrays import Logits
+from edgespec.errors import BackendError, Cancelled
+
+MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
+_ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
+_MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
+
+
+class AbortCallback:
+    """Installs ggml's abort callback for long decodes only.
+
+    ggml calls it for each node of its graph, which costs a sixth of the decode time of a model of 6M parameters.
+    """
+
+    def __init__(self, api: Any, is_cancelled: Callable[[], bool]) -> None:
+        self._api = api
+        self._is_cancelled = is_cancelled
+        self._callback = api.ggml_abort_callback(lambda _data: is_cancelled())  # llama.cpp keeps only a pointer
+        self._no_callback = api.ggml_abort_callback()
+        self._is_installed = False
+        self._row_s = math.inf  # seconds a row, of the last decode that succeeded
+
+    def prepare(self, handle: Any, n_tokens: int) -> bool:
+        """Install or remove the callback for a decode of `n_tokens`; returns whether to start that decode."""
+        is_long = n_tokens * self._row_s > _MAX_UNPOLLED_S
+        if is_long != self._is_installed:
+            self._is_installed = is_long
+            self._api.llama_set_abort_callback(handle, self._callback if is_long else self._no_callback, None)
+        return is_long or not self._is_cancelled()
+
+    def record(self, n_tokens: int, seconds: float) -> None:
+        """A decode of `n_tokens` succeeded in `seconds`."""
+        self._row_s = seconds / n_tokens
+
+
+class NativeContext:
+    """One llama_context. `is_broken`: a decode has failed for a reason that no retry mends."""
+
+    def __init__(
+        self,
+        lib: Library,
+        model: Any,
+        params: Any,
+        vocab_size: int,
+        *,
+        max_outputs: int,
+        sequences: int,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError."""
+        params.n_batch = params.n_ubatch = MAX_TOKENS
+        params.n_outputs_max = max_outputs
+        params.n_seq_max = sequences
+        params.kv_unified = True
+        lib.log.clear_errors()
+        self.handle = lib.api.llama_init_from_model(model, params)
+        if not self.handle:
+            raise BackendError(
+                f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
+                hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
+            )
+        self.batch = NativeBatch(lib.api, MAX_TOKENS, sequences)
+        self.is_broken = False
+        self._lib = lib
+        self._abort = AbortCallback(lib.api, is_cancelled)
+        self._shape = (max_outputs, vocab_size)
+        self._outputs: Logits = np.empty((0, vocab_size), np.float32)
+        self._address = 0  # of the buffer that it views
+
+    @property
+    def memory(self) -> Any:
+        """The llama_memory_t handle of its cache."""
+        return self._lib.api.llama_get_memory(self.handle)
+
+    def decode(self) -> Logits:
+        """Decode the batch, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
+
+        The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
+        wants them, BackendError.
+        """
+        self._lib.log.clear_errors()
+        n_tokens: int = self.batch.native.n_tokens
+        started = perf_counter()
+        is_wanted = self._abort.prepare(self.handle, n_tokens)
+        code: int = self._lib.api.llama_decode(self.handle, self.batch.native) if is_wanted else _ABORTED
+        self.batch.clear()
+        if code:
+            raise self._error(code)
+        outputs = self._find_outputs()
+        self._abort.record(n_tokens, perf_counter() - started)
+        return outputs
+
+    def free(self) -> None:
+        self._lib.api.llama_free(self.handle)
+        self.handle = None
+
+    def _error(self, code: int) -> Exception:
+        if code == _ABORTED:
+            return Cancelled()
+        if code == _NO_KV_SLOT:
+            return BackendError("llama.cpp's cache is full.", hint="Set a larger --ctx, or start a new chat.")
+        self.is_broken = True
+        return self._lib.decode_error(code)
+
+    def _find_outputs(self) -> Logits:
+        """llama_get_logits waits until an accelerator has finished."""
+        pointer = self._lib.api.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp returned no logits.", hint="Report this as a bug, with --verbose output.")
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:  # making a view costs 20 us
+            self._address = address
+            self._outputs = np.ctypeslib.as_array(pointer, self._shape)
+        return self._outputs
