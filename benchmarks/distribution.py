@@ -1,30 +1,30 @@
-"""Chi-square of the sampled loop on real logits, for every acceptance rule.
+"""Chi-square test of the sampled loop on real logits, for every acceptance rule.
 
-    uv run python -m benchmarks.law [--samples 5000] [--backend mlx] [--target T.gguf] [--draft D.gguf]
+    uv run python -m benchmarks.distribution [--samples 5000] [--backend mlx] [--target T.gguf] [--draft D.gguf]
 
-Temperature 1, top-k 3: 27 bins for the joint law of three tokens, whose critical value at size 1e-3 is 54.05. With
-power 0.95 about 5,000 samples see a total variation of 0.05. stdout ends with one JSON line.
+The test compares the joint distribution of three tokens at temperature 1, top-k 3: 27 bins, whose critical value at
+size 1e-3 is 54.05. About 5,000 samples detect a total variation of 0.05 with power 0.95. stdout ends with one JSON
+line.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from benchmarks.machine import describe
-from edgespec.backends import BackendName, open_model
+from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, load_pair, print_result
+from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.distribution_test import compare_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.engine import Engine
-from laboratory.cost_faithful import EMBEDDED
 
+PROMPT, LENGTH = "self.", 3  # LENGTH tokens after PROMPT
+CRITICAL = 54.05  # of chi-square with 26 degrees of freedom, size 1e-3
 ARMS = {
-    "plain": Speculation("none", 0, 0),
+    "plain": PLAIN,
     "sample, chain of 3": Speculation("model", 3, 3),
     "sample, tree of 5": Speculation("model", 2, 5),
     "rejection, chain of 3": Speculation("model", 3, 3, "rejection"),
@@ -33,31 +33,20 @@ ARMS = {
 
 
 @click.command()
-@click.option("--samples", default=5000, show_default=True)
+@click.option("--samples", type=click.IntRange(1), default=5000, show_default=True)
 @click.option("--backend", type=click.Choice(["llamacpp", "mlx"]), default="llamacpp", show_default=True)
-@click.option("--target", type=click.Path(exists=True, path_type=Path), default=EMBEDDED)
-@click.option("--draft", type=click.Path(exists=True, path_type=Path), default=EMBEDDED.with_name("draft.gguf"))
+@click.option("--target", type=MODEL_PATH, default=TARGET)
+@click.option("--draft", type=MODEL_PATH, default=DRAFT)
 def main(samples: int, backend: BackendName, target: Path, draft: Path) -> None:
-    options = LoadOptions(threads=1, context_size=128)
-    models = [open_model(backend, p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
-    engine = Engine(models[0], models[1], ARMS["plain"])
+    """Compare the frequencies of SAMPLES generations with the enumerated distribution."""
+    engine = load_pair(backend, target, draft, LoadOptions(threads=1, context_size=128))
     arms = {}
-    for name, speculation in ARMS.items():
-        engine.speculation = speculation
-        arms[name] = asdict(compare_distribution(engine, "self.", SamplingParams(temperature=1.0, top_k=3), 3, samples))
+    for name, engine.speculation in ARMS.items():
+        sampling = SamplingParams(temperature=1.0, top_k=3)
+        arms[name] = asdict(compare_distribution(engine, PROMPT, sampling, LENGTH, samples))
         click.echo(f"{name}: {arms[name]}", err=True)
     engine.close()
-    click.echo(
-        json.dumps(
-            {
-                "benchmark": "law",
-                "backend": backend,
-                "critical_1e-3": 54.05,
-                "arms": arms,
-                **describe(target, draft),
-            }
-        )
-    )
+    print_result("distribution", {"backend": backend, "critical_1e-3": CRITICAL, "arms": arms}, target, draft)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""edgespec beside what else decodes speculatively on this machine: same files, same prompts, one interleaved run.
+"""edgespec compared with other programs that decode speculatively: the same files and prompts in one interleaved run.
 
     uv run python -m benchmarks.peers --target T.gguf --draft D.gguf [--llama-server PATH] [--tokens 96] [--repeats 3]
 
-For GGUF files llama.cpp's `llama-server`, on PATH or where told: a process for each way to draft that its --help lists,
-with its own default draft lengths; for MLX folders mlx_lm's generators. All get the same token ids (the first turn of a
-prompt, without a template), threads and context. The arms of a prompt take turns, on the next repeat backwards, after a
-warm-up on another text. Speed is measured alike for all, where tokens reach the reader: (tokens - 1) / time from the
-first to the last; `own` is what the arm says of itself. "x plain" is the geometric mean, over prompts and repeats, of
-the ratio to edgespec's plain decoding, "x own" to the same program's. tau is tokens a round, "same" how many greedy
-outputs equal edgespec's first plain one, "from" the first token where one differs. The autopilot and ngram-mod learn
-from one generation to the next: repeats are not cold. Arms that drafted nothing do what plain does: how far they are
-from it is the machine's noise. stdout ends with one JSON line.
+For GGUF files the peer is llama.cpp's `llama-server`: one process for each draft mode that its --help lists, with its
+own default draft lengths. For MLX folders it is mlx_lm. All get the same token ids (the first turn of a prompt, without
+a template), threads and context. After a warm-up on another text the arms of a prompt take turns, in reverse order on
+every second repeat. The autopilot and ngram-mod learn from one generation to the next, so repeats are not cold.
+
+Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; "own"
+is the program's own figure. "x plain" is the geometric mean, over prompts and repeats, of the ratio to edgespec's plain
+decoding; "x own" the ratio to the same program's plain arm. tau is tokens a round. "same" counts the greedy outputs
+that equal edgespec's first plain one; "from" is the first token where one differs. An arm that drafted nothing shows
+the machine's noise. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import shutil
 import statistics
 import tempfile
@@ -29,27 +29,27 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.machine import describe
+from benchmarks.harness import MODEL_PATH, PLAIN, load_model, print_result
 from benchmarks.peers_arms import Arm, Generation, PeerFailed, Prompt, edgespec_arms, mlx_arms
-from benchmarks.peers_server import LlamaServer, help_of, version_of, ways_to_draft
-from edgespec.backends import BackendName, open_model
+from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
+from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
 from edgespec.controller.stats import DraftStats
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow, EdgespecError
 
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("
-NO_PEER = (
-    "no peer was found on this machine: install llama.cpp so that its llama-server is on PATH, or give the program's "
-    "place with --llama-server PATH. (For a pair of MLX folders the peer is mlx-lm.)"
-)
+PROFILE_S = 2.0  # spent on measuring the models' costs for the autopilot
+MEMORY_MARGIN = 1.2  # over the size of the weights that a server repacks
+NO_PEER = "llama-server was not found: install llama.cpp, or name the program with --llama-server PATH."
 COLUMNS = ("tokens/s", "own", "x plain", "x own", "tau", "accepted", "same", "from")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """One generation of one arm."""
+
     arm: str
     prompt: Prompt
     repeat: int
@@ -57,68 +57,86 @@ class Run:
 
 
 @click.command()
-@click.option("--target", required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--draft", type=click.Path(exists=True, path_type=Path))
+@click.option("--target", required=True, type=MODEL_PATH)
+@click.option("--draft", type=MODEL_PATH)
 @click.option("--llama-server", "server", default="llama-server", show_default=True, help="Name on PATH, or path.")
-@click.option("--prompts", "own", type=click.Path(dir_okay=False, path_type=Path), help="JSONL of your own.")
-@click.option("--category", "categories", multiple=True, help="Of the shipped prompts; repeatable. [default: all]")
+@click.option("--prompts", "file", type=click.Path(dir_okay=False, path_type=Path), help="JSONL file of prompts.")
+@click.option("--category", "categories", multiple=True, help="Of the shipped prompts; repeatable.  [default: all]")
 @click.option("--per-category", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--tokens", type=click.IntRange(8), default=96, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: idle cores]")
 @click.option("--ctx", type=click.IntRange(64), default=2048, show_default=True, help="Longer prompts are left out.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
-@click.option("--only", multiple=True, help="Of the peers, those called so (shell pattern); repeatable.")
+@click.option("--only", multiple=True, help="Name of a peer's arm, as a shell pattern; repeatable.")
 def main(
-    target: Path, draft: Path | None, server: str, own: Path | None, categories: tuple[str, ...], per_category: int,
-    tokens: int, repeats: int, threads: int | None, ctx: int, temperature: float, only: tuple[str, ...],
-) -> None:  # fmt: skip
+    target: Path,
+    draft: Path | None,
+    server: str,
+    file: Path | None,
+    categories: tuple[str, ...],
+    per_category: int,
+    tokens: int,
+    repeats: int,
+    threads: int | None,
+    ctx: int,
+    temperature: float,
+    only: tuple[str, ...],
+) -> None:
+    """Compare edgespec with the peers for TARGET's format."""
     backend: BackendName = "mlx" if target.is_dir() else "llamacpp"
     binary = shutil.which(server)
     if backend == "llamacpp" and binary is None:
         raise click.ClickException(NO_PEER)
     threads = threads or idle_cores()
-    with ExitStack() as undo:
+    models = [path for path in (target, draft) if path]
+    with ExitStack() as stack:
         try:
-            found = read_prompts(own) if own else read_shipped_prompts(categories or None)
-            options = LoadOptions(context_size=ctx, threads=threads)
-            models = [
-                open_model(backend, path, options, progress=lambda _: None, check=lambda: None)
-                for path in (target, draft)
-                if path
-            ]
-            engine = Engine(models[0], models[1] if draft else None, Speculation("none", 0))
-            undo.callback(engine.close)
-            prompts = fitting(engine, take_per_category(found, per_category), tokens, ctx)
+            engine = open_engine(backend, models, LoadOptions(context_size=ctx, threads=threads))
+            stack.callback(engine.close)
+            found = read_prompts(file) if file else read_shipped_prompts(categories or None)
+            prompts = select_prompts(engine, take_per_category(found, per_category), tokens, ctx)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
         peers: list[Arm] = []
-        if backend == "mlx":
-            stop = models[0].tokenizer.end_of_generation
-            peers += [arm for arm in mlx_arms(target, draft, stop) if wanted(arm.name, only)]
-        elif binary is not None:
-            peers += servers(binary, target, draft, ctx, threads, only, undo)
+        if binary is not None and backend == "llamacpp":
+            peers += start_servers(binary, target, draft, ctx, threads, only, stack)
+        elif backend == "mlx":
+            arms_of_mlx = mlx_arms(target, draft, engine.target.tokenizer.end_of_generation)
+            peers += [arm for arm in arms_of_mlx if is_wanted(arm.name, only)]
         if not peers:
             raise click.ClickException("no peer works; the lines above say why.")
         arms: list[Arm] = [*edgespec_arms(engine), *peers]
         warm_up(engine, arms, tokens, temperature)
-        runs = list(interleaved(arms, prompts, tokens, repeats, temperature))
+        runs = list(run_interleaved(arms, prompts, tokens, repeats, temperature))
         idle = {arm.name: arm.idle_percent for arm in arms if isinstance(arm, LlamaServer)}
     rows = summarize(arms, runs, greedy=temperature == 0)
-    click.echo(table(rows))
+    click.echo(format_table(rows), err=True)
     result = {
-        "benchmark": "peers", "threads": threads, "context": ctx, "tokens": tokens, "repeats": repeats,
-        "temperature": temperature, "prompts": [prompt.id for prompt in prompts], "arms": rows,
-        "llama_server": version_of(binary) if idle and binary else None, "idle_cpu_percent": idle,
-        "runs": [record(run) for run in runs],
-        **describe(*(path for path in (target, draft) if path)),
-    }  # fmt: skip
-    click.echo(json.dumps(result))
+        "threads": threads,
+        "context": ctx,
+        "tokens": tokens,
+        "repeats": repeats,
+        "temperature": temperature,
+        "prompts": [prompt.id for prompt in prompts],
+        "arms": rows,
+        "llama_server": read_version(binary) if idle and binary else None,
+        "idle_cpu_percent": idle,
+        "runs": [make_record(run) for run in runs],
+    }
+    print_result("peers", result, *models)
 
 
-def fitting(engine: Engine, found: Sequence[BenchPrompt], tokens: int, context: int) -> list[Prompt]:
+def open_engine(backend: BackendName, paths: Sequence[Path], options: LoadOptions) -> Engine:
+    """`paths` are the target and perhaps the draft. Raises EdgespecError."""
+    models = [load_model(backend, path, options) for path in paths]
+    return Engine(models[0], models[1] if len(models) > 1 else None, PLAIN)
+
+
+def select_prompts(engine: Engine, candidates: Sequence[BenchPrompt], tokens: int, context: int) -> list[Prompt]:
+    """Those that fit with `tokens` more. Raises click.ClickException where none does."""
     prompts = []
-    for prompt in found:
+    for prompt in candidates:
         try:
             ids = engine.encode(prompt.turns[0])
         except ContextOverflow:
@@ -132,37 +150,37 @@ def fitting(engine: Engine, found: Sequence[BenchPrompt], tokens: int, context: 
     return prompts
 
 
-def wanted(name: str, only: Sequence[str]) -> bool:
-    """A program's plain arm always is: the others are compared with it."""
+def is_wanted(name: str, only: Sequence[str]) -> bool:
+    """A program's plain arm always is, because the others are compared with it."""
     return not only or name.endswith(" plain") or any(fnmatch.fnmatch(name, f"*{pattern}") for pattern in only)
 
 
-def servers(
-    binary: str, target: Path, draft: Path | None, context: int, threads: int, only: Sequence[str], undo: ExitStack
+def start_servers(
+    binary: str, target: Path, draft: Path | None, context: int, threads: int, only: Sequence[str], stack: ExitStack
 ) -> list[LlamaServer]:
-    """A process for each way to draft that works and fits into memory; `undo` ends them."""
-    help_text = help_of(binary)
-    logs = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+    """A process for each draft mode that works and fits into memory; `stack` ends them."""
+    help_text = read_help(binary)
+    logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     started = []
-    for way, options in ways_to_draft(help_text, draft is not None).items():
-        if not wanted(f"llama-server {way}", only):
+    for mode, options in list_draft_modes(help_text, draft is not None).items():
+        if not is_wanted(f"llama-server {mode}", only):
             continue
-        needed = target.stat().st_size + (draft.stat().st_size if draft else 0)  # weights are repacked, so not shared
-        if psutil.virtual_memory().available < 1.2 * needed:
-            click.echo(f"llama-server {way} is left out: not enough memory for one more.", err=True)
+        needed = target.stat().st_size + (draft.stat().st_size if draft else 0)
+        if psutil.virtual_memory().available < MEMORY_MARGIN * needed:
+            click.echo(f"llama-server {mode} is left out: not enough memory for one more.", err=True)
             continue
         try:
-            arm = LlamaServer(binary, help_text, way, options, target, draft, context, threads, logs)
+            arm = LlamaServer(binary, help_text, mode, options, target, draft, context, threads, logs)
         except PeerFailed as error:
-            click.echo(f"llama-server {way} is left out: {error}", err=True)
+            click.echo(f"llama-server {mode} is left out: {error}", err=True)
             continue
-        undo.callback(arm.close)
+        stack.callback(arm.close)
         started.append(arm)
     return started
 
 
 def warm_up(engine: Engine, arms: list[Arm], tokens: int, temperature: float) -> None:
-    """One generation by each arm; those that fail leave `arms`. Then the autopilot's measurement, as at any start."""
+    """One generation by each arm, then the autopilot's cost measurement; an arm that fails is removed from `arms`."""
     prompt = Prompt("warm-up", "", WARM_UP, engine.encode(WARM_UP))
     for arm in list(arms):
         try:
@@ -172,13 +190,13 @@ def warm_up(engine: Engine, arms: list[Arm], tokens: int, temperature: float) ->
         except PeerFailed as error:
             click.echo(f"{arm.name} is left out: {error}", err=True)
             arms.remove(arm)
-    engine.draft_stats = DraftStats(engine.measure(2.0))
+    engine.draft_stats = DraftStats(engine.measure(PROFILE_S))
 
 
-def interleaved(
+def run_interleaved(
     arms: list[Arm], prompts: Sequence[Prompt], tokens: int, repeats: int, temperature: float
 ) -> Iterator[Run]:
-    """All repeats of a prompt in a row, so that only the first has to read it; an arm that fails leaves `arms`."""
+    """All repeats of a prompt in a row, so that only the first has to read it; an arm that fails is removed."""
     for n, prompt in enumerate(prompts):
         for repeat in range(repeats):
             for arm in arms[:: 1 if repeat % 2 == 0 else -1]:
@@ -193,50 +211,51 @@ def interleaved(
 
 
 def summarize(arms: Sequence[Arm], runs: Sequence[Run], *, greedy: bool) -> dict[str, dict[str, Any]]:
-    """A row for each arm that stayed to the end."""
+    """[columns] of each arm that is left; `arms[0]` is edgespec's plain decoding."""
     speeds = {(run.arm, run.prompt.id, run.repeat): run.generation.tokens_per_second for run in runs}
     expected = {run.prompt.id: run.generation.tokens for run in reversed(runs) if run.arm == arms[0].name}
 
-    def ratio(arm: str, to: str) -> float | None:
-        pairs = [(speeds[key], speeds.get((to, *key[1:]))) for key in speeds if key[0] == arm]
+    def mean_ratio(arm: str, reference: str) -> float | None:
+        pairs = [(speeds[key], speeds.get((reference, *key[1:]))) for key in speeds if key[0] == arm]
         ratios = [a / b for a, b in pairs if a and b]
         return round(statistics.geometric_mean(ratios), 3) if ratios else None
 
     rows: dict[str, dict[str, Any]] = {}
     for arm in arms:
-        mine = [run for run in runs if run.arm == arm.name]
-        made = [run.generation for run in mine]
-        drafted, rounds = sum(g.drafted for g in made), sum(g.rounds for g in made)
-        common = [common_beginning(expected[run.prompt.id], run.generation.tokens) for run in mine]
-        same = [common[i] == len(expected[run.prompt.id]) == len(made[i].tokens) for i, run in enumerate(mine)]
+        own_runs = [run for run in runs if run.arm == arm.name]
+        generations = [run.generation for run in own_runs]
+        drafted, rounds = sum(g.drafted for g in generations), sum(g.rounds for g in generations)
+        references = [expected[run.prompt.id] for run in own_runs]
+        common = [common_prefix(a, g.tokens) for a, g in zip(references, generations, strict=True)]
+        same = [n == len(a) == len(g.tokens) for n, a, g in zip(common, references, generations, strict=True)]
+        differing = [n for n, equal in zip(common, same, strict=True) if not equal]
         rows[arm.name] = {
-            "tokens/s": median([g.tokens_per_second for g in made]),
-            "own": median([g.own.get("predicted_per_second", g.own.get("tokens_per_second")) for g in made]),
-            "x plain": ratio(arm.name, arms[0].name),
-            "x own": ratio(arm.name, arm.own_plain),
-            "tau": round(sum(g.later for g in made) / rounds, 2) if rounds else None,
-            "accepted": round(sum(g.accepted for g in made) / drafted, 2) if drafted else None,
+            "tokens/s": median([g.tokens_per_second for g in generations]),
+            "own": median([g.own.get("predicted_per_second", g.own.get("tokens_per_second")) for g in generations]),
+            "x plain": mean_ratio(arm.name, arms[0].name),
+            "x own": mean_ratio(arm.name, arm.own_plain),
+            "tau": round(sum(g.later for g in generations) / rounds, 2) if rounds else None,
+            "accepted": round(sum(g.accepted for g in generations) / drafted, 2) if drafted else None,
             "same": f"{sum(same)}/{len(same)}" if greedy else None,
-            "from": min((n for n, equal in zip(common, same, strict=True) if not equal), default=None)
-            if greedy
-            else None,
+            "from": min(differing) if greedy and differing else None,
         }
     return rows
 
 
 def median(values: Sequence[float | None]) -> float | None:
+    """Of the values that are known, rounded."""
     known = [value for value in values if value]
     return round(statistics.median(known), 2) if known else None
 
 
-def common_beginning(expected: Sequence[int | None], found: Sequence[int | None]) -> int:
-    """Tokens up to the first that differs; one that was not sent agrees with any."""
+def common_prefix(expected: Sequence[int | None], found: Sequence[int | None]) -> int:
+    """Number of tokens before the first that differs; None, a token that was not sent, agrees with any."""
     pairs = zip(expected, found, strict=False)
-    differs = (i for i, (a, b) in enumerate(pairs) if None not in (a, b) and a != b)
-    return next(differs, min(len(expected), len(found)))
+    differences = (i for i, (a, b) in enumerate(pairs) if None not in (a, b) and a != b)
+    return next(differences, min(len(expected), len(found)))
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def format_table(rows: dict[str, dict[str, Any]]) -> str:
     cells: list[tuple[str, ...]] = [("arm", *COLUMNS)]
     cells += [(name, *("-" if row[key] is None else str(row[key]) for key in COLUMNS)) for name, row in rows.items()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -246,13 +265,20 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def record(run: Run) -> dict[str, Any]:
-    made = run.generation
+def make_record(run: Run) -> dict[str, Any]:
+    generation = run.generation
     return {
-        "arm": run.arm, "prompt": run.prompt.id, "category": run.prompt.category, "repeat": run.repeat,
-        "emitted": len(made.tokens), "tokens_per_second": made.tokens_per_second, "rounds": made.rounds,
-        "drafted": made.drafted, "accepted": made.accepted, "own": made.own,
-    }  # fmt: skip
+        "arm": run.arm,
+        "prompt": run.prompt.id,
+        "category": run.prompt.category,
+        "repeat": run.repeat,
+        "emitted": len(generation.tokens),
+        "tokens_per_second": generation.tokens_per_second,
+        "rounds": generation.rounds,
+        "drafted": generation.drafted,
+        "accepted": generation.accepted,
+        "own": generation.own,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` compares: the record of one generation, and the arms that run in this process."""
+"""The arms of `benchmarks.peers` that run in this process, and the record of one generation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 
-MLX_DRAFT_TOKENS = 3  # what mlx_lm's own commands draft unless told otherwise
+MLX_DRAFT_TOKENS = 3  # the default of mlx_lm's own commands
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`ids` is `text` as edgespec encodes it; peers are given these."""
+    """`ids` is `text` as edgespec encodes it; the peers get these."""
 
     id: str
     category: str
@@ -34,7 +34,7 @@ class Generation:
     tokens     None stands for a token that was counted but not sent
     arrivals   (time.perf_counter(), tokens so far), increasing in both
     rounds     target forwards after those that gave the first arrival
-    own        what the arm itself reports
+    own        the figures that the arm itself reports
     """
 
     tokens: tuple[int | None, ...]
@@ -46,7 +46,7 @@ class Generation:
 
     @property
     def later(self) -> int:
-        """Tokens after those of the first arrival, which are prefill's: one, but a whole round in mlx_lm."""
+        """Tokens after the first arrival, which is prefill's: one token, but a whole round in mlx_lm."""
         return self.arrivals[-1][1] - self.arrivals[0][1] if self.arrivals else 0
 
     @property
@@ -55,20 +55,23 @@ class Generation:
 
 
 class PeerFailed(Exception):
-    """An arm that cannot go on; the others can."""
+    """An arm cannot continue; the others can."""
 
 
 class Arm(Protocol):
-    """`own_plain` is the name of the same program's arm without drafts."""
+    """One program with one draft mode; `own_plain` names the same program's arm without drafts."""
 
     name: str
     own_plain: str
 
-    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation: ...
+    def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+        """Up to `tokens` after `prompt`. Raises PeerFailed."""
 
 
 @dataclass
 class Edgespec:
+    """edgespec's engine with one Speculation."""
+
     name: str
     engine: Engine
     speculation: Speculation
@@ -83,12 +86,11 @@ class Edgespec:
         assert isinstance(event, Finished)
         m = event.metrics
         own = {"tokens_per_second": m.tokens_per_second, "ttft_s": m.ttft_s}
-        return Generation(
-            event.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own
-        )  # fmt: skip
+        return Generation(event.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own)
 
 
 def edgespec_arms(engine: Engine) -> list[Edgespec]:
+    """Plain decoding, and the autopilot with what the engine has to draft with."""
     return [
         Edgespec("edgespec plain", engine, Speculation("none", 0)),
         Edgespec("edgespec autopilot", engine, Speculation("model" if engine.draft else "ngram", None)),
@@ -97,7 +99,7 @@ def edgespec_arms(engine: Engine) -> list[Edgespec]:
 
 @dataclass
 class MlxLm:
-    """mlx_lm's generators on models that mlx_lm has loaded: a target, and perhaps a draft."""
+    """mlx_lm's generators on `models` that it has loaded: a target, and perhaps a draft."""
 
     name: str
     models: Sequence[Any]
@@ -105,47 +107,53 @@ class MlxLm:
     own_plain: str = "mlx_lm plain"
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
-        found: list[int] = []
+        text: list[int] = []
         arrivals: list[tuple[float, int]] = []
         accepted = 0
         for token, drafted in self._steps(prompt.ids, tokens, temperature):
-            found.append(token)
+            text.append(token)
             accepted += drafted and bool(arrivals)
             if not drafted:  # the end of a round
-                arrivals.append((perf_counter(), len(found)))
+                arrivals.append((perf_counter(), len(text)))
             if token in self.stop:
                 break
         rounds = len(arrivals) - 1
-        if arrivals and arrivals[-1][1] < len(found):
-            arrivals.append((perf_counter(), len(found)))
+        if arrivals and arrivals[-1][1] < len(text):
+            arrivals.append((perf_counter(), len(text)))
             rounds += 1
         return Generation(
-            tuple(found), tuple(arrivals), rounds, rounds * MLX_DRAFT_TOKENS * (len(self.models) - 1), accepted
-        )  # fmt: skip
+            tuple(text), tuple(arrivals), rounds, rounds * MLX_DRAFT_TOKENS * (len(self.models) - 1), accepted
+        )
 
     def _steps(self, ids: list[int], tokens: int, temperature: float) -> Iterator[tuple[int, bool]]:
         import mlx.core as mx
         from mlx_lm.generate import generate_step, speculative_generate_step
         from mlx_lm.sample_utils import make_sampler
 
-        given = {"max_tokens": tokens, "sampler": make_sampler(temp=temperature) if temperature else None}
+        options = {"max_tokens": tokens, "sampler": make_sampler(temp=temperature) if temperature else None}
         if len(self.models) == 1:
-            for token, _ in generate_step(mx.array(ids), self.models[0], **given):
+            for token, _ in generate_step(mx.array(ids), self.models[0], **options):
                 yield int(token), False
             return
-        steps = speculative_generate_step(mx.array(ids), *self.models, num_draft_tokens=MLX_DRAFT_TOKENS, **given)
+        steps = speculative_generate_step(mx.array(ids), *self.models, num_draft_tokens=MLX_DRAFT_TOKENS, **options)
         for token, _, drafted in steps:
             yield int(token), drafted
 
 
 def mlx_arms(target: Path, draft: Path | None, stop: frozenset[int]) -> list[MlxLm]:
-    """The models are loaded once for both, in the precision that edgespec computes in."""
+    """Plain decoding, and with a draft speculative decoding, on the same loaded target."""
+    models = load_mlx_lm([path for path in (target, draft) if path])
+    return [MlxLm("mlx_lm plain", models[:1], stop)] + ([MlxLm("mlx_lm draft", models, stop)] if draft else [])
+
+
+def load_mlx_lm(paths: Sequence[Path]) -> list[Any]:
+    """Models loaded by mlx_lm; on a CPU in single precision, as edgespec computes there."""
     import mlx.core as mx
     from mlx_lm.utils import load_model
 
-    models = [load_model(path)[0] for path in (target, draft) if path]
+    models = [load_model(path)[0] for path in paths]
     if mx.default_device() != mx.gpu:
         for model in models:
             model.set_dtype(mx.float32)
             mx.eval(model.parameters())
-    return [MlxLm("mlx_lm plain", models[:1], stop)] + ([MlxLm("mlx_lm draft", models, stop)] if draft else [])
+    return models

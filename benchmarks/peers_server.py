@@ -1,4 +1,4 @@
-"""llama.cpp's server as an arm of `benchmarks.peers`: its ways to draft by its --help, its tokens from its stream."""
+"""llama.cpp's server as arms of `benchmarks.peers`: draft modes from its --help, tokens from its stream."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ import psutil
 
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
 
-WITH_DRAFT = ("ngram-simple", "ngram-mod")  # the n-gram drafts that are also tried together with the draft model
-START_S, IDLE_S, SPINNING = 300.0, 0.5, 5.0  # percent of a core
+WITH_DRAFT = ("ngram-simple", "ngram-mod")  # n-gram modes that are also run together with the draft model
+MAX_WAIT_S = 300.0  # for a server to load its models, or to answer
+IDLE_S = 0.5  # over which an idle server's processor time is measured
+MAX_IDLE_PERCENT = 5.0  # of a core; a server that uses more is suspended between requests
 
 
-def help_of(binary: str) -> str:
+def read_help(binary: str) -> str:
     return subprocess.run([binary, "--help"], capture_output=True, text=True, check=False).stdout
 
 
-def version_of(binary: str) -> str:
+def read_version(binary: str) -> str:
     done = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     return "; ".join(line for line in (done.stdout + done.stderr).splitlines() if re.match("version|built", line))
 
 
-def ways_to_draft(help_text: str, draft: bool) -> dict[str, list[str]]:
-    """Name -> options, of every way this build offers without a model trained for the target."""
+def list_draft_modes(help_text: str, draft: bool) -> dict[str, list[str]]:
+    """Mode -> command-line options, of every mode in this build that needs no head trained for the target."""
     listed = re.search(r"^ *--spec-type +\[?([\w,|-]+)", help_text, re.MULTILINE)
     types = re.split("[,|]", listed[1]) if listed else []
     ngrams = [name for name in types if name.startswith("ngram")]
     simple = ["--spec-type", "draft-simple"] if "draft-simple" in types else []
-    ways: dict[str, list[str]] = {"plain": []}
+    modes: dict[str, list[str]] = {"plain": []}
     if draft and "--model-draft" in help_text:
-        ways["draft"] = simple
-    ways |= {name: ["--spec-type", name] for name in ngrams}
-    if "draft" in ways and simple:
-        ways |= {f"draft + {name}": ["--spec-type", f"draft-simple,{name}"] for name in ngrams if name in WITH_DRAFT}
-    return ways
+        modes["draft"] = simple
+    modes |= {name: ["--spec-type", name] for name in ngrams}
+    if "draft" in modes and simple:
+        modes |= {f"draft + {name}": ["--spec-type", f"draft-simple,{name}"] for name in ngrams if name in WITH_DRAFT}
+    return modes
 
 
 def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_counter) -> Generation:
-    """The server's events into a Generation. Raises PeerFailed when it reports an error or ends early.
+    """Read the server's events. Raises PeerFailed when it reports an error or ends early.
 
-    A chunk may hold several tokens or, within a character of several, none; `tokens_predicted` counts them all.
+    A chunk may hold several tokens, or none within a character of several; `tokens_predicted` counts them all.
     """
     sent: list[tuple[int, int]] = []  # token, tokens predicted when it was sent
     arrivals: list[tuple[float, int]] = []
@@ -59,7 +61,7 @@ def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_c
             continue
         chunk = json.loads(data)
         if kind == b"error" or "error" in chunk:
-            raise PeerFailed(f"the server says: {data.decode().strip()}")
+            raise PeerFailed(f"the server reported: {data.decode().strip()}")
         new = chunk.get("tokens") or []
         count = chunk.get("tokens_predicted", len(sent) + len(new))
         sent += [(token, count) for token in new]
@@ -79,64 +81,72 @@ def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_c
 
 
 class LlamaServer:
-    """One server process with one way to draft, stopped between requests if it does not rest by itself."""
+    """One server process with one draft mode; suspended between requests if it is busy while idle."""
 
     own_plain = "llama-server plain"
 
     def __init__(
-        self, binary: str, help_text: str, way: str, options: list[str], target: Path, draft: Path | None,
-        context: int, threads: int, logs: Path,
-    ) -> None:  # fmt: skip
-        """Raises PeerFailed when it does not come up."""
-        self.name = f"llama-server {way}"
+        self,
+        binary: str,
+        help_text: str,
+        mode: str,
+        options: list[str],
+        target: Path,
+        draft: Path | None,
+        context: int,
+        threads: int,
+        logs: Path,
+    ) -> None:
+        """Start it and wait until it is ready; its log goes to the folder `logs`. Raises PeerFailed."""
+        self.name = f"llama-server {mode}"
         self.idle_percent = 0.0
         self._port = _free_port()
-        self._log = logs / f"{way}.log"
+        self._log = logs / f"{mode}.log"
         command = [binary, "--model", target, "--ctx-size", context, "--threads", threads, "--parallel", 1]
         command += ["--host", "127.0.0.1", "--port", self._port, *options]
-        if draft is not None and way.startswith("draft"):
+        if draft is not None and mode.startswith("draft"):
             command += ["--model-draft", draft]
         if "--cache-ram" in help_text:
-            command += ["--cache-ram", 0]  # no copies of earlier prompts, which edgespec does not keep either
+            command += ["--cache-ram", 0]  # no copies of earlier prompts: edgespec keeps none either
         self.command = [str(part) for part in command]
         with self._log.open("wb") as log:
             self._process = psutil.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            self._wait()
+            self._wait_until_ready()
         except BaseException:
             self.close()
             raise
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
-        asked = {
+        body = {
             "prompt": prompt.ids,
             "n_predict": tokens,
             "temperature": temperature,
-            "samplers": ["temperature"],  # the model's own distribution, as edgespec's defaults
+            "samplers": ["temperature"],  # the model's own distribution, edgespec's default
             "cache_prompt": True,
             "stream": True,
             "return_tokens": True,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=MAX_WAIT_S)
         try:
-            if self._spins:
+            if self._is_busy_idle:
                 self._process.resume()
-            connection.request("POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"})
+            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
-                raise PeerFailed(f"the server answers {response.status}: {response.read().decode()[:300]}")
+                raise PeerFailed(f"the server answered {response.status}: {response.read().decode()[:300]}")
             return read_stream(iter(response.readline, b""))
         except (OSError, http.client.HTTPException, psutil.Error) as error:
             raise PeerFailed(f"{error!r}; its log ends: {self._tail()}") from error
         finally:
             connection.close()
-            if self._spins and self._process.poll() is None:
+            if self._is_busy_idle and self._process.poll() is None:
                 self._process.suspend()
 
     def rest(self) -> None:
-        """After the warm-up: look at what it burns while nobody asks, and stop it between requests if that is much."""
+        """After the warm-up: measure its processor time without a request, and suspend it if that is much."""
         self.idle_percent = self._process.cpu_percent(interval=IDLE_S)
-        if self._spins:
+        if self._is_busy_idle:
             self._process.suspend()
 
     def close(self) -> None:
@@ -150,11 +160,11 @@ class LlamaServer:
                 self._process.wait()
 
     @property
-    def _spins(self) -> bool:
-        return self.idle_percent > SPINNING
+    def _is_busy_idle(self) -> bool:
+        return self.idle_percent > MAX_IDLE_PERCENT
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + START_S
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + MAX_WAIT_S
         while self._process.poll() is None and time.monotonic() < deadline:
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
             try:

@@ -1,20 +1,20 @@
-"""What the server costs: tokens/s of streamed chats against the engine's own, and many calls at once.
+"""What the server costs: a streamed chat's seconds against the engine's own, and the speed of concurrent calls.
 
     uv run python -m benchmarks.server [--tokens 200] [--repeats 7]
     uv run python -m benchmarks.server --model 1b.gguf --draft none --tokens 48
 
-Starts `edgespec serve`, asks through the real openai client over a socket, and compares the time from the first to the
-last event that the client sees with the engine's own account in `timings`, and tokens/s of 1, 2, 4, 8 calls at once.
-stdout ends with one JSON line.
+Starts `edgespec serve` and calls it with the real openai client over a socket. Reported: the engine's decode time (from
+`timings`) over the time from the first to the last event at the client; the time to the first event; tokens/s in total
+of 1, 2, 4 and 8 concurrent calls. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,65 +23,79 @@ from typing import Any
 import click
 import openai
 
-from benchmarks.machine import describe
+from benchmarks.harness import EDGESPEC, MODEL_PATH, print_result
 
-_SERVE = [sys.executable, "-c", "from edgespec.cli.main import main; main()", "serve", "--port", "0", "--threads", "1"]
 PROMPT = "def read_lines(path):"
+CONCURRENCY = (1, 2, 4, 8)
 
 
 @click.command()
-@click.option("--model", type=click.Path(exists=True, path_type=Path), help="Default: the embedded pair.")
+@click.option("--model", type=MODEL_PATH, help="[default: the embedded pair]")
 @click.option("--draft", default="model", show_default=True)
-@click.option("--tokens", default=200, show_default=True)
-@click.option("--repeats", default=7, show_default=True)
+@click.option("--tokens", type=click.IntRange(2), default=200, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True)
 def main(model: Path | None, draft: str, tokens: int, repeats: int) -> None:
-    named = [f"m={model}"] if model else ["m="]
-    server = subprocess.Popen([*_SERVE, "--ctx", "1024", "--draft", draft, *named], stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.DEVNULL)  # fmt: skip
+    """Measure the server with one model."""
+    ratios, firsts = [], []
+    with start_server(model, draft) as client:
+        time_stream(client, tokens)  # loads the model
+        for _ in range(repeats):
+            client_s, engine_s, first_s = time_stream(client, tokens)
+            ratios.append(engine_s / client_s)
+            firsts.append(first_s)
+        together = {n: total_speed(client, n, tokens) for n in CONCURRENCY}
+    spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    click.echo(f"engine's seconds / client's: {spread}; first event after {median(firsts) * 1e3:.1f} ms", err=True)
+    for n, speed in together.items():
+        click.echo(f"{n} concurrent: {speed:.1f} tok/s in total", err=True)
+    result = {"engine_over_client": median(ratios), "first_s": median(firsts), "together": together}
+    print_result("server", {**result, "tokens": tokens, "draft": draft}, *([model] if model else []))
+
+
+@contextmanager
+def start_server(model: Path | None, draft: str) -> Iterator[openai.OpenAI]:
+    """A client of a new server, which ends with the context."""
+    options = ["--port", "0", "--threads", "1", "--ctx", "1024", "--draft", draft, f"m={model or ''}"]
+    server = subprocess.Popen(
+        [*EDGESPEC, "serve", *options], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+    )
     try:
         assert server.stdout is not None
-        found = re.search(r"http://\S+", server.stdout.readline())
-        assert found
-        client = openai.OpenAI(base_url=found[0].rstrip(";"), api_key="none", max_retries=0, timeout=600)
-        _timed(client, tokens)  # opens the model
-        ratios, firsts = [], []
-        for _ in range(repeats):
-            seen_s, own_s, first_s = _timed(client, tokens)
-            ratios.append(own_s / seen_s)
-            firsts.append(first_s)
-        click.echo(f"engine's seconds / client's: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-        click.echo(f"to the first event: {median(firsts) * 1000:.1f} ms")
-        together = {n: _together(client, n, tokens) for n in (1, 2, 4, 8)}
-        for n, speed in together.items():
-            click.echo(f"{n} at once: {speed:.1f} tok/s in all")
+        address = re.search(r"http://[^\s;]+", server.stdout.readline())
+        if address is None:
+            raise click.ClickException("edgespec serve did not start; run it alone to see why.")
+        yield openai.OpenAI(base_url=address[0], api_key="none", max_retries=0, timeout=600)
     finally:
         server.terminate()
         server.wait(30)
-    click.echo(json.dumps({"benchmark": "server", "engine_over_client": median(ratios), "first_s": median(firsts),
-                           "together": together, "tokens": tokens, "draft": draft,
-                           **describe(*([model] if model else []))}))  # fmt: skip
 
 
-def _timed(client: openai.OpenAI, tokens: int) -> tuple[float, float, float]:
-    """Seconds from first to last text as the client sees it, as the engine counts it, and to the first text."""
-    began_s = perf_counter()
-    at_s: list[float] = []
-    own_ms = 0.0
-    for chunk in client.chat.completions.create(**_call(tokens), stream=True):
+def time_stream(client: openai.OpenAI, tokens: int) -> tuple[float, float, float]:
+    """Seconds from the first to the last text at the client, the same by the engine, and up to the first text.
+
+    Raises click.ClickException for an answer that arrives in one event.
+    """
+    start_s = perf_counter()
+    arrivals: list[float] = []
+    engine_ms = 0.0
+    for chunk in client.chat.completions.create(**make_call(tokens), stream=True):
         if chunk.choices[0].delta.content:
-            at_s.append(perf_counter())
-        own_ms = (getattr(chunk, "timings", None) or {}).get("predicted_ms", own_ms)
-    return at_s[-1] - at_s[0], own_ms / 1000, at_s[0] - began_s
+            arrivals.append(perf_counter())
+        engine_ms = (getattr(chunk, "timings", None) or {}).get("predicted_ms", engine_ms)
+    if len(arrivals) < 2:
+        raise click.ClickException("the answer arrived in one event; use more --tokens.")
+    return arrivals[-1] - arrivals[0], engine_ms / 1000, arrivals[0] - start_s
 
 
-def _together(client: openai.OpenAI, calls: int, tokens: int) -> float:
-    began_s = perf_counter()
+def total_speed(client: openai.OpenAI, calls: int, tokens: int) -> float:
+    """Tokens/s of `calls` concurrent calls together, prompts included in the time."""
+    start_s = perf_counter()
     with ThreadPoolExecutor(calls) as pool:
-        done = list(pool.map(lambda _: client.chat.completions.create(**_call(tokens)), range(calls)))
-    return sum(each.usage.completion_tokens for each in done) / (perf_counter() - began_s)
+        answers = list(pool.map(lambda _: client.chat.completions.create(**make_call(tokens)), range(calls)))
+    return float(sum(each.usage.completion_tokens for each in answers)) / (perf_counter() - start_s)
 
 
-def _call(tokens: int) -> dict[str, Any]:
+def make_call(tokens: int) -> dict[str, Any]:
     messages = [{"role": "user", "content": PROMPT}]
     return {"model": "m", "messages": messages, "max_tokens": tokens, "temperature": 0}
 

@@ -1,9 +1,9 @@
-"""Record texts of a target and what its draft would have proposed, for replaying the controller without models.
+"""Record a target's texts and its draft's proposals, so that the controller can be replayed without models.
 
     uv run python -m benchmarks.traces OUT.json.gz [--target T] [--draft D] [--tokens 128] [--temperature 0]
 
-For each prompt the target's text, and at each of its positions the draft model's greedy continuation: eight tokens,
-each with up to three runners-up, and the probabilities that the draft gives them.
+OUT holds the target's text for each prompt and, at each position of the text, the draft model's greedy continuation:
+eight tokens, each with up to three runners-up and the draft's probabilities. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -11,71 +11,75 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from edgespec.backends import Model, open_model
+from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
+from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
+from edgespec.engine.events import Request
 from edgespec.text.chat_template import encode_prompt
-from laboratory.cost_faithful import EMBEDDED
 
 DEPTH = 8
 CONTEXT = 2048
 
 
-def spine(stepper: DraftModelStepper, tokens: list[int]) -> list[list[list[float]]]:
-    """[DEPTH][2][up to 4]: tokens and probabilities at each depth of the draft's continuation of `tokens`."""
-    stepper.sync(tokens)
-    options = stepper.start(tokens, len(tokens))
-    found = []
-    while options is not None:
-        found.append([options.tokens, [round(p, 4) for p in options.probabilities]])
-        if len(found) == DEPTH:
-            break
-        options = stepper.step(options.tokens[0])
-    return found
-
-
 @click.command()
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--target", type=click.Path(exists=True, path_type=Path), default=EMBEDDED)
-@click.option("--draft", type=click.Path(exists=True, path_type=Path), default=EMBEDDED.with_name("draft.gguf"))
-@click.option("--tokens", default=128, show_default=True)
+@click.option("--target", type=MODEL_PATH, default=TARGET)
+@click.option("--draft", type=MODEL_PATH, default=DRAFT)
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True)
-@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="JSONL. [default: the shipped sets]")
-@click.option("--per-category", default=3, show_default=True)
+@click.option("--prompts", "file", type=MODEL_PATH, help="JSONL file.  [default: the shipped prompts]")
+@click.option("--per-category", type=click.IntRange(1), default=3, show_default=True)
 def main(
-    out: Path, target: Path, draft: Path, tokens: int, temperature: float, prompts: Path | None, per_category: int
+    out: Path, target: Path, draft: Path, tokens: int, temperature: float, file: Path | None, per_category: int
 ) -> None:
+    """Write the traces of all prompts that fit into the context to OUT."""
     options = LoadOptions(threads=1, context_size=CONTEXT)
-    models: list[Model] = [
-        open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)
-    ]
-    engine = Engine(models[0], None, Speculation("none", 0, 0))
-    session = models[1].open_session(lambda: None)
+    engine = Engine(load_model("llamacpp", target, options), None, PLAIN)
+    session = load_model("llamacpp", draft, options).open_session(lambda: None)
     traces = []
-    for prompt in take_per_category(read_prompts(prompts) if prompts else read_shipped_prompts(), per_category):
-        if len(encode_prompt(models[0].tokenizer, prompt.turns[0], parse_special=True)) + tokens > CONTEXT:
+    for prompt in take_per_category(read_prompts(file) if file else read_shipped_prompts(), per_category):
+        ids = encode_prompt(engine.target.tokenizer, prompt.turns[0], parse_special=True)
+        if len(ids) + tokens > CONTEXT:
             click.echo(f"{prompt.id} is left out: it does not fit into {CONTEXT} tokens", err=True)
             continue
-        *_, finished = engine.stream(Request(prompt.turns[0], SamplingParams(temperature=temperature), tokens, seed=1))
-        assert isinstance(finished, Finished)
-        start = encode_prompt(models[0].tokenizer, prompt.turns[0], parse_special=True)
-        text = [*start, *finished.tokens]
-        stepper = DraftModelStepper(session, models[0].tokenizer.vocab_size, GreedyTopK())
-        spines = [spine(stepper, text[:end]) for end in range(len(start) + 1, len(text))]
-        traces.append(
-            {"id": prompt.id, "category": prompt.category, "prompt": start, "text": finished.tokens, "spines": spines}
-        )
-        click.echo(f"{prompt.id}: {len(start)} + {len(finished.tokens)} tokens", err=True)
-    with gzip.open(out, "wt", encoding="utf-8") as file:
-        json.dump({"temperature": temperature, "traces": traces}, file)
+        request = Request(prompt.turns[0], SamplingParams(temperature=temperature), tokens, seed=1)
+        trace = record_trace(engine, session, ids, request)
+        traces.append({"id": prompt.id, "category": prompt.category, **trace})
+        click.echo(f"{prompt.id}: {len(ids)} + {len(trace['text'])} tokens", err=True)
+    with gzip.open(out, "wt", encoding="utf-8") as stream:
+        json.dump({"temperature": temperature, "traces": traces}, stream)
+    texts = [{"id": trace["id"], "tokens": len(trace["text"])} for trace in traces]
+    print_result("traces", {"temperature": temperature, "texts": texts}, target, draft)
+
+
+def record_trace(engine: Engine, session: Session, prompt: list[int], request: Request) -> dict[str, Any]:
+    """The prompt, the target's text and the draft's spine at each position of the text but the first."""
+    finished = generate(engine, PLAIN, request)
+    text = [*prompt, *finished.tokens]
+    stepper = DraftModelStepper(session, engine.target.tokenizer.vocab_size, GreedyTopK())
+    spines = [record_spine(stepper, text[:end]) for end in range(len(prompt) + 1, len(text))]
+    return {"prompt": prompt, "text": finished.tokens, "spines": spines}
+
+
+def record_spine(stepper: DraftModelStepper, tokens: list[int]) -> list[tuple[list[int], list[float]]]:
+    """[DEPTH] pairs of up to four tokens and their probabilities: the draft's greedy continuation of `tokens`."""
+    stepper.sync(tokens)
+    candidates = stepper.start(tokens, len(tokens))
+    spine: list[tuple[list[int], list[float]]] = []
+    while candidates is not None:
+        spine.append((candidates.tokens, [round(p, 4) for p in candidates.probabilities]))
+        if len(spine) == DEPTH:
+            break
+        candidates = stepper.step(candidates.tokens[0])
+    return spine
 
 
 if __name__ == "__main__":

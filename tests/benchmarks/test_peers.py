@@ -1,4 +1,4 @@
-"""What the peers' benchmark reads: a server's --help and its stream; and the one sentence where there is no peer."""
+"""What benchmarks.peers reads: a server's --help and its stream; and its message without a peer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.peers import NO_PEER, Run, common_beginning, main, summarize, table
+from benchmarks.peers import NO_PEER, Run, common_prefix, main, summarize, format_table
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
-from benchmarks.peers_server import read_stream, ways_to_draft
+from benchmarks.peers_server import read_stream, list_draft_modes
 from tests.models import TARGET
 
 HELP = """\
@@ -38,8 +38,8 @@ def read(*lines: bytes) -> Generation:
     return read_stream(lines, lambda: float(next(seconds)))
 
 
-def test_every_way_to_draft_that_needs_no_trained_head() -> None:
-    assert ways_to_draft(HELP, draft=True) == {
+def test_every_draft_mode_without_a_trained_head() -> None:
+    assert list_draft_modes(HELP, draft=True) == {
         "plain": [],
         "draft": ["--spec-type", "draft-simple"],
         "ngram-simple": ["--spec-type", "ngram-simple"],
@@ -48,13 +48,13 @@ def test_every_way_to_draft_that_needs_no_trained_head() -> None:
         "draft + ngram-simple": ["--spec-type", "draft-simple,ngram-simple"],
         "draft + ngram-mod": ["--spec-type", "draft-simple,ngram-mod"],
     }
-    assert list(ways_to_draft(HELP, draft=False)) == ["plain", "ngram-simple", "ngram-map-k", "ngram-mod"]
+    assert list(list_draft_modes(HELP, draft=False)) == ["plain", "ngram-simple", "ngram-map-k", "ngram-mod"]
 
 
-def test_ways_to_draft_of_other_builds() -> None:
-    assert ways_to_draft("-md,   --model-draft FNAME   draft model", draft=True) == {"plain": [], "draft": []}
-    assert ways_to_draft("usage: llama-server", draft=True) == {"plain": []}
-    assert list(ways_to_draft("--spec-type [none|ngram-cache|ngram-mod]", draft=False))[1:] == [
+def test_draft_modes_of_other_builds() -> None:
+    assert list_draft_modes("-md,   --model-draft FNAME   draft model", draft=True) == {"plain": [], "draft": []}
+    assert list_draft_modes("usage: llama-server", draft=True) == {"plain": []}
+    assert list(list_draft_modes("--spec-type [none|ngram-cache|ngram-mod]", draft=False))[1:] == [
         "ngram-cache",
         "ngram-mod",
     ]
@@ -83,8 +83,8 @@ def test_tokens_within_a_character_are_counted_but_not_sent() -> None:
     found = read(chunk([5], 1), chunk([8], 4), end(5))
     assert found.tokens == (5, None, None, 8, None)
     assert found.tokens_per_second == 4 / 2  # the last one is known by the end of the stream
-    assert common_beginning((5, 6, 7, 8, 9), found.tokens) == 5
-    assert common_beginning((5, 6, 7, 9, 9), found.tokens) == 3
+    assert common_prefix((5, 6, 7, 8, 9), found.tokens) == 5
+    assert common_prefix((5, 6, 7, 9, 9), found.tokens) == 3
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_rows_pair_runs_of_one_prompt() -> None:
         "tokens/s": 1.5, "own": None, "x plain": 1.0, "x own": 1.0,
         "tau": 2.0, "accepted": 0.25, "same": "1/2", "from": 1,
     }  # fmt: skip
-    assert [line.split()[0] for line in table(rows).splitlines()] == ["arm", "plain", "other"]
+    assert [line.split()[0] for line in format_table(rows).splitlines()] == ["arm", "plain", "other"]
 
 
 def test_no_peer(tmp_path: Path) -> None:
