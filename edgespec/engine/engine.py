@@ -28,7 +28,7 @@ from edgespec.engine.events import Event, Finished, Notice, Request, Scored, Tok
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarCompiler, GrammarMask, JumpForward
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
-from edgespec.registry.tokenizer_compat import vocabulary_mismatch
+from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, encode_prompt, require_short
 from edgespec.text.reasoning import Channel, detect_format
 from edgespec.text.stream import Piece, TextStream
@@ -50,7 +50,7 @@ class Engine:
         if (
             draft is not None
             and not isinstance(draft, SelfDraftModel)
-            and (reason := vocabulary_mismatch(target.tokenizer, draft.tokenizer))
+            and (reason := tokenizer_mismatch(target.tokenizer, draft.tokenizer))
         ):
             raise DraftRefused(
                 f"this draft cannot serve this target: {reason}.", hint="Use --draft ngram, or another draft."

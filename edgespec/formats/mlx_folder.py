@@ -1,4 +1,4 @@
-"""A model folder in the Hugging Face layout (config.json, safetensors, tokenizer), judged before anything is loaded."""
+"""A model folder in the Hugging Face layout (config.json, safetensors, tokenizer), read without loading its weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.jso
 _PULL = "Pull it again, or name another folder."
 
 
-@dataclass(frozen=True)  # no slots: the vocabulary is read once, when asked for
+@dataclass(frozen=True)  # no slots: the vocabulary is cached on it
 class Folder:
-    """What the small files of a model folder say; `weight_bytes` is the size of its safetensors."""
+    """The contents of a model folder's small files; `weight_bytes` is the size of its safetensors."""
 
     path: Path
     name: str
@@ -64,27 +64,40 @@ class Folder:
         window = min(context, (self.integer("sliding_window") or context) + 256)
         return width * sum(window if kind == "sliding_attention" else context for kind in kinds if kind not in _STATES)
 
-    @cached_property
+    @property
     def vocabulary(self) -> dict[int, str] | None:
         """Token by id, from tokenizer.json; None where the folder has another kind of tokenizer."""
-        if not (self.path / "tokenizer.json").is_file():
-            return None
-        content = _json(self.path / "tokenizer.json")
+        return self._tokenizer[0]
+
+    @property
+    def control_tokens(self) -> frozenset[int]:
+        """Ids that tokenizer.json marks as special; empty where there is no such file."""
+        return self._tokenizer[1]
+
+    @cached_property
+    def _tokenizer(self) -> tuple[dict[int, str] | None, frozenset[int]]:
+        file = self.path / "tokenizer.json"
+        if not file.is_file():
+            return None, frozenset()
+        content = _json(file)
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, dict):
-            found = {i if isinstance(i, int) else -1: token for token, i in entries.items()}
+            tokens = {i if isinstance(i, int) else -1: token for token, i in entries.items()}
         elif isinstance(entries, list):
-            found = {i: entry[0] for i, entry in enumerate(entries) if isinstance(entry, list) and entry}
+            tokens = {i: entry[0] for i, entry in enumerate(entries) if isinstance(entry, list) and entry}
         else:
-            raise InvalidModelFile(f"{self.path / 'tokenizer.json'} holds no vocabulary.", hint=_PULL)
-        if not all(i >= 0 and isinstance(token, str) for i, token in found.items()):
-            raise InvalidModelFile(f"{self.path / 'tokenizer.json'} has tokens without an id.", hint=_PULL)
+            raise InvalidModelFile(f"{file} holds no vocabulary.", hint=_PULL)
+        if not all(i >= 0 and isinstance(token, str) for i, token in tokens.items()):
+            raise InvalidModelFile(f"{file} has tokens without an id.", hint=_PULL)
+        control = set()
         added = content.get("added_tokens")
         for each in added if isinstance(added, list) else ():
             if isinstance(each, dict) and isinstance(each.get("id"), int):
-                found[each["id"]] = str(each.get("content"))
-        return found
+                tokens[each["id"]] = str(each.get("content"))
+                if each.get("special"):
+                    control.add(each["id"])
+        return tokens, frozenset(control)
 
 
 def read_config(path: Path, name: str, weight_bytes: int) -> Folder:

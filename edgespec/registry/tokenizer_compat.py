@@ -1,8 +1,22 @@
-"""Whether a draft speaks the target's tokens, decided before their weights are downloaded or loaded."""
+"""Whether a draft model's vocabulary is the target's: one rule, before the download and after loading.
+
+The rule, over a `Vocabulary`:
+
+- The kind of tokenizer, the ids of BOS, EOS and end of turn, and the add-BOS flag agree where both state them.
+- Every id that both have is spelled the same.
+- An id that only one has is no ordinary text: it is a control token, or spelled like one (<image>). Models of one
+  family differ in such tokens. The draft never proposes an id that the target lacks, and stops drafting where the
+  text has one that it lacks itself.
+
+Padding is no part of a vocabulary, because conversions round the number of ids up differently. Pre-tokenizer and
+scores are not compared, because only the target splits text.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,119 +25,114 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.text.tokenizer import Tokenizer
 
-# token_type of ids that exist only to round the vocabulary up, and of marks that stand for no text: a model that sees
-# has some that its small sibling lacks.
-CONTROL, UNUSED = 3, 5
-_PADDING = re.compile(r"\[PAD\d*\]|<\|?reserved[^>]*>|<\|?unused[^>]*>|<\|?dummy[^>]*>", re.IGNORECASE)
-_IDS = (("bos_token_id", "first token (BOS)"), ("eos_token_id", "last token (EOS)"), ("eot_token_id", "end of turn"))
+_CONTROL, _UNUSED = 3, 5  # tokenizer.ggml.token_type
+_PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:reserved|unused|dummy)[^>]*>", re.IGNORECASE)
+_MARK = re.compile(r"<[^<>]+>")
+_IDS = {"bos_token_id": "first token (BOS)", "eos_token_id": "last token (EOS)", "eot_token_id": "end of turn"}
 
 
-def tokenizer_mismatch(target: ModelMetadata, draft: ModelMetadata) -> str | None:
-    """The first reason why the two vocabularies differ, in plain words; None where they agree.
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the rule compares.
 
-    Of a folder and a GGUF file nothing can be said before both are loaded.
+    tokens      spelling by id, without padding
+    size        number of ids, with padding
+    is_control  whether an id of `tokens` is a control token
+    kind        name of the tokenizer model; None where it is not stated
+    ids         special ids that are stated, by their description
+    add_bos     whether every text starts with BOS; None where it is not stated
     """
-    if isinstance(target, Folder) and isinstance(draft, Folder):
-        return _folder_mismatch(target, draft)
-    if isinstance(target, Folder) or isinstance(draft, Folder):
+
+    tokens: Mapping[int, str]
+    size: int
+    is_control: Callable[[int], bool]
+    kind: str | None = None
+    ids: Mapping[str, int] = field(default_factory=dict)
+    add_bos: bool | None = None
+
+
+def tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetadata | Tokenizer) -> str | None:
+    """The first difference of the two vocabularies, as a sentence without its full stop; None where they agree.
+
+    None also where they cannot be compared before loading: a GGUF header with a folder, or a folder without
+    tokenizer.json. Raises InvalidModelFile for a header or folder whose vocabulary is damaged.
+    """
+    if isinstance(target, Folder) != isinstance(draft, Folder):
         return None
-    return _gguf_mismatch(target, draft)
+    ours, theirs = _read_vocabulary(target), _read_vocabulary(draft)
+    return None if ours is None or theirs is None else _compare(ours, theirs)
 
 
-def _folder_mismatch(target: Folder, draft: Folder) -> str | None:
-    """The first token that differs, in plain words; None where both agree, or where one cannot be read before loading.
-
-    Ids that only one of them has are not compared: embeddings are padded differently.
-    """
-    ours, theirs = target.vocabulary, draft.vocabulary
-    if ours is None or theirs is None:
-        return None
-    for token in sorted(ours.keys() & theirs.keys()):
-        if ours[token] != theirs[token]:
-            return f"token {token} is {ours[token]!a} in the target and {theirs[token]!a} in the draft"
-    return None
-
-
-def _gguf_mismatch(target: Header, draft: Header) -> str | None:
-    """The first reason why the two vocabularies differ, in plain words; None where they are the same.
-
-    Compared: the tokenizer model, every token by its bytes, the BOS and EOS ids, the end-of-turn id and the add-BOS
-    flag where both files state them. Not compared: token types, scores and the pre-tokenizer, since only the target
-    ever splits text. One vocabulary may be longer, because conversions round the count up differently: then each
-    surplus id must be marked unused or control (token_type 5, 3) or carry a padding name ([PAD123], <|reserved...|>,
-    <unused7>). They are never drafted, and a draft model that cannot read one rests from there on.
-    """
-    models = [_text(header, "tokenizer.ggml.model") for header in (target, draft)]
-    if models[0] != models[1]:
-        return f"the target's tokenizer is {models[0]}, the draft's is {models[1]}"
-    for key, name in _IDS:
-        mine, other = (header.integer(f"tokenizer.ggml.{key}") for header in (target, draft))
-        if mine is not None and other is not None and mine != other:
-            return f"the {name} is id {mine} in the target and id {other} in the draft"
-    first = _first_difference(_tokens(target), _tokens(draft))
-    if first is not None:
-        return first
-    surplus = _surplus(target, draft, "target") or _surplus(draft, target, "draft")
+def _compare(target: Vocabulary, draft: Vocabulary) -> str | None:
+    if None not in (target.kind, draft.kind) and target.kind != draft.kind:
+        return f"the target's tokenizer is {target.kind!a}, the draft's is {draft.kind!a}"
+    for name, token in target.ids.items():
+        if draft.ids.get(name, token) != token:
+            return f"the {name} is id {token} in the target and id {draft.ids[name]} in the draft"
+    ours, theirs = target.tokens, draft.tokens
+    differing = min((token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), default=None)
+    if differing is not None:
+        return f"token {differing} is {ours[differing]!a} in the target and {theirs[differing]!a} in the draft"
+    surplus = _find_surplus("target", target, draft) or _find_surplus("draft", draft, target)
     if surplus is not None:
         return surplus
-    flags = [header.metadata.get("tokenizer.ggml.add_bos_token") for header in (target, draft)]
-    if None not in flags and flags[0] != flags[1]:
-        with_bos, without = ("target", "draft") if flags[0] else ("draft", "target")
+    if None not in (target.add_bos, draft.add_bos) and target.add_bos != draft.add_bos:
+        with_bos, without = ("target", "draft") if target.add_bos else ("draft", "target")
         return f"the {with_bos} starts every text with a BOS token and the {without} does not"
     return None
 
 
-def _tokens(header: Header) -> list[str]:
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list):
-        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
-    return tokens
-
-
-def _text(header: Header, key: str) -> str:
-    found = header.metadata.get(key)
-    return ascii(found) if isinstance(found, str) else "not named"
-
-
-def _first_difference(target: list[str], draft: list[str]) -> str | None:
-    common = min(len(target), len(draft))
-    if target[:common] == draft[:common]:
+def _find_surplus(name: str, vocabulary: Vocabulary, other: Vocabulary) -> str | None:
+    """The first ordinary token that only `vocabulary` has."""
+    tokens = vocabulary.tokens
+    ordinary = (
+        token
+        for token in tokens.keys() - other.tokens.keys()
+        if not _MARK.fullmatch(tokens[token]) and not vocabulary.is_control(token)
+    )
+    first = min(ordinary, default=None)
+    if first is None:
         return None
-    token = next(index for index in range(common) if target[index] != draft[index])
-    return f"token {token} is {target[token]!a} in the target and {draft[token]!a} in the draft"
+    return f"only the {name} has token {first}, {tokens[first]!a}: {vocabulary.size:,} tokens against {other.size:,}"
 
 
-def _surplus(longer: Header, shorter: Header, name: str) -> str | None:
-    """The first id that only `longer` has and that text may use."""
-    tokens, common = _tokens(longer), len(_tokens(shorter))
-    types = longer.metadata.get("tokenizer.ggml.token_type")
-    for token in range(common, len(tokens)):
-        unused = isinstance(types, np.ndarray) and token < len(types) and int(types[token]) in (CONTROL, UNUSED)
-        if not unused and not _PADDING.fullmatch(tokens[token]):
-            return f"only the {name} has token {token}, {tokens[token]!a}: {len(tokens):,} tokens against {common:,}"
-    return None
+def _read_vocabulary(model: ModelMetadata | Tokenizer) -> Vocabulary | None:
+    if isinstance(model, Header):
+        return _read_header(model)
+    if isinstance(model, Folder):
+        found = model.vocabulary
+        if found is None:
+            return None
+        return Vocabulary(_drop_padding(found), len(found), lambda token: token in model.control_tokens)
+    ids = {} if model.bos is None else {_IDS["bos_token_id"]: model.bos}
+    spelled = {token: model.special_text(token) for token in range(model.vocab_size)}
+    return Vocabulary(
+        _drop_padding(spelled), model.vocab_size, lambda token: not model.piece(token), ids=ids, add_bos=model.add_bos
+    )
 
 
-def vocabulary_mismatch(target: Tokenizer, draft: Tokenizer) -> str | None:
-    """Why `draft` cannot propose tokens for `target`, or None where it can.
+def _read_header(header: Header) -> Vocabulary:
+    metadata = header.metadata
+    spelled = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(spelled, list):
+        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
+    column = metadata.get("tokenizer.ggml.token_type")
+    types = column[: len(spelled)] if isinstance(column, np.ndarray) else np.zeros(0, np.int32)
+    tokens = _drop_padding(dict(enumerate(spelled)))
+    for token in np.flatnonzero(types == _UNUSED).tolist():
+        tokens.pop(token, None)
+    control = set(np.flatnonzero(types == _CONTROL).tolist())
+    kind, add_bos = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.add_bos_token")
+    ids = {name: found for key, name in _IDS.items() if (found := header.integer(f"tokenizer.ggml.{key}")) is not None}
+    return Vocabulary(
+        tokens,
+        len(spelled),
+        control.__contains__,
+        kind if isinstance(kind, str) else None,
+        ids,
+        add_bos if isinstance(add_bos, bool) else None,
+    )
 
-    Every id that both have must be spelled the same, special tokens included, and sequences must begin with the same
-    BOS. Where one vocabulary is longer, its further ids are padding of the embedding and are never drafted; more than
-    1,024 of them and more than 5% of the vocabulary are taken for another vocabulary.
-    """
-    shorter, longer = sorted((target.vocab_size, draft.vocab_size))
-    if longer - shorter > max(1024, longer // 20):
-        return f"its vocabulary has {draft.vocab_size:,} tokens, the target's {target.vocab_size:,}"
-    if (target.add_bos, target.bos) != (draft.add_bos, draft.bos):
-        return f"sequences begin with {_bos(target)} in the target and {_bos(draft)} in the draft"
-    for token in range(shorter):
-        ours, theirs = target.special_text(token), draft.special_text(token)
-        if ours != theirs:
-            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
-    return None
 
-
-def _bos(tokenizer: Tokenizer) -> str:
-    if not tokenizer.add_bos or tokenizer.bos is None:
-        return "no BOS"
-    return repr(tokenizer.special_text(tokenizer.bos))
+def _drop_padding(tokens: Mapping[int, str]) -> dict[int, str]:
+    return {i: text for i, text in tokens.items() if text[:1] not in ("[", "<") or not _PADDING.fullmatch(text)}

@@ -22,7 +22,7 @@ from edgespec.errors import (
     InvalidModelFile,
     InvalidRequest,
 )
-from edgespec.registry.tokenizer_compat import vocabulary_mismatch
+from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 from tests.models import DRAFT, MAKERS, TARGET, trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
@@ -191,7 +191,7 @@ def test_the_vocabulary_round_trips_and_matches_its_draft(target: LlamaModel) ->
         with pytest.raises(ValueError, match="not in"):
             tokenizer.piece(wrong)
     draft = load(DRAFT, OPTIONS)
-    assert vocabulary_mismatch(tokenizer, draft.tokenizer) is None
+    assert tokenizer_mismatch(tokenizer, draft.tokenizer) is None
     draft.close()
 
 

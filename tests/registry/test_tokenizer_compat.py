@@ -1,7 +1,8 @@
-"""Vocabulary comparison of target and draft from their headers."""
+"""Vocabularies of target and draft are compared by one rule, from headers and from loaded tokenizers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,61 @@ def test_the_trained_pair_agrees(tmp_path: Path) -> None:
         ({"tokens": [*TOKENS, "[PAD5]", "e"]}, "only the draft has token 6, 'e': 7 tokens against 5"),
     ],
 )
-def test_the_first_difference_is_told(tmp_path: Path, changes: dict[str, object], reason: str | None) -> None:
+def test_the_first_difference_of_two_headers(tmp_path: Path, changes: dict[str, object], reason: str | None) -> None:
     assert tokenizer_mismatch(header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)) == reason
 
 
 def test_padding_in_the_target_is_allowed_too(tmp_path: Path) -> None:
     padded = header(tmp_path, "t.gguf", tokens=[*TOKENS, "[PAD5]", "[PAD6]"])
     assert tokenizer_mismatch(padded, header(tmp_path, "d.gguf")) is None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded tokenizer; ids of `control` add no text."""
+
+    tokens: tuple[str, ...] = tuple(TOKENS)
+    control: frozenset[int] = frozenset({0, 1})
+    bos: int | None = 0
+    add_bos: bool = True
+    eos: int | None = 1
+    end_of_generation: frozenset[int] = frozenset({1})
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        raise NotImplementedError
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in self.control else self.tokens[token].encode()
+
+    def special_text(self, token: int) -> str:
+        return self.tokens[token]
+
+
+@pytest.mark.parametrize(
+    ("draft", "reason"),
+    [
+        (Loaded(), None),
+        (Loaded(("<s>", "</s>", "a", "x", "c")), "token 3 is 'b' in the target and 'x' in the draft"),
+        (Loaded(bos=2), "the first token (BOS) is id 0 in the target and id 2 in the draft"),
+        (Loaded(add_bos=False), "the target starts every text with a BOS token and the draft does not"),
+        (Loaded(add_bos=False, bos=None), "the target starts every text with a BOS token and the draft does not"),
+        (Loaded((*TOKENS, "d")), "only the draft has token 5, 'd': 6 tokens against 5"),
+        (Loaded(tuple(TOKENS[:4])), "only the target has token 4, 'c': 5 tokens against 4"),
+        (Loaded((*TOKENS, *(f"[PAD{i}]" for i in range(5, 4000)))), None),
+        (Loaded((*TOKENS, "image"), frozenset({0, 1, 5})), None),
+        (Loaded((*TOKENS, "<think>")), None),
+    ],
+)
+def test_the_first_difference_of_two_loaded_tokenizers(draft: Loaded, reason: str | None) -> None:
+    assert tokenizer_mismatch(Loaded(), draft) == reason
+
+
+def test_padding_of_one_may_be_a_mark_of_the_other() -> None:
+    assert tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]", "[PAD6]")), Loaded((*TOKENS, "<think>"))) is None
+    assert tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]")), Loaded((*TOKENS, "d"))) == (
+        "only the draft has token 5, 'd': 6 tokens against 6"
+    )
