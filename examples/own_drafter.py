@@ -9,9 +9,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
-from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
+from edgespec.core.protocols import Budget, Draft, Step, Verdict
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.core.verify import SampleMatching
 from edgespec.text.chat_template import encode_prompt
 

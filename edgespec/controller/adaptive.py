@@ -31,7 +31,8 @@ from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.controller.tree_builder import TreeBuilder
 from edgespec.controller.value import DraftSize
 from edgespec.core.batching import SOLO, BatchPeers
-from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Scores, Step, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Step, Verdict
+from edgespec.core.scores import Scores
 from edgespec.drafters.draft_model import DraftModelStepper
 from edgespec.drafters.ngram import SuffixLookup
 

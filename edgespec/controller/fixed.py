@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Drafter, Scores, Step, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Drafter, Step, Verdict
+from edgespec.core.scores import Scores
 
 
 class FixedLength:

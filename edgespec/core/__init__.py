@@ -1,1 +1,1 @@
-"""The decoding loop and its rules: numpy and the standard library only; no runtime, no UI, no I/O."""
+"""The decoding loop, sampling and the acceptance rules. Needs numpy only: no backend, no user interface, no I/O."""

@@ -1,4 +1,4 @@
-"""Array types; shapes stand in the docstrings of those who use them."""
+"""Array types. Shapes are in the docstrings of the functions that use them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.intp]
 Logits = npt.NDArray[np.float32]
-# Probabilities are float64 in production and exact fractions (dtype object) in the proofs.
+# float64; exact fractions (dtype object) in the proofs of tests/core
 Probs = npt.NDArray[Any]
 Rng = np.random.Generator

@@ -1,4 +1,4 @@
-"""Generations that go on together, so that their sessions may do all of their forwards as one."""
+"""What a generation knows of the others that it is batched with, and the point where it lets them go on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BatchPeers:
-    """Other sessions that are to have rows in the same forward.
+    """Other sessions with rows in the same forward.
 
-    sessions  how many of them decode
-    rows      of those, as far as is known: what they have asked for, or had in the forward before
-    reads     whether others read their prompts in it
+    sessions    how many of them decode
+    rows        of those: as submitted for this forward, else as in the one before
+    prefilling  whether others read prompts in it
     """
 
     sessions: int
@@ -24,8 +24,8 @@ SOLO = BatchPeers(0, 0, False)
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """A forward has been asked for and not been read yet. Whoever runs several generations lets the others go on as far
-    as this, since the sessions may do all of their forwards as one.
+    """A forward has been submitted and its scores not been read. A scheduler runs the other generations up to the same
+    point before it continues this one, so that their sessions can compute all forwards as one batch.
     """
 
 

@@ -1,4 +1,4 @@
-"""A draft model's sequence continued one forward a token; greedily in one call, for sessions with nothing faster."""
+"""Decoding steps of a draft model's session: read tokens, decode one, decode several greedily."""
 
 from __future__ import annotations
 
@@ -6,35 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.core.arrays import Ints, Logits
-from edgespec.core.protocols import NO_DRAFT, Draft, Scores, Session
-from edgespec.core.sampling import SamplingParams
-
-
-class HostScores:
-    """Scores whose rows [n, V] are in host memory and stay as they are."""
-
-    waited_s = peer_wait_s = 0.0
-    peer_rows = 0
-
-    def __init__(self, rows: Sequence[Logits]) -> None:
-        self._rows = rows
-
-    def argmax(self) -> Ints:
-        return np.array([row.argmax() for row in self._rows], np.int32)
-
-    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
-        return None
-
-    def logits(self, row: int) -> Logits:
-        return self._rows[row]
-
-    def hidden(self) -> object:
-        return None
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import NO_DRAFT, Draft, Session
+from edgespec.core.scores import HostScores, Scores
 
 
 def read_prompt(session: Session, tokens: Sequence[int]) -> Scores:
-    """Run `Session.prefill` to its end: the scores of the last token. Raises what it raises."""
+    """Run `Session.prefill` to its end; returns the scores of the last token. Raises what prefill raises."""
     progress = session.prefill(tokens)
     while True:
         try:
@@ -45,7 +23,7 @@ def read_prompt(session: Session, tokens: Sequence[int]) -> Scores:
 
 
 def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
-    """Run and keep `tokens`, and make where they end a checkpoint: [V] scores of the last, a copy."""
+    """Run `tokens`, keep them and set a checkpoint after them; returns a copy of the last token's logits [V]."""
     last = len(tokens) - 1
     logits = session.forward(tokens[0], Draft.chain(tokens[1:])).logits(last).copy()
     session.commit(range(last))
@@ -54,20 +32,20 @@ def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
 
 
 def decode_one(session: Session, token: int) -> Logits:
-    """Run and keep one more token: [V] scores after it, a copy."""
+    """Run `token` and keep it; returns a copy of its logits [V]."""
     logits = session.forward(token, NO_DRAFT).logits(0).copy()
     session.commit(())
     return logits
 
 
-def resized(logits: Logits, vocab_size: int) -> Logits:
-    """[vocab_size] a draft's scores cut or filled to the target's ids; those it lacks cannot be drafted."""
+def resize_logits(logits: Logits, vocab_size: int) -> Logits:
+    """[vocab_size] a draft model's logits, cut or padded with -inf to the target's ids."""
     missing = vocab_size - len(logits)
     return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)
 
 
 def greedy_rollout(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-    """`Session.rollout` by its other methods."""
+    """`Session.rollout` with one forward per token, for backends that have nothing faster."""
     rows = [score_tokens(session, tokens)]
     best = [int(rows[0][:vocab_size].argmax())]
     while len(best) < n:

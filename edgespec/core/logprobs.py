@@ -1,4 +1,4 @@
-"""How probable emitted tokens were to the model itself: told beside any verifier, from the same scores."""
+"""Log probabilities of emitted tokens under the model, from the scores that a verifier reads."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Draft, Scores, Verdict, Verifier
+from edgespec.core.protocols import Draft, Verdict, Verifier
 from edgespec.core.sampling import top_k
+from edgespec.core.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token with its natural logarithm of probability at temperature 1, and the most probable ones in its place."""
+    """A token, its natural log probability at temperature 1, and the most probable (token, log probability) pairs."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
 
 
-class Scoring:
-    """Another verifier; remembers the scores of what it lets through."""
+class LogprobRecorder:
+    """A Verifier that wraps another and records the log probabilities of the tokens in its verdicts."""
 
     def __init__(self, verifier: Verifier, n_top: int) -> None:
+        """`n_top`: how many of the most probable tokens to record for each."""
         self._verifier = verifier
         self._n_top = n_top
         self._last: list[TokenScore] = []
@@ -37,7 +39,7 @@ class Scoring:
         return verdict
 
     def take(self, count: int) -> tuple[TokenScore, ...]:
-        """The scores of the first `count` tokens of the last verdict, of which fewer may have been emitted."""
+        """The first `count` tokens of the last verdict, which may have been cut when it was emitted."""
         return tuple(self._last[:count])
 
     def _score(self, logits: Logits, token: int) -> TokenScore:

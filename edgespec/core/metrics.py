@@ -1,4 +1,4 @@
-"""Steps into Metrics: the only place that counts tokens and times."""
+"""Metrics of a generation from its Steps. Tokens and times are counted nowhere else."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from edgespec.core.protocols import Step
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Counts of one generation; times in seconds, None where there were too few tokens to say.
+    """Counts and seconds of one generation; None for a figure that needs more tokens than were emitted.
 
     target_forwards    decode forwards of the target; the first token comes from prefill and needs none
-    tau                mean accepted tokens: (emitted_tokens - 1) / target_forwards, exactly 1.0 for plain decoding
+    tau                mean accepted tokens: (emitted_tokens - 1) / target_forwards; 1.0 for plain decoding
     acceptance_rate    accepted_tokens / drafted_tokens
-    alpha_by_depth     accepted / tested at draft depth 1, 2, ...; what follows a rejection counts as untested
+    alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
-    times_plain        that, over what plain decoding beside as many other answers would have made, where that is known
-    cached_tokens      of the prompt, that had been read before
-    reasoning_tokens   of those emitted
+    times_plain        tokens_per_second over that of plain decoding with the same peers; None without a cost model
+    cached_tokens      prompt tokens that were cached before
+    reasoning_tokens   emitted tokens of the reasoning phase
     ttft_s             request to first token
     tpot_s             first token to last, per token after the first
-    step_p50_s, step_p99_s   gaps between bursts
-    *_s                prefill, and the sums of drafting, target forwards, sampling and verification, commits
+    step_p50_s, step_p99_s   gaps between steps
+    prefill_s          request to the scores of the last prompt token
+    draft_s, verify_s, sample_s, commit_s   sums over the steps, see Step
     """
 
     prompt_tokens: int
@@ -55,18 +56,19 @@ class Metrics:
 
 
 class Meter:
-    """Accumulates the Steps of one generation. `started_s` is time.perf_counter() when the request arrived."""
+    """Collects the Steps of one generation."""
 
     def __init__(self, prompt_tokens: int, started_s: float) -> None:
+        """`started_s` is time.perf_counter() when the request arrived."""
         self._prompt_tokens = prompt_tokens
         self._started_s = started_s
         self._steps: list[Step] = []
-        self._plain_s: float | None = 0.0  # what the tokens after the first would have taken
+        self._plain_s: float | None = 0.0  # plain decoding of the tokens after the first
         self._reasoning = 0
         self.cached_tokens = 0
 
     def add(self, step: Step, reasoning: int = 0) -> None:
-        """The next round; `reasoning`: how many of its tokens are."""
+        """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
         self._steps.append(step)
         self._reasoning += reasoning
         if step.index and self._plain_s is not None:

@@ -1,4 +1,8 @@
-"""Contracts between the loop and everything it drives; shapes and meaning are stated here once."""
+"""The contracts between the decoding loop and its parts: data, shapes, units and errors, stated here once.
+
+n is a number of draft nodes, V the vocabulary size, p the target's distribution, q the draft's. Durations end in `_s`
+and are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,22 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from edgespec.core.arrays import Ints, Logits, Probs
+from edgespec.core.arrays import Ints, Probs
 from edgespec.core.batching import BatchPeers, Yield
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.scores import Scores
 
 CheckCancelled = Callable[[], None]
-"""Returns, or raises `edgespec.errors.Cancelled`; cheap enough to call between any two operations."""
+"""Raises `edgespec.errors.Cancelled` to stop a generation; cheap enough to call between any two operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Provisional tokens: a chain, or a tree below the root (the last emitted token, which is not part of it).
+    """Proposed tokens: a chain, or a tree below the root. The root is the last emitted token and not part of the draft.
 
     tokens   [n] int32 ids
-    parents  [n] int32; parents[i] < i, and -1 stands for the root, so nodes come in topological order
-    q        [n, V] the law each token was actually drawn from, given its earlier siblings were rejected;
-             None for deterministic children (n-gram, greedy, top-k), whose siblings are distinct
+    parents  [n] int32; parents[i] < i, and -1 is the root, so nodes are in topological order
+    q        [n, V] the distribution that each token was sampled from, given that its earlier siblings were rejected;
+             None for deterministic tokens (n-gram, greedy, top-k), whose siblings are distinct
     """
 
     tokens: Ints
@@ -44,7 +48,7 @@ class Draft:
         return n == 0 or bool((self.parents == np.arange(-1, n - 1)).all())
 
     def children(self, node: int) -> list[int]:
-        """Nodes below `node` (-1: the root) in draft order."""
+        """The nodes below `node` (-1: the root), in draft order."""
         found: list[int] = np.flatnonzero(self.parents == node).tolist()
         return found
 
@@ -54,7 +58,10 @@ NO_DRAFT = Draft.chain(())
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted root-to-node path of a draft, and the token that the target emits after it."""
+    """The accepted path of a draft, as nodes from the root's child down, and the token that the target emits after it.
+
+    `next_token` is the correction after a rejection, or the bonus token after full acceptance.
+    """
 
     path: tuple[int, ...]
     next_token: int
@@ -62,26 +69,30 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a drafter may spend: `depth` tokens below the root on any path, `nodes` tokens in all.
+    """Limits of a draft: `depth` tokens on any path below the root, `nodes` tokens in all.
 
-    More nodes than depth invite a tree: siblings beside the first choice.
+    A budget with more nodes than depth asks for a tree.
     """
 
     depth: int
     nodes: int
 
     def clamp(self, *, depth: int, nodes: int) -> Budget:
-        """At most `depth` and `nodes`; what invited a chain still does."""
+        """This budget, limited to `depth` and `nodes`. A budget for a chain stays one for a chain."""
         clamped = max(0, min(self.depth, depth))
-        most = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
-        return Budget(clamped, max(0, min(most, nodes)))
+        max_nodes = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
+        return Budget(clamped, max(0, min(max_nodes, nodes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a session can do; `hidden_layers` are the layers whose features `Scores.hidden` may carry.
+    """What a session supports.
 
-    follows    it drafts beside another session, holds all that this one holds, and need not read it
+    vocab_size     V, the number of scores in a row
+    context_size   tokens that the KV cache holds
+    tree           whether forward() takes trees
+    hidden_layers  layers whose features `Scores.hidden` can return
+    shares_kv      whether this is a draft session on another session's KV cache; it need not read that session's tokens
     """
 
     vocab_size: int
@@ -91,50 +102,14 @@ class Capabilities:
     shares_kv: bool = False
 
 
-class Scores(Protocol):
-    """Target scores of one forward. Row 0 is the root, row i + 1 is draft node i. Valid until commit or prefill.
-
-    A runtime with a device may return them before the forward has finished, a session that shares its forwards before
-    it has begun; the first read waits for it.
-    """
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that reads have waited so far for the forward to finish."""
-
-    @property
-    def peer_wait_s(self) -> float:
-        """Seconds that another session's read has waited for the same forward; 0 where one of these did."""
-
-    @property
-    def peer_rows(self) -> int | None:
-        """Rows of other sessions in the same forward; None where prompts are read in it."""
-
-    def argmax(self) -> Ints:
-        """[rows] the best id of each row; ties go to the lowest id."""
-
-    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
-        """[rows] tokens that the inverse of each row's cumulative law gives for `uniforms` [rows], without its logits.
-
-        -1 marks a row where rounding could decide otherwise; None where this runtime leaves drawing to
-        `Sampler.distribution`.
-        `params` have neither penalties nor bias.
-        """
-
-    def logits(self, row: int) -> Logits:
-        """[V] raw scores of one row; a view that the caller must not write to."""
-
-    def hidden(self) -> object:
-        """Features for trained heads, or None."""
-
-
 class Session(Protocol):
-    """One model with its KV state for one sequence.
+    """One model with its KV cache for one sequence.
 
-    forward() scores provisional tokens, commit() keeps one path of them. `position` counts the tokens in the cache;
-    after commit it is len(history) - 1, because the last emitted token is the next root and not yet cached.
-    Cancelled raised from prefill, forward, commit or a read of scores leaves a session that can be rewound and given a
-    prompt; any other error dirties it: close it.
+    forward() scores provisional tokens, commit() keeps one path of them. `position` is the number of tokens in the
+    cache. After a commit it is len(history) - 1: the last emitted token is the next root and not cached yet.
+
+    After Cancelled from prefill, forward, commit or a read of scores, the session can be rewound and prefilled again.
+    After any other error its state is unknown: close it.
     """
 
     @property
@@ -145,53 +120,56 @@ class Session(Protocol):
 
     @property
     def draft_limit(self) -> int:
-        """Draft nodes that the next forward can take, beside its root; 0 at the end of the context."""
+        """The most draft nodes that the next forward takes, the root not counted; 0 at the end of the context."""
 
     @property
     def peers(self) -> BatchPeers:
-        """Whom the next forward will be shared with."""
+        """The sessions that the next forward will be shared with."""
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """Bring the cache to exactly `tokens`, reusing the longest prefix it can; returns scores of the last (one row).
+        """Make the cache hold exactly `tokens`, reusing the longest prefix it can; returns the last token's scores.
 
-        Yields after every chunk. Raises ContextOverflow, Cancelled.
+        The scores have one row. Yields after every chunk. Raises ContextOverflow, Cancelled, BackendError.
         """
 
     def adopt(self, other: Session, n: int) -> bool:
-        """Hold the first `n` tokens that `other`, a session of the same model, holds (or what there is of them), and
-        nothing else, without computing them; whether that was possible. Where not, nothing has changed.
+        """Make the cache hold the first `n` tokens of `other`, or as many as it has, without computing them.
+
+        `other` is a session of the same model. Returns whether that was possible; if not, nothing has changed.
         """
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
-        """Score the root and every draft node. len(draft) <= draft_limit; a tree needs capabilities.tree.
+        """Score the root and every draft node: 1 + n rows. n is at most draft_limit; a tree needs capabilities.tree.
 
-        `run_ahead` says that the emitted token will probably be forwarded next, without a draft: a runtime with a
-        device may start on it before the host has read it.
+        `run_ahead` announces that the emitted token will probably be forwarded next without a draft, so that a device
+        may start on it before the host has read it. Raises ValueError for an invalid draft, Cancelled, BackendError.
         """
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the root and the nodes of `path` (root to node) of the last forward; forget the rest."""
+        """Keep the root and the nodes of `path` of the last forward, and discard the rest."""
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        """Run `tokens`, then continue greedily: a chain of the `n` best tokens below `vocab_size`, all fed back but the
-        last. Row i of the scores is what token i was chosen from.
+        """Run `tokens`, then decode greedily: a chain of `n` tokens, each the best id below `vocab_size`.
 
-        The cache then holds `tokens`, made a checkpoint, and n - 1 drafted ones, for which the context must have room.
-        len(tokens) - 1 <= draft_limit. A runtime with a device may return before it has finished; reading the tokens
-        waits for it.
+        Row i of the scores is the one that token i was chosen from. The cache then holds `tokens`, with a checkpoint
+        after them, and the first n - 1 drafted tokens; all must fit the context, and len(tokens) - 1 <= draft_limit. A
+        device may still be at work when it returns; reading the tokens waits.
         """
 
     def checkpoint(self) -> None:
-        """Make the current position one that rewind() can reach; free where the cache can be cut anywhere."""
+        """Make the current position reachable by rewind(); free for caches that can be cut anywhere."""
 
     def rewind(self, position: int) -> int:
-        """Cut the cache back to at most `position` tokens; returns how many are left (fewer on recurrent models)."""
+        """Cut the cache to at most `position` tokens; returns how many are left.
+
+        A recurrent model goes back to the last checkpoint at or before `position`.
+        """
 
     def close(self) -> None: ...
 
 
 class Drafter(Protocol):
-    """Anything that proposes a draft, for one generation. Sessions that it drives belong to the engine."""
+    """Proposes drafts for one generation. Sessions that it uses belong to the engine."""
 
     @property
     def name(self) -> str: ...
@@ -200,64 +178,63 @@ class Drafter(Protocol):
     def hidden_layers(self) -> frozenset[int]: ...
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        """A generation starts; `scores` are the target's for the last prompt token."""
+        """A generation begins; `scores` are the target's for the last prompt token."""
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        """A draft that continues `tokens` (prompt and all emitted; the last one is the root) within `budget`."""
+        """A draft within `budget` that continues `tokens`: prompt and output, the last one being the root."""
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        """What became of the last proposal, after clipping at stop tokens and length."""
+        """The verdict on the last draft, already cut at stop tokens and at the length limit."""
 
 
 class Verifier(Protocol):
-    """An exact acceptance rule: the tokens it lets through follow the target's distribution, whatever was drafted."""
+    """An exact acceptance rule: the emitted tokens follow the target's distribution, whatever was drafted."""
 
-    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict: ...
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        """`prefix` is prompt and output, the root included. Raises ValueError for a draft that the rule cannot take."""
 
 
 class Controller(Protocol):
-    """Decides each round who drafts and how much, and has it drafted; for one generation."""
+    """Chooses a drafter and a budget in every round of one generation, and returns the draft."""
 
     @property
     def decision(self) -> Decision:
-        """Why the last proposal was made."""
+        """The reason for the last draft."""
 
     @property
     def expects_plain(self) -> bool:
         """Whether the round after this one will probably have no draft."""
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        """A generation starts; `scores` are the target's for the last prompt token."""
+        """A generation begins; `scores` are the target's for the last prompt token."""
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        """A draft that continues `tokens` (prompt and all emitted; the last one is the root), or none.
-
-        The session takes no more than `limit`.
-        """
+        """A draft within `limit` that continues `tokens`: prompt and output, the last one being the root."""
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        """What became of the last proposal, after clipping at stop tokens and length."""
+        """The verdict on the last draft, already cut at stop tokens and at the length limit."""
 
     def record(self, step: Step) -> None:
-        """What the round took and won."""
+        """The times and tokens of the round that just ended."""
 
     def set_phase(self, phase: str) -> None:
-        """The text goes over into 'reasoning' or 'answer', in which drafts may fare differently."""
+        """The output enters `phase`, 'reasoning' or 'answer', in which acceptance may differ."""
 
     def warning(self) -> str | None:
-        """A sentence for the user if a drafter does so badly, or so much worse than before, that something is wrong."""
+        """A sentence for the user if a drafter's acceptance suggests a fault; else None."""
 
     def end(self) -> None:
-        """The generation is over, whatever became of it."""
+        """The generation is over: completed, cancelled or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a round was to be, and why.
+    """What a controller chose for a round, and why.
 
-    source      who drafts: 'none', or names of drafters joined by '+'
-    expected_*  tokens emitted and seconds taken, where the controller estimates them
-    walked      tokens that a draft model drafted for it one by one, verified or not
+    source           drafters joined by '+', or 'none'
+    expected_tokens  emitted tokens, None if the controller does not estimate them
+    expected_s       seconds of the round, likewise
+    walked           tokens that a draft model decoded one by one for the round, verified or not
     """
 
     source: str
@@ -269,16 +246,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One burst of emitted tokens. Step 0 is the token that prefill yields; every other step is one target forward.
+    """The tokens of one round. Step 0 is the token after the prompt; every other step is one target forward.
 
-    tokens      the first n_accepted of them were drafted, the rest is the target's own
-    n_tested    depths at which a drafted token met the target's verdict: n_accepted, plus 1 after a rejection
-    n_beside    rows of other generations in the same forward; None where a step of one of those tells of it, or where
-                its seconds are those of something else too, such as a prompt
-    at_s        time.perf_counter() when the tokens were ready; the other times are durations in seconds
-    decision    why the round drafted what it did; None for step 0
-    plain_s     what a token would have taken then in plain decoding beside the same generations, where its usual
-                seconds are known: a forward that took twice what such a forward usually takes would have done so then
+    tokens       the first n_accepted of them were drafted, the rest are the target's own
+    n_tested     depths at which a drafted token was compared: n_accepted, plus 1 after a rejection
+    at_s         time.perf_counter() when the tokens were ready
+    draft_s      duration of drafting; likewise verify_s of the forward, sample_s of sampling and verification, commit_s
+    decision     the controller's; None for step 0
+    n_peer_rows  rows of other generations in the same forward; None if a peer's step reports that forward, or if the
+                 seconds include something else, such as a prompt
+    plain_s      estimated seconds per token of plain decoding with the same peers; None without a cost model. It is
+                 scaled by the measured over the usual seconds of this forward
     """
 
     index: int
@@ -296,13 +274,13 @@ class Step:
     plain_s: float | None = None
 
     def forward_s(self, n_generations: int) -> float:
-        """Seconds of a forward of `n_generations` with all their sampling, which takes each about as long."""
+        """Seconds of a forward shared by `n_generations`, with the sampling of each, assumed equal."""
         return self.verify_s + (self.sample_s + self.commit_s) * n_generations
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Prompt tokens in the cache so far, of all; `reused` of them were there before."""
+    """Prompt tokens in the cache so far, and in all; `reused` of them were cached before."""
 
     done: int
     total: int

@@ -1,4 +1,4 @@
-"""Randomness of verification and drafting: a seam that production seeds and the proofs enumerate."""
+"""Random numbers of verification: drawn from a seed in production, enumerated by the proofs in tests/core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 class RandomSource(Protocol):
-    """Two kinds of random decision; the proofs in tests/core explore every outcome of both exactly."""
+    """The two random decisions of an acceptance rule."""
 
     def accept(self, p: float, q: float) -> bool:
         """True with probability min(1, p / q); q > 0."""
@@ -22,14 +22,14 @@ class RandomSource(Protocol):
         """Index i with probability weights[i] / sum(weights), for the token at `position` of the sequence."""
 
     def uniform(self, position: int) -> float:
-        """The number in [0, 1) that `choose` inverts at `position`, for runtimes that draw by themselves."""
+        """The number in [0, 1) that `choose` uses at `position`, for backends that sample on their device."""
 
 
 class CounterRng:
-    """Reproducible randomness.
+    """A counter-based random number generator.
 
-    `choose` depends on the seed and the position alone, so that a position draws the same number whether it is reached
-    by plain decoding or through a draft, on either runtime. `accept` reads a stream of its own.
+    `choose` depends on the seed and the position alone: a position draws the same number by plain decoding, through a
+    draft, and on every backend. `accept` has its own stream.
     """
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +61,7 @@ def _mix(z: int) -> int:
 def index_at(weights: Probs, u: float) -> int:
     """Inverse of the cumulative distribution: the first i whose running sum exceeds u times the total.
 
-    Sums in float64, in two levels so that a vocabulary of 128k costs one pass over it. Never returns a zero weight.
+    Sums in float64 by blocks, so that one pass over the vocabulary is enough. Never returns an index of weight zero.
     """
     n = len(weights)
     starts = np.arange(0, n, _BLOCK)
@@ -72,5 +72,5 @@ def index_at(weights: Probs, u: float) -> int:
     i = int(starts[b]) + int(np.searchsorted(inside, level - (blocks[b - 1] if b else 0.0), side="right"))
     if i < n and weights[i] > 0:
         return i
-    below = np.flatnonzero(weights[:i])  # rounding at a border: the nearest token that can occur
+    below = np.flatnonzero(weights[:i])  # rounding at a border: the nearest index below with a weight
     return int(below[-1]) if len(below) else int(np.flatnonzero(weights)[0])

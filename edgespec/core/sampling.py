@@ -1,8 +1,8 @@
-"""From logits to the target distribution p: one documented order for both runtimes, pure in (logits, prefix).
+"""From logits to the target distribution p, in the same order for all backends. A function of logits and prefix.
 
 Order: logit bias, penalties (repetition, then frequency and presence), top-k, typical, top-p, min-p, temperature.
-Truncations look at untempered probabilities and temperature comes last, as in llama.cpp's default chain and in mlx-lm.
-Ties are broken towards the lower token id, so that equal logits give equal tokens on every machine.
+Truncation uses probabilities at temperature 1. Temperature comes last, as in llama.cpp's default chain and in mlx-lm.
+Of equal logits the lower token id comes first, so that equal logits give equal tokens on every machine.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from edgespec.errors import BackendError, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the user asked for; the defaults leave the model's own distribution as it is. Raises InvalidRequest.
+    """The sampling options; the defaults sample from the model's own distribution. Raises InvalidRequest.
 
     temperature        0 is greedy
     top_k              0 keeps all
     top_p, typical_p   1 keeps all
     min_p              0 keeps all
-    repetition_penalty divides positive logits and multiplies negative ones of tokens seen (CTRL, Keskar et al. 2019)
-    presence_penalty   subtracted once, frequency_penalty once per occurrence
-    penalty_window     how many last tokens of the prefix (prompt included) the penalties look at
-    logit_bias         (token, bias) pairs; those of one token add up
+    repetition_penalty divides positive and multiplies negative logits of tokens seen (CTRL, Keskar et al. 2019)
+    presence_penalty   subtracted once from the logit of a token seen; frequency_penalty once per occurrence
+    penalty_window     the last tokens of the prefix, prompt included, that count as seen
+    logit_bias         (token, bias) pairs; biases of the same token add up
     """
 
     temperature: float = 1.0
@@ -56,7 +56,7 @@ class SamplingParams:
             _within(f"logit bias of token {token}", bias, -1e4, 1e4)
 
     @property
-    def penalises(self) -> bool:
+    def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
@@ -87,10 +87,10 @@ class Distribution:
 
 
 class Sampler:
-    """SamplingParams applied to logits. `window` is how much of the prefix `distribution` looks at, in tokens."""
+    """Applies SamplingParams to logits. `distribution` depends on the last `window` tokens of the prefix only."""
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
-        """Raises InvalidRequest when a biased token does not exist."""
+        """Raises InvalidRequest if a biased token is not in the vocabulary."""
         for token, _ in params.logit_bias:
             if not 0 <= token < vocab_size:
                 raise InvalidRequest(
@@ -99,18 +99,18 @@ class Sampler:
                 )
         self.params = params
         self.vocab_size = vocab_size
-        self.window = params.penalty_window if params.penalises else 0
+        self.window = params.penalty_window if params.has_penalties else 0
         self._bias_ids = np.array([t for t, _ in params.logit_bias], np.int32)
         self._bias = np.array([b for _, b in params.logit_bias], np.float32)
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the law is always the best raw logit, so that rows need not leave the device."""
+        """Whether sampling is the argmax of the raw logits, so that rows need not leave the device."""
         return self.params.temperature == 0 and not self.window and not len(self._bias)
 
     @property
     def row_params(self) -> SamplingParams | None:
-        """The parameters where the law is one of each row alone, whatever came before it; else None."""
+        """The parameters if the distribution depends on the row's logits alone; else None."""
         return None if self.window or len(self._bias) else self.params
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
@@ -143,7 +143,7 @@ class Sampler:
         return z
 
     def _typical(self, z: Logits) -> Indices | None:
-        """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy that hold `typical_p` mass."""
+        """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
         if self.params.typical_p >= 1:
             return None
         w = _softmax_weights(z, 1.0).astype(np.float64)
@@ -153,12 +153,12 @@ class Sampler:
         return _prefix_with_mass(order, p, self.params.typical_p)
 
     def _top_p(self, z: Logits) -> Indices | None:
-        """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids that hold `top_p` mass."""
+        """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass."""
         if self.params.top_p >= 1:
             return None
         w = _softmax_weights(z, 1.0)
         mass = self.params.top_p * float(w.sum(dtype=np.float64))
-        # Sorting a whole vocabulary takes milliseconds; the nucleus lies within any {w >= border} that holds its mass.
+        # Sorting a vocabulary takes milliseconds. The nucleus lies within any {w >= border} of at least its mass.
         border = np.float32(1 / 8)
         while (likely := np.flatnonzero(w >= border)).size < w.size and w[likely].sum(dtype=np.float64) < mass:
             border = border / 8 if border > 1e-30 else np.float32(0)
@@ -180,11 +180,9 @@ def top_k(z: Logits, k: int) -> Ints:
     return np.sort(np.concatenate([above, equal])).astype(np.int32)
 
 
-def not_numbers() -> BackendError:
-    """For scores of which none, or the best, is NaN or infinite."""
-    return BackendError(
-        "the model returned scores that are no numbers.", hint="Check the file: edgespec pull --verify."
-    )
+def non_finite_error() -> BackendError:
+    """The error for a row of logits whose maximum is NaN or infinite."""
+    return BackendError("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
 
 
 def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
@@ -194,13 +192,13 @@ def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
 
 
 def _softmax_weights(z: Logits, temperature: float) -> Probs:
-    """exp((z - max) / temperature), float32; -inf stays 0. Raises BackendError when no score is a number."""
+    """exp((z - max) / temperature) in float32. Raises BackendError if the maximum is not finite."""
     best = z.max()
     if not np.isfinite(best):
-        raise not_numbers()
+        raise non_finite_error()
     scaled = z - best
     if temperature != 1.0:
-        with np.errstate(over="ignore"):  # towards -inf, which is what a tiny temperature means
+        with np.errstate(over="ignore"):  # a tiny temperature overflows to -inf, as it should
             scaled = scaled / np.float32(max(temperature, 1e-6))
     weights: Probs = np.exp(scaled)
     return weights

@@ -1,4 +1,4 @@
-"""Shape of draft trees: depths, root-to-leaf branches, paths, validity."""
+"""Functions of a draft tree: depths, leaves, branches, paths, validity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgespec.core.protocols import Draft
 
 
 def depths(draft: Draft) -> Ints:
-    """[n] 1 for children of the root, and one more for each generation below."""
+    """[n] the depth of each node; 1 for children of the root."""
     depth = np.empty(len(draft), np.int32)
     for i, parent in enumerate(draft.parents.tolist()):
         depth[i] = 1 if parent < 0 else depth[parent] + 1
@@ -17,7 +17,7 @@ def depths(draft: Draft) -> Ints:
 
 
 def path_to(draft: Draft, node: int) -> tuple[int, ...]:
-    """Nodes from the root's child down to `node`."""
+    """The nodes from the root's child down to `node`."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -32,7 +32,7 @@ def leaves(draft: Draft) -> list[int]:
 
 
 def branches(draft: Draft) -> list[list[int]]:
-    """For each node the indices (into `leaves`) of the leaves at or below it: the branches that it is part of."""
+    """For each node the branches that it is part of, as indices into `leaves`."""
     member: list[list[int]] = [[] for _ in range(len(draft))]
     for b, leaf in enumerate(leaves(draft)):
         for node in path_to(draft, leaf):
@@ -41,7 +41,7 @@ def branches(draft: Draft) -> list[list[int]]:
 
 
 def is_path(draft: Draft, path: tuple[int, ...]) -> bool:
-    """Whether `path` descends from the root, each node a child of the one before."""
+    """Whether `path` starts at a child of the root and each further node is a child of the one before."""
     at = -1
     for node in path:
         if not 0 <= node < len(draft) or draft.parents[node] != at:
@@ -51,7 +51,7 @@ def is_path(draft: Draft, path: tuple[int, ...]) -> bool:
 
 
 def check_draft(draft: Draft, vocab_size: int) -> None:
-    """Raise ValueError unless this is a tree in topological order of known tokens, deterministic siblings distinct."""
+    """Raise ValueError unless `draft` is in topological order, its tokens in the vocabulary and siblings distinct."""
     n = len(draft)
     if draft.tokens.shape != (n,) or draft.parents.shape != (n,):
         raise ValueError(f"tokens and parents must both be [n]: {draft.tokens.shape}, {draft.parents.shape}")
@@ -67,4 +67,4 @@ def check_draft(draft: Draft, vocab_size: int) -> None:
     elif draft.q.shape != (n, vocab_size):
         raise ValueError(f"q must be [{n}, {vocab_size}], not {draft.q.shape}")
     elif (draft.q[np.arange(n), draft.tokens] <= 0).any():
-        raise ValueError("q gives no probability to a token that was drawn from it")
+        raise ValueError("q is zero for a token that was sampled from it")

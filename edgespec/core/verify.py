@@ -1,7 +1,7 @@
-"""The exact acceptance rules. Each leaves the target's distribution unchanged; tests/core proves it by enumeration.
+"""The exact acceptance rules. Each preserves the target's distribution; tests/core proves it by enumeration.
 
-p is the target's law after the whole sampler chain, q the law a drafted token was actually drawn from.
-A row's law is computed only when the rule visits that row.
+p is the target's distribution after the whole sampler chain, q the distribution that a drafted token was sampled from.
+p is computed for a row only when the rule visits that row.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.core.arrays import Logits, Probs
-from edgespec.core.protocols import Draft, Scores, Verdict, Verifier
+from edgespec.core.protocols import Draft, Verdict, Verifier
 from edgespec.core.rng import RandomSource
 from edgespec.core.sampling import Distribution, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.core.tree import depths
 
 
 class TargetDistribution(Protocol):
-    """What a verifier needs of `sampling.Sampler`."""
+    """The part of `sampling.Sampler` that verifiers use; see there."""
 
     window: int
 
@@ -33,10 +34,11 @@ class TargetDistribution(Protocol):
 
 
 class SampleMatching:
-    """For deterministic children: draw y from the target; if y was drafted, descend, else emit y.
+    """For deterministic drafts: sample y from the target; descend if a child of the node is y, else emit y.
 
-    Exact and maximal for the child set, since the emitted token is the target's own draw at every position. With
-    `Seeded` chance that draw depends on the position alone: a seed gives the text that plain decoding gives.
+    Exact, since every emitted token is the target's own sample, and no exact rule accepts more of these children. With
+    `CounterRng` the sample depends on seed and position alone, so that a seed gives the same text as plain decoding.
+    Raises ValueError for a draft with q.
     """
 
     def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
@@ -46,12 +48,12 @@ class SampleMatching:
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         if draft.q is not None:
             raise ValueError("a sampled draft needs TokenRejection or BlockVerification")
-        decided = self._decided(draft, scores, len(prefix))
+        sampled = self._sample_rows(draft, scores, len(prefix))
         context = _context(prefix, self._sampler.window)
         path: list[int] = []
         node = -1
         while True:
-            y = decided[node + 1] if decided else -1
+            y = sampled[node + 1] if sampled else -1
             if y < 0:
                 distribution = self._sampler.distribution(scores.logits(node + 1), context)
                 y = distribution.token(self._random_source.choose(distribution.weights, len(prefix) + len(path)))
@@ -64,8 +66,8 @@ class SampleMatching:
             else:
                 return Verdict(tuple(path), y)
 
-    def _decided(self, draft: Draft, scores: Scores, position: int) -> list[int] | None:
-        """[rows] what a runtime can tell without handing out its logits, -1 where it cannot."""
+    def _sample_rows(self, draft: Draft, scores: Scores, position: int) -> list[int] | None:
+        """[rows] tokens sampled by the backend, -1 where it cannot decide; None if it does not sample."""
         if self._sampler.is_argmax:
             best: list[int] = scores.argmax().tolist()
             return best
@@ -73,15 +75,15 @@ class SampleMatching:
         if params is None:
             return None
         uniforms = [self._random_source.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
-        drawn = scores.draw(params, uniforms)
-        return None if drawn is None else drawn.tolist()
+        tokens = scores.draw(params, uniforms)
+        return None if tokens is None else tokens.tolist()
 
 
 class TokenRejection:
-    """Speculative sampling for drawn tokens: chains (Leviathan et al. 2023; Chen et al. 2023) and sibling sets
-    (recursive rejection: Miao et al. 2024, SpecInfer).
+    """Speculative sampling for sampled drafts: chains (Leviathan et al. 2023; Chen et al. 2023) and trees (recursive
+    rejection: Miao et al. 2024, SpecInfer).
 
-    Siblings drawn without replacement carry their conditional q: the law given that the earlier ones were not drawn.
+    The q of a sibling sampled without replacement is conditional on the earlier siblings. Raises ValueError without q.
     """
 
     def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
@@ -107,11 +109,12 @@ class TokenRejection:
 
 
 class BlockVerification:
-    """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444): accepts no less than the token rule.
+    """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444). It accepts at least as many tokens as
+    TokenRejection does in expectation. Raises ValueError for a tree, or without q.
 
     P_0 = 1;  P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i))
     i < k:  Z_i = sum(max(P_i p_{i+1} - q_{i+1}, 0));  h_i = Z_i / (Z_i + 1 - P_i), 0/0 -> 1;   h_k = P_k
-    tau = the largest i whose own coin shows acceptance with h_i (no early break), else 0
+    tau = the largest i that is accepted, each with its own probability h_i (no early break), else 0
     next ~ p_{k+1} after tau = k, else the normalised max(P_tau p_{tau+1} - q_{tau+1}, 0)
     """
 
@@ -124,39 +127,39 @@ class BlockVerification:
             raise ValueError("block verification takes chains; use TokenRejection for sibling sets")
         context = _context(prefix, self._sampler.window)
         k = len(draft)
-        p = [_dense(self._sampler, scores, 0, context)]  # p[i]: the law after x_1..x_i, [V]
-        keep = [p[0].sum()]  # P_i; starts at one, in the laws' own number type
+        p = [_dense(self._sampler, scores, 0, context)]  # p[i]: [V] after x_1..x_i
+        keep = [p[0].sum()]  # P_i; P_0 = 1 in the number type of p
         for i, x in enumerate(draft.tokens.tolist()):
             keep.append(min(keep[0], keep[i] * p[i][x] / _q(draft, i)[x]))
             context.append(x)
             p.append(_dense(self._sampler, scores, i + 1, context))
-        owed = [_positive(keep[i] * p[i] - _q(draft, i)) for i in range(k)] + [p[k]]
+        residuals = [_positive(keep[i] * p[i] - _q(draft, i)) for i in range(k)] + [p[k]]
         tau = 0
         for i in range(1, k + 1):
-            z = owed[i].sum() if i < k else keep[k]
+            z = residuals[i].sum() if i < k else keep[k]
             total = z + 1 - keep[i] if i < k else 1
             if total <= 0 or self._random_source.accept(z, total):
                 tau = i
-        weights = owed[tau] if owed[tau].sum() > 0 else p[tau]  # nothing owed: p = q here, reached by rounding alone
+        weights = residuals[tau] if residuals[tau].sum() > 0 else p[tau]  # a residual of zero: p = q up to rounding
         return Verdict(tuple(range(tau)), self._random_source.choose(weights, len(prefix) + tau))
 
 
 class AutoVerifier:
-    """For generations in which some drafts are drawn at random and others are not: each by the rule made for it."""
+    """Verifies deterministic drafts by one rule and sampled drafts, those with q, by another."""
 
-    def __init__(self, deterministic: Verifier, drawn: Verifier) -> None:
+    def __init__(self, deterministic: Verifier, sampled: Verifier) -> None:
         self._deterministic = deterministic
-        self._drawn = drawn
+        self._sampled = sampled
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
-        rule = self._deterministic if draft.q is None else self._drawn
+        rule = self._deterministic if draft.q is None else self._sampled
         return rule.verify(draft, scores, prefix)
 
 
 def residual(p: Probs, q: Probs) -> Probs:
-    """norm(max(p - q, 0)): what the target still owes after a token drawn from q was rejected. [V]
+    """[V] norm(max(p - q, 0)): the target's distribution after a token sampled from q was rejected.
 
-    p itself where nothing is owed, which only rounding can reach: then p = q, and q's draw is never rejected.
+    Returns p if the difference is zero. Then p = q and no token is rejected, except by rounding.
     """
     r = _positive(p - q)
     total = r.sum()
@@ -170,9 +173,7 @@ def _positive(x: Probs) -> Probs:
 
 def _q(draft: Draft, node: int) -> Probs:
     if draft.q is None:
-        raise ValueError(
-            "rejection rules need the distribution each token was drawn from; use SampleMatching for deterministic drafts"
-        )
+        raise ValueError("rejection rules need the q that each token was sampled from; use SampleMatching without q")
     q: Probs = draft.q[node]
     return q
 
@@ -183,5 +184,5 @@ def _dense(sampler: TargetDistribution, scores: Scores, row: int, context: Seque
 
 
 def _context(prefix: Sequence[int], window: int) -> list[int]:
-    """The part of the prefix that the sampler looks at, as a list that grows along the accepted path."""
+    """The part of the prefix that the sampler uses, as a list that grows along the accepted path."""
     return list(prefix[-window:]) if window else []

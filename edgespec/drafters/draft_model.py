@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.greedy import decode_one, read_prompt, resized, score_tokens
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Session, Verdict
+from edgespec.core.greedy import decode_one, read_prompt, resize_logits, score_tokens
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session, Verdict
 from edgespec.core.rng import index_at
-from edgespec.core.sampling import Sampler, not_numbers, top_k
+from edgespec.core.sampling import Sampler, non_finite_error, top_k
+from edgespec.core.scores import Scores
 
 _RUNNERS_UP = 3
 _FAR_BEHIND = 4.0  # nats below the best token; less likely ones are no candidates
@@ -47,7 +48,7 @@ class GreedyTopK:
     def options(self, logits: Logits, prefix: Sequence[int]) -> Candidates:
         best = float(logits.max())
         if not np.isfinite(best):
-            raise not_numbers()
+            raise non_finite_error()
         near = np.flatnonzero(logits >= best - _FAR_BEHIND)
         order = near[np.argsort(-logits[near], kind="stable")][: 1 + _RUNNERS_UP]
         total = float(np.exp(logits - best).sum(dtype=np.float64))
@@ -139,7 +140,7 @@ class DraftModelStepper:
         self._text = []
 
     def _options(self, logits: Logits) -> Candidates:
-        return self._choice.options(resized(logits, self._vocab_size), self._text)
+        return self._choice.options(resize_logits(logits, self._vocab_size), self._text)
 
 
 class GreedyChoice:
@@ -185,7 +186,7 @@ class SampledChoice:
         spine: list[int] = []
         q: list[Probs] = []
         while True:
-            token, distribution = self._drawn.draw(resized(logits, vocab_size), [*history, *spine])
+            token, distribution = self._drawn.draw(resize_logits(logits, vocab_size), [*history, *spine])
             spine.append(token)
             q.append(distribution)
             if len(spine) == depth:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Verdict
+from edgespec.core.scores import Scores
 
 LONGEST = 5  # n-gram sizes in the index
 MOST_LENGTH = 64  # a longer match counts as that long

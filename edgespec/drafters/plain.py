@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Scores, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Verdict
+from edgespec.core.scores import Scores
 
 
 class PlainDrafter:

@@ -14,7 +14,8 @@ import numpy as np
 from edgespec.controller.adaptive import Autopilot
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import Budget, Controller, Draft, Scores, Step
+from edgespec.core.protocols import Budget, Controller, Draft, Step
+from edgespec.core.scores import Scores
 from edgespec.drafters.draft_model import Candidates, DraftModelStepper
 
 Curve = Callable[[int], float]

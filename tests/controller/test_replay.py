@@ -1,7 +1,7 @@
 """The autopilot on recorded texts and virtual clocks: against every fixed length, plain decoding and bad drafters.
 
 The texts and proposals are the trained pair's over prompts of eleven categories (benchmarks/traces.py), the cost curves
-are measured ones (docs/benchmarks.md). `benchmarks.replays` prints what these tests assert.
+are measured ones (docs/benchmarks.md). `tests.controller.replays` prints what these tests assert.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import pytest
 from edgespec.backends.toy.session import ToySession
 from edgespec.controller.fixed import FixedLength, Switchable
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, Draft, Scores, Step, Verdict
+from edgespec.core.protocols import Budget, Draft, Step, Verdict
+from edgespec.core.scores import Scores
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
 from tests.core.enumerate import (
     PROMPT,

@@ -162,7 +162,7 @@ def test_argmax_is_claimed_only_where_it_is_true(request: tuple[list[float], Sam
     if Sampler(params, len(z)).is_argmax:
         assert probabilities(z, params, prefix)[z.index(max(z))] == 1
     elif params.temperature == 0:
-        assert params.logit_bias or params.penalises
+        assert params.logit_bias or params.has_penalties
 
 
 def kept(z: Sequence[float], **params: Any) -> list[int]:

@@ -9,9 +9,10 @@ import numpy as np
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Scores, Step, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Step, Verdict
 from edgespec.core.rng import index_at, uniform
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
 
 KINDS = ("linear", "tree", "recurrent")

@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToyScores, ToySession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import (
-    NO_DRAFT,
-    Budget,
-    CheckCancelled,
-    Draft,
-    PrefillProgress,
-    Scores,
-    Session,
-    Step,
-    Verdict,
-)
+from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, PrefillProgress, Session, Step, Verdict
 from edgespec.core.rng import CounterRng, index_at
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.core.tree import check_draft, depths, path_to
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.draft_model import GreedyChoice, ModelDrafter, SampledChoice
