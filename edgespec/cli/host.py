@@ -66,7 +66,7 @@ class Host:
         (self.loaded,) = self.work(work)
 
     def close(self) -> None:
-        self._worker.call(self.loaded.keep)
+        self._worker.call(self.loaded.save_stats)
         self._worker.call(self.loaded.engine.close)
         self._worker.close()
 

@@ -1,4 +1,4 @@
-"""`edgespec serve`: models over HTTP, through OpenAI's and Anthropic's interfaces."""
+"""`edgespec serve`: models over HTTP with OpenAI-compatible and Anthropic-compatible APIs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import PARALLEL, open_request, serving_options
+from edgespec.cli.options import PARALLEL, load_config, serving_options
 
 if TYPE_CHECKING:
     from edgespec.planner.plan import LoadConfig
@@ -21,85 +21,132 @@ _EMBEDDED = "embedded"
 
 @click.command("serve")
 @click.argument("models", nargs=-1, metavar="[[NAME=]REF]...")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes any free one.")
-@click.option("--api-key", envvar="EDGESPEC_API_KEY", help="Key that callers must send. [env: EDGESPEC_API_KEY]")
-@click.option("--no-key", is_flag=True, help="Listen beyond this machine without a key: whoever reaches it may call.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Host name to answer to, besides localhost.")
-@click.option("--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may call.")
-@click.option("--keep-alive", type=click.FloatRange(0), default=300, show_default=True, metavar="SECONDS",
-              help="Close a model that has been idle for so long.")  # fmt: skip
-@click.option("--open-at-most", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
-              help="Models in memory at once.")  # fmt: skip
-@click.option("--queue", type=click.IntRange(0, 10_000), default=64, show_default=True, metavar="N",
-              help="Calls that may wait for a model; others are told to try again later.")  # fmt: skip
-@click.option("--call-seconds", type=click.FloatRange(0.1), default=600, show_default=True, metavar="SECONDS",
-              help="Longest time of an answer, which is cut off then.")  # fmt: skip
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
-              help="TOML: a table [NAME] for each further model, with model = REF and its own options.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option("--api-key", envvar="EDGESPEC_API_KEY", help="API key that clients must send. [env: EDGESPEC_API_KEY]")
+@click.option("--no-key", is_flag=True, help="Allow requests without a key from other machines.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable.")
+@click.option(
+    "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
+)
+@click.option(
+    "--keep-alive",
+    type=click.FloatRange(0),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="Unload a model that has been idle for this long.",
+)
+@click.option(
+    "--open-at-most",
+    "max_open",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of models in memory.",
+)
+@click.option(
+    "--queue",
+    type=click.IntRange(0, 10_000),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait for a model; further ones get 429.",
+)
+@click.option(
+    "--call-seconds",
+    "timeout_s",
+    type=click.FloatRange(0.1),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Maximum duration of an answer, which ends early then.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file of further models: a table [NAME] for each, with model = REF and its options.",
+)
 @PARALLEL
 @serving_options
-def serve_command(models: tuple[str, ...], host: str, port: int, **given: Any) -> int:
-    """Serve models at /v1, as OpenAI (chat, completions, responses) and Anthropic (messages) do, drafted speculatively.
+def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any) -> int:
+    """Serve models at /v1 like OpenAI (chat, completions, responses) and Anthropic (messages).
 
-    Without REF the embedded pair answers. Models are opened by the first call. The page at / shows how it does.
+    Without REF, a small embedded model answers. The first request loads a model. The page at / shows statistics.
     """
     from edgespec.server.app import application
     from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models, Policy
 
-    rules = _rules(host, given)
-    tally = ServerMetrics()
-    policy = Policy(given["open_at_most"], given["queue"], given["keep_alive"], given["call_seconds"])
-    requests = _requests(models, given)
-    listening = _listen(host, port)
-    at = listening.getsockname()
+    rules = _access_rules(host, options)
+    metrics = ServerMetrics()
+    policy = Policy(options["max_open"], options["queue"], options["keep_alive"], options["timeout_s"])
+    configs = _read_configs(models, options)
+    listener = _listen(host, port)
+    bound_port = listener.getsockname()[1]
     name = f"[{host}]" if ":" in host else host
-    click.echo(f"Serving {', '.join(requests)} at http://{name}:{at[1]}/v1; Ctrl-C ends it.")
-    return _run(application(Models(requests, policy, tally), rules, tally), listening)
+    click.echo(f"Serving {', '.join(configs)} at http://{name}:{bound_port}/v1; press Ctrl-C to stop.")
+    return _run(application(Models(configs, policy, metrics), rules, metrics), listener)
 
 
-def _run(app: Callable[..., Any], listening: socket.socket) -> int:
+def _run(app: Callable[..., Any], listener: socket.socket) -> int:
     """Serve an ASGI application until Ctrl-C."""
     import asyncio
     import logging
 
     import uvicorn
 
+    from edgespec.cli.interrupts import INTERRUPTED
+
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, datefmt="%H:%M:%S")
 
     async def main() -> None:
-        config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, server_header=False,
-                                timeout_graceful_shutdown=3, lifespan="on")  # fmt: skip
-        await uvicorn.Server(config).serve([listening])
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=3,
+            lifespan="on",
+        )
+        await uvicorn.Server(config).serve([listener])
 
     try:
         asyncio.run(main())
-    except KeyboardInterrupt:  # which uvicorn raises again once it has shut down
-        return 130
+    except KeyboardInterrupt:  # raised again by uvicorn after its shutdown
+        return INTERRUPTED
     return 0
 
 
-def _requests(models: tuple[str, ...], given: dict[str, Any]) -> dict[str, LoadConfig]:
-    """What to open by the names that clients use. Raises InvalidRequest."""
-    from edgespec.cli.serving_config import configured
+def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LoadConfig]:
+    """What to load, by the names that clients use. Raises InvalidRequest."""
+    from edgespec.cli.serving_config import read_config
     from edgespec.errors import InvalidRequest
 
-    config: Path | None = given["config"]
-    requests = configured(config) if config is not None else {}
-    for text in models or (() if requests else ("",)):
+    config: Path | None = options["config"]
+    configs = read_config(config) if config is not None else {}
+    for text in models or (() if configs else ("",)):
         name, equals, reference = text.partition("=")
         if not equals:
-            name, reference = _public(text), text
-        if not name or name in requests:
-            told = f"two models would be called '{name}'." if name else f"'{text}' gives no name."
-            raise InvalidRequest(told, hint="Name them: edgespec serve NAME=REF.")
-        requests[name] = open_request(reference or None, given)
-    return requests
+            name, reference = _public_name(text), text
+        if not name or name in configs:
+            message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
+            raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
+        configs[name] = load_config(reference or None, options)
+    return configs
 
 
-def _public(reference: str) -> str:
-    """The name that clients use: of a file its name alone, so that no path of this machine is told."""
+def _public_name(reference: str) -> str:
+    """The name that clients use: for a file, its name without the folder, so that clients see no local path."""
     if not reference:
         return _EMBEDDED
     path = PurePath(reference)
@@ -108,35 +155,36 @@ def _public(reference: str) -> str:
     return path.name if path.is_absolute() or reference.startswith((".", "~")) else reference
 
 
-def _rules(host: str, given: dict[str, Any]) -> Rules:
-    """Raises InvalidRequest."""
+def _access_rules(host: str, options: dict[str, Any]) -> Rules:
+    """The hosts, origins and key that the server accepts. Raises InvalidRequest."""
     from edgespec.errors import InvalidRequest
     from edgespec.server.guard import LOOPBACK, Rules
 
-    key = given["api_key"] or None
-    origins = frozenset(given["allow_origin"])
-    hosts = LOOPBACK | {name.lower() for name in given["allow_host"]}
+    key = options["api_key"] or None
+    origins = frozenset(options["allow_origin"])
+    hosts = LOOPBACK | {name.lower() for name in options["allow_host"]}
     if host in LOOPBACK:
         return Rules(key, hosts, origins)
-    if key is None and not given["no_key"]:
+    if key is None and not options["no_key"]:
         raise InvalidRequest(
-            f"whoever reaches {host} could use this server.", hint="Set --api-key, or waive it with --no-key."
+            f"other machines could use a server at {host} without a key.", hint="Set --api-key, or pass --no-key."
         )
     return Rules(key, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises InvalidRequest."""
+    """A listening socket; clients can connect to it before the server runs. Raises InvalidRequest."""
     from edgespec.errors import InvalidRequest
 
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()  # callers may come from now on, and wait until the server is up
+        # asyncio disables Nagle's algorithm only for sockets that name TCP; with it a reply waits 40 ms for an ACK.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot listen at {host}, port {port}: {error.strerror}.", hint="Choose another --port or --host."
+            f"cannot listen on {host}, port {port}: {error.strerror}.", hint="Choose another --port or --host."
         ) from error
-    return listening
+    return listener

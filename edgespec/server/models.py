@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from edgespec.core.protocols import PrefillProgress
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, UnknownModel
@@ -19,7 +17,7 @@ from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
 from edgespec.service.client import ModelInfo
 from edgespec.service.process import EngineProcess
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 
 T = TypeVar("T")
 
@@ -104,61 +102,65 @@ class ModelSlot:
         """Open the model. Raises any EdgespecError."""
         if self._client is None:
             self._client = EngineProcess("The next call opens it again.")
-        async with AsyncJob(self._client.open(self._request, self._server_metrics)) as opening:
-            ((model_info,),) = [batch async for batch in opening]
+        model_info = await self._client.open(self._request, self._server_metrics).wait()
         self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
         return model_info
 
-    def stream(self, request: Request) -> AsyncJob[Event]:
-        """Events within one's turn, which ends with them, however slowly they are read."""
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[list[Event]]]:
+        """Events of one generation, within a turn.
+
+        On leaving it is cancelled where it is still running; the turn ends once the engine is done with it.
+        """
         assert self._client is not None
-        job = self._client.stream(request)
-        began_s = monotonic()
-        loop = asyncio.get_running_loop()
-        late: list[asyncio.TimerHandle] = []  # from the first event on: the engine may be busy with others before
+        stream = self._client.stream(request)
+        loop, began_s = asyncio.get_running_loop(), monotonic()
+        timers: list[asyncio.TimerHandle] = []
 
-        def started() -> None:
-            if not late:
-                late.append(self._limited(job))
+        async def watch() -> AsyncIterator[list[Event]]:
+            async for events in stream.batches():
+                if not timers:  # from the first event on: the engine may be busy with others before
+                    timers.append(self._start_timer(stream))
+                for event in events:
+                    self._count(event, began_s)
+                yield events
 
-        def note(event: Event) -> None:
-            if isinstance(event, PrefillProgress):
-                loop.call_soon_threadsafe(started)
-            elif isinstance(event, Finished):
-                self._server_metrics.add(self.name, event, monotonic() - began_s)
-            elif isinstance(event, Notice):
-                self._server_metrics.notice(event.text)
-
-        def ended() -> None:
-            for timer in late:
+        def end() -> None:
+            for timer in timers:
                 timer.cancel()
             if (model_info := self.model_info) is not None:
                 self.limiter.max_concurrency = model_info.max_concurrency
             self.leave()
 
-        return AsyncJob(job, note, ended)
+        def on_loop(function: Callable[..., None], *values: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function, *values)
+
+        try:
+            yield watch()
+        finally:
+            stream.cancel()
+            stream.forward(lambda event: on_loop(self._count, event, began_s), lambda _error: on_loop(end))
 
     async def count(self, request: Request) -> int:
-        """Tokens of the prompt, within one's turn."""
+        """Tokens of the prompt, within a turn."""
         assert self._client is not None
-        async with AsyncJob(self._client.count(request.prompt, request.variables)) as counting:
-            (counted,) = await anext(counting)
-            return counted
+        return await self._client.count(request.prompt, request.variables).wait()
 
     async def embed(self, texts: Sequence[str | list[int]]) -> list[Embedding]:
-        """A vector for each text, within one's turn."""
+        """A vector for each text, within a turn. Raises InvalidRequest after the time limit."""
         assert self._client is not None
-        job = self._client.embed(texts)
-        late = self._limited(job)
+        stream = self._client.embed(texts)
+        timer = self._start_timer(stream)
         try:
-            async with AsyncJob(job) as embedding:
-                return [each async for batch in embedding for each in batch]
+            return [vector async for vector in stream]
         except Cancelled as error:
-            told = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
-            raise InvalidRequest(told, hint="Send fewer or shorter inputs.") from error
+            message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
+            raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
         finally:
-            late.cancel()
+            timer.cancel()
+            stream.cancel()
 
     async def unload(self) -> None:
         """Free the model once the present call is over."""
@@ -174,9 +176,15 @@ class ModelSlot:
             finally:
                 self._client, self._is_closing = None, False
 
-    def _limited(self, job: Job[Any]) -> asyncio.TimerHandle:
-        """What stops `job` when it takes too long; to be cancelled when it is over."""
-        return asyncio.get_running_loop().call_later(self._policy.timeout_s, job.cancel)
+    def _count(self, event: Event, began_s: float) -> None:
+        if isinstance(event, Finished):
+            self._server_metrics.add(self.name, event, monotonic() - began_s)
+        elif isinstance(event, Notice):
+            self._server_metrics.notice(event.text)
+
+    def _start_timer(self, stream: Stream[Any]) -> asyncio.TimerHandle:
+        """Cancel `stream` after the time limit; the timer is cancelled when it is over."""
+        return asyncio.get_running_loop().call_later(self._policy.timeout_s, stream.cancel)
 
 
 class Models:
@@ -255,60 +263,3 @@ def _looked_at(opening: asyncio.Task[ModelInfo]) -> None:
     """Its callers may have left: nobody is to be told of its error."""
     if not opening.cancelled():
         opening.exception()
-
-
-class AsyncJob(Generic[T]):
-    """The events of a job in lists, from now on; use it as a context, on leaving which the job is stopped.
-
-    `note` hears of each event on another thread; `ended` is called on the loop when the job is over, read or not.
-    """
-
-    def __init__(
-        self, job: Job[T], note: Callable[[T], None] = lambda event: None, ended: Callable[[], None] = lambda: None
-    ) -> None:
-        self._job = job
-        self._note = note
-        self._ended = ended
-        self._loop = asyncio.get_running_loop()
-        self._batches: asyncio.Queue[list[T] | _End] = asyncio.Queue()
-        threading.Thread(target=self._forward, name="edgespec-reader", daemon=True).start()
-
-    async def __aenter__(self) -> AsyncJob[T]:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._job.cancel()
-
-    def __aiter__(self) -> AsyncJob[T]:
-        return self
-
-    async def __anext__(self) -> list[T]:
-        """Raises what the job raises."""
-        batch = await self._batches.get()
-        if not isinstance(batch, _End):
-            return batch
-        self._batches.put_nowait(batch)  # for whoever asks again
-        if batch.error is not None:
-            raise batch.error
-        raise StopAsyncIteration
-
-    def _forward(self) -> None:
-        failure: BaseException | None = None
-        try:
-            for batch in self._job.batches(_FRAME_S):
-                for event in batch:
-                    self._note(event)
-                self._loop.call_soon_threadsafe(self._batches.put_nowait, batch)
-        except BaseException as error:  # noqa: BLE001 - the reader raises it
-            failure = error
-        with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._over, failure)
-
-    def _over(self, error: BaseException | None) -> None:
-        self._ended()
-        self._batches.put_nowait(_End(error))
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: BaseException | None

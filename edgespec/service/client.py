@@ -1,4 +1,4 @@
-"""An engine that is asked for work: models opened, answers generated, speeds foretold."""
+"""What a front end asks of an engine: open models, generate, measure. `LocalEngine` and `EngineProcess` are the two."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from edgespec.errors import InvalidRequest
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 from edgespec.text.chat_template import Message
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is open, in words and numbers that can be handed on.
+    """A loaded model, described by values that can be sent to another process.
 
-    draft        'none', 'ngram', the draft model's name, or how the target drafts for itself
-    template     the model's chat template, as it came with the model
-    fit          what was foretold of memory; None for the toy runtime
-    plain_speed  tokens a second of plain decoding, once that has been measured
-    devices      accelerators with their free memory
-    at_once      answers that may be under way at a time
-    unshared     why answers do not share their forwards; None where they do
+    draft               'none', 'ngram', the draft model's name, or how the target drafts for itself
+    chat_template       Jinja source, as it came with the model
+    fit                 the memory estimate made before loading; None for the toy runtime
+    plain_speed         tokens/s of plain decoding; None until it has been measured
+    devices             accelerators with their free memory
+    max_concurrency     answers that can be generated at the same time
+    no_batching_reason  why answers do not share forwards; None where they do
     """
 
     name: str
     backend: BackendName
     draft: str
     sampling: SamplingDefaults
-    template: str | None
+    chat_template: str | None
     fit: Fit | None
     plain_speed: float | None
     context_size: int
@@ -49,10 +49,10 @@ class ModelInfo:
 
 
 class EngineClient(Protocol):
-    """Jobs are queued at once and run in order, up to `max_concurrency` answers together. The other methods
-    return while a job runs.
+    """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time; the streams of
+    `speculate`, `draft_stats` and `devices` do not wait for them.
 
-    `model_info` is None where no model is open. Work that needs one raises InvalidRequest.
+    `model_info` is None where no model is open; a stream of work that needs one raises InvalidRequest.
     """
 
     @property
@@ -60,41 +60,41 @@ class EngineClient(Protocol):
 
     @property
     def resident(self) -> int:
-        """Bytes of memory that this program takes."""
+        """Bytes of memory that the engine and this process take."""
 
-    def open(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
-        """Open a model in place of the present one, which is closed first: two may not fit in memory."""
+    def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
+        """Open a model. The present one is closed first, since two may not fit in memory."""
 
-    def change_draft(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
-        """On failure the present draft stays."""
+    def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
+        """Open another draft for the model. On failure the present draft stays."""
 
-    def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
-        """One generation, with another way to draft for it alone where one is given."""
+    def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
+        """Generate. `speculation` replaces the engine's for this generation."""
 
-    def outlook(self, request: LoadConfig, reporter: Reporter) -> Job[str]:
-        """What `edgespec plan` says of a model: facts at once, speeds after a measurement."""
+    def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
+        """Report what `edgespec plan` reports of a model: what is known at once, then speeds once they are measured."""
 
-    def speculate(self, argument: str) -> ModelInfo:
-        """What `/spec` asks for, amid an answer too. Raises InvalidRequest."""
+    def speculate(self, argument: str) -> Stream[ModelInfo]:
+        """Run `/spec argument`, during a generation too. Raises InvalidRequest."""
 
-    def draft_stats(self) -> DraftStats | None:
-        """What the autopilot knows; nothing before it has measured."""
+    def draft_stats(self) -> Stream[DraftStats | None]:
+        """Read what the autopilot has learned; None before it has measured."""
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
-        """Tokens that a prompt takes."""
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
+        """Count the tokens of a prompt."""
 
-    def embed(self, texts: Sequence[str | Sequence[int]]) -> Job[Embedding]:
-        """A vector for each text."""
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
+        """Compute a vector for each text."""
 
-    def devices(self) -> tuple[DeviceMemory, ...]:
-        """Accelerators that a model would run on."""
+    def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
+        """List the accelerators that a model would run on."""
 
     def close(self) -> None:
-        """Stop what is under way, keep what was learned, free the model."""
+        """Cancel all work, store what was learned and free the model."""
 
 
 def require_model(client: EngineClient) -> ModelInfo:
-    """Raises InvalidRequest where no model is open."""
+    """Return the open model. Raises InvalidRequest where there is none."""
     if client.model_info is None:
         raise InvalidRequest("no model is open.", hint="/model chooses one.")
     return client.model_info

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
@@ -20,43 +21,51 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import (
-    TRIALS_S,
+    EVALUATION_S,
     Choice,
     SelfDraftCache,
     SelfDraftSearch,
     all_methods,
-    make,
+    make_self_draft,
     quick_methods,
 )
 from edgespec.registry.schema import Registry, SamplingDefaults
+from edgespec.service.client import ModelInfo
 
 _MEASURED_S = 2.0  # of a new pair of models, or of a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An engine, and the names that the user knows its parts by."""
+    """An engine with the description of its models, and the place of what it learns.
+
+    info   as it was when the model had been loaded; `describe` gives the present values
+    store  None for the toy runtime
+    """
 
     engine: Engine
-    name: str
-    backend: BackendName
-    draft: str  # 'none', 'ngram', the draft model's name, or how the target drafts for itself
-    sampling: SamplingDefaults
+    info: ModelInfo
     target_path: Path
     draft_path: Path | None
-    setting: ProfileKey
-    store: ProfileStore | None  # of what is learned; None for the toy runtime
-    fit: Fit | None  # what was foretold of memory; None for the toy runtime
+    key: ProfileKey
+    store: ProfileStore | None
 
-    @property
-    def plain_speed(self) -> float | None:
-        """Tokens a second of plain decoding, once that has been measured."""
-        return 1 / self.engine.draft_stats.costs.seconds(1) if self.engine.has_draft_stats else None
+    def describe(self, devices: tuple[DeviceMemory, ...]) -> ModelInfo:
+        """`info` with what changes while the model is open."""
+        engine = self.engine
+        return replace(
+            self.info,
+            plain_speed=1 / engine.draft_stats.costs.seconds(1) if engine.has_draft_stats else None,
+            speculation=engine.speculation,
+            is_paused=engine.is_paused,
+            devices=devices,
+            max_concurrency=engine.max_concurrency,
+        )
 
-    def keep(self) -> None:
-        """ProfileStore what the autopilot has learned, for next time."""
+    def save_stats(self) -> None:
+        """Store what the autopilot has learned, for the next process."""
         if self.store is not None and self.engine.has_draft_stats:
-            self.store.save(self.setting, self.engine.draft_stats)
+            self.store.save(self.key, self.engine.draft_stats)
 
 
 def load_engine(
@@ -85,13 +94,13 @@ def change_draft(
     loaded: LoadedModel, request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
 ) -> LoadedModel:
     """The open target with another draft, and no second copy of it. On failure `loaded` is as it was."""
-    if loaded.backend == "toy":
+    if loaded.info.backend == "toy":
         return _open_toy(request, check)
-    planned = plan(replace(request, backend=loaded.backend), registry, hub, reporter)
+    planned = plan(replace(request, backend=loaded.info.backend), registry, hub, reporter)
     changed = _build(request, planned, loaded.engine.target, loaded.target_path, hub, reporter, check)
     with ExitStack() as undo:
         undo.callback(changed.engine.release_draft)
-        loaded.keep()  # the other may be the same draft again
+        loaded.save_stats()  # the other may be the same draft again
         _calibrate(changed, reporter, check)
         undo.pop_all()
     loaded.engine.release_draft()
@@ -123,7 +132,9 @@ def build_drafts(
         shelf = SelfDraftCache(path, planned.name)
         workshop = SelfDraftSearch(target, shelf.folder, seconds, check, reporter.loading)
         choice = workshop.choose(methods or all_methods(planned.backend), rival)
-    shelf.remember(_setting(planned.backend, planned.options), str(methods[0]) if len(methods) == 1 else "auto", choice)
+    shelf.remember(
+        _profile_key(planned.backend, planned.options), str(methods[0]) if len(methods) == 1 else "auto", choice
+    )
     return workshop, choice
 
 
@@ -137,15 +148,15 @@ def _build(
     check: CheckCancelled,
 ) -> LoadedModel:
     """The target with its draft loaded, which is freed again if the engine refuses it."""
-    setting = _setting(planned.backend, planned.options)
-    method = _self_draft(request, planned, target, target_path, setting, reporter, check)
+    key = _profile_key(planned.backend, planned.options)
+    method = _self_draft(request, planned, target, target_path, key, reporter, check)
     draft: Model | SelfDraftModel | None = None
     draft_path: Path | None = None
     kind: DraftKind = planned.kind
     name: str = planned.kind
     if method is not None:
         kind, name = "model", str(method)
-        draft = make(
+        draft = make_self_draft(
             target, method, SelfDraftCache(target_path, planned.name).folder, partial(reporter.loading, name), check
         )
     elif planned.draft is not None:
@@ -158,8 +169,29 @@ def _build(
         engine = Engine(target, draft, _speculation(request, kind), planned.options.caches)
         undo.pop_all()
     store = ProfileStore(target_path, draft_path, name if method is not None else "")
-    return LoadedModel(engine, planned.name, planned.backend, name, planned.sampling, target_path, draft_path, setting,
-                  store, planned.fit)  # fmt: skip
+    info = _describe(engine, planned.name, planned.backend, name, planned.sampling, planned.fit)
+    return LoadedModel(engine, info, target_path, draft_path, key, store)
+
+
+def _describe(
+    engine: Engine, name: str, backend: BackendName, draft: str, sampling: SamplingDefaults, fit: Fit | None
+) -> ModelInfo:
+    target = engine.target
+    return ModelInfo(
+        name=name,
+        backend=backend,
+        draft=draft,
+        sampling=sampling,
+        chat_template=target.chat_template,
+        fit=fit,
+        plain_speed=None,
+        context_size=target.context_size,
+        speculation=engine.speculation,
+        is_paused=False,
+        devices=(),
+        max_concurrency=engine.max_concurrency,
+        no_batching_reason=target.no_batching_reason,
+    )
 
 
 def _self_draft(
@@ -167,7 +199,7 @@ def _self_draft(
     planned: Plan,
     target: Model,
     target_path: Path,
-    setting: ProfileKey,
+    key: ProfileKey,
     reporter: Reporter,
     check: CheckCancelled,
 ) -> SelfDraftSpec | None:
@@ -178,12 +210,12 @@ def _self_draft(
     if asked is None and (request.draft != "auto" or request.gamma == 0):
         return None
     shelf = SelfDraftCache(target_path, planned.name)
-    choice = shelf.chosen(setting, str(asked or "auto"))
+    choice = shelf.chosen(key, str(asked or "auto"))
     if choice is None and asked is None and planned.draft is not None:
         return None  # a draft model is at hand; `edgespec draft build` holds others against it
     if choice is None:
-        reporter.notice(f"Trying drafts of the model itself, for about {TRIALS_S:.0f} seconds; this is done once.")
-        workshop = SelfDraftSearch(target, shelf.folder, TRIALS_S, check, reporter.loading)
+        reporter.notice(f"Trying drafts of the model itself, for about {EVALUATION_S:.0f} seconds; this is done once.")
+        workshop = SelfDraftSearch(target, shelf.folder, EVALUATION_S, check, reporter.loading)
         try:
             choice = workshop.choose([asked] if asked is not None else quick_methods(planned.backend))
         except Unsupported as refusal:
@@ -191,7 +223,7 @@ def _self_draft(
                 raise
             reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
             return None
-        shelf.remember(setting, str(asked or "auto"), choice)
+        shelf.remember(key, str(asked or "auto"), choice)
     if asked is None and not choice.pays:
         reporter.notice(
             f"Drafting by {planned.kind}; no self-draft promises to pay ({choice.method}: {choice.reason})."
@@ -206,7 +238,7 @@ def _calibrate(loaded: LoadedModel, reporter: Reporter, check: CheckCancelled) -
     engine, speculation = loaded.engine, loaded.engine.speculation
     if speculation.kind == "none" or loaded.store is None:
         return
-    known = loaded.store.load(loaded.setting)
+    known = loaded.store.load(loaded.key)
     if isinstance(known, DraftStats):
         engine.draft_stats = known  # also where a length is fixed: a chat may leave it to the autopilot later
     elif speculation.gamma is None:
@@ -215,8 +247,8 @@ def _calibrate(loaded: LoadedModel, reporter: Reporter, check: CheckCancelled) -
         engine.draft_stats = DraftStats(engine.measure(_MEASURED_S, check))
 
 
-def _setting(backend: BackendName, options: LoadOptions) -> ProfileKey:
-    return ProfileKey.here(
+def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
+    return ProfileKey.current(
         backend,
         threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
         gpu_layers=options.gpu_layers,
@@ -251,8 +283,8 @@ def _open_toy(request: LoadConfig, check: CheckCancelled) -> LoadedModel:
     kind: DraftKind = "none" if request.draft == "none" else "ngram" if request.draft == "ngram" else "model"
     draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
     engine = Engine(load(name), draft, _speculation(request, kind), request.load.caches)
-    setting = _setting("toy", request.load)
-    return LoadedModel(engine, name, "toy", kind, SamplingDefaults(), Path(name), None, setting, None, None)
+    info = _describe(engine, name, "toy", kind, SamplingDefaults(), None)
+    return LoadedModel(engine, info, Path(name), None, _profile_key("toy", request.load), None)
 
 
 def _speculation(request: LoadConfig, kind: DraftKind) -> Speculation:

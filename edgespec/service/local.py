@@ -21,131 +21,125 @@ from edgespec.engine.events import Event, Request
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.planner.report import outlook
+from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import ModelInfo, require_model
 from edgespec.service.load import LoadedModel, change_draft, load_engine
-from edgespec.service.worker import Job, Worker
+from edgespec.service.stream import Stream
+from edgespec.service.worker import Work, Worker
 from edgespec.text.chat_template import Message
 
 T = TypeVar("T")
 
 
 class LocalEngine:
-    """A Stage on a worker thread of this process."""
+    """An EngineClient. Commands of one process use it directly; EngineProcess runs one in a process of its own."""
 
-    def __init__(self) -> None:
-        self._worker = Worker()
-        self._jobs: WeakSet[Job[Any]] = WeakSet()
+    def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
+        """`after_turn`: see Worker."""
+        self._worker = Worker(after_turn)
+        self._running: WeakSet[Stream[Any]] = WeakSet()
         self._devices: tuple[DeviceMemory, ...] = ()
         self.loaded: LoadedModel | None = None
 
     @property
     def model_info(self) -> ModelInfo | None:
-        if (loaded := self.loaded) is None:
-            return None
-        engine = loaded.engine
-        return ModelInfo(
-            loaded.name,
-            loaded.backend,
-            loaded.draft,
-            loaded.sampling,
-            engine.target.chat_template,
-            loaded.fit,
-            loaded.plain_speed,
-            engine.target.context_size,
-            engine.speculation,
-            engine.is_paused,
-            self._devices,
-            engine.max_concurrency,
-            engine.target.no_batching_reason,
-        )
+        return self.loaded.describe(self._devices) if self.loaded is not None else None
 
     @property
     def resident(self) -> int:
         return int(psutil.Process().memory_info().rss)
 
-    def open(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
+    def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            self._close()
-            self.loaded = load_engine(request, load_registry(), Hub.from_environment(), reporter, check)
-            yield self._looked()
+            self._close_model()
+            self.loaded = load_engine(config, load_registry(), Hub.from_environment(), reporter, check)
+            yield self._refresh()
 
         return self.submit(work)
 
-    def change_draft(self, request: LoadConfig, reporter: Reporter) -> Job[ModelInfo]:
+    def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
             hub = Hub.from_environment()
-            self.loaded = change_draft(self._required(), request, load_registry(), hub, reporter, check)
-            yield self._looked()
+            self.loaded = change_draft(self._require_loaded(), config, load_registry(), hub, reporter, check)
+            yield self._refresh()
 
         return self.submit(work)
 
-    def stream(self, request: Request, speculation: Speculation | None = None) -> Job[Event]:
+    def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
         def work(check: CheckCancelled) -> Iterator[Event | Yield]:
             try:
-                yield from self._required().engine.generate(request, check, speculation)
+                yield from self._require_loaded().engine.generate(request, check, speculation)
             finally:
-                self._looked()
+                self._refresh_devices()
 
         return self.submit(work, shares=True)
 
-    def outlook(self, request: LoadConfig, reporter: Reporter) -> Job[str]:
+    def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
         def work(check: CheckCancelled) -> Iterator[str]:
-            yield from outlook(request, load_registry(), Hub.from_environment(), reporter, check)
+            yield from report_plan(config, load_registry(), Hub.from_environment(), reporter, check)
 
         return self.submit(work)
 
-    def speculate(self, argument: str) -> ModelInfo:
-        change_speculation(self._required().engine, argument)
-        return require_model(self)
+    def speculate(self, argument: str) -> Stream[ModelInfo]:
+        def change() -> ModelInfo:
+            change_speculation(self._require_loaded().engine, argument)
+            return require_model(self)
 
-    def draft_stats(self) -> DraftStats | None:
-        engine = self._required().engine
-        return engine.draft_stats if engine.has_draft_stats else None
+        return Stream.of(change)
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Job[int]:
+    def draft_stats(self) -> Stream[DraftStats | None]:
+        def read() -> DraftStats | None:
+            engine = self._require_loaded().engine
+            return engine.draft_stats if engine.has_draft_stats else None
+
+        return Stream.of(read)
+
+    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
         def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
-            yield len(self._required().engine.encode(prompt, variables))
+            yield len(self._require_loaded().engine.encode(prompt, variables))
 
         return self.submit(work, shares=True)
 
-    def embed(self, texts: Sequence[str | Sequence[int]]) -> Job[Embedding]:
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         def work(check: CheckCancelled) -> Iterator[Embedding | Yield]:
-            yield from embed(self._required().engine.target, texts, check)
+            yield from embed(self._require_loaded().engine.target, texts, check)
 
         return self.submit(work, shares=True)
 
-    def devices(self) -> tuple[DeviceMemory, ...]:
-        return device_memory("mlx" if prefers_mlx() else "llamacpp")
+    def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
+        return Stream.of(lambda: device_memory("mlx" if prefers_mlx() else "llamacpp"))
 
     def close(self) -> None:
-        for job in tuple(self._jobs):
-            job.cancel()
-        self._worker.call(self._close)
+        for stream in tuple(self._running):
+            stream.cancel()
+        self._worker.call(self._close_model)
         self._worker.close()
 
-    def submit(self, work: Callable[[CheckCancelled], Iterator[T | Yield]], *, shares: bool = False) -> Job[T]:
-        """Other work for the thread that owns the models; `close` stops it too."""
-        job = self._worker.submit(work, shares=shares)
-        self._jobs.add(job)
-        return job
+    def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
+        """Run other work on the thread that owns the models. `close` cancels it too."""
+        stream = self._worker.submit(work, shares=shares)
+        self._running.add(stream)
+        return stream
 
-    def _required(self) -> LoadedModel:
+    def _require_loaded(self) -> LoadedModel:
         require_model(self)
         assert self.loaded is not None
         return self.loaded
 
-    def _close(self) -> None:
+    def _close_model(self) -> None:
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
-            loaded.keep()
+            loaded.save_stats()
             loaded.engine.close()
 
-    def _looked(self) -> ModelInfo:
-        """With what is free on the accelerators now."""
-        with suppress(EdgespecError):
-            loaded = self._required()
-            self._devices = device_memory(loaded.backend)
-            self._worker.max_concurrency = loaded.engine.max_concurrency
+    def _refresh(self) -> ModelInfo:
+        self._refresh_devices()
         return require_model(self)
+
+    def _refresh_devices(self) -> None:
+        """Read what is free on the accelerators."""
+        with suppress(EdgespecError):
+            loaded = self._require_loaded()
+            self._devices = device_memory(loaded.info.backend)
+            self._worker.max_concurrency = loaded.engine.max_concurrency

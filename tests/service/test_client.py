@@ -25,7 +25,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient, require_model
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 
 TOY = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=200_000))
@@ -77,12 +77,12 @@ def endless() -> Request:
     return request(tokens=150_000)
 
 
-def tokens_of(job: Job[Event]) -> tuple[int, ...]:
+def tokens_of(job: Stream[Event]) -> tuple[int, ...]:
     (finished,) = [event for event in job if isinstance(event, Finished)]
     return finished.tokens
 
 
-def until_it_speaks(job: Job[Event]) -> Iterator[Event]:
+def until_it_speaks(job: Stream[Event]) -> Iterator[Event]:
     events = iter(job)
     while not isinstance(next(events), Piece):
         pass
@@ -114,7 +114,7 @@ def test_the_two_give_the_same_tokens(apart: EngineProcess) -> None:
 
 def test_another_way_to_draft_is_for_one_generation(client: EngineClient) -> None:
     list(client.open(TOY, Heard()))
-    client.speculate("off")
+    client.speculate("off").result()
     plain = list(client.stream(request()))
     drafted = list(client.stream(request(), Speculation("model", 2)))
     assert not any(event.n_drafted for event in plain if isinstance(event, Step))
@@ -127,7 +127,7 @@ def test_speculation_is_switched_amid_an_answer(client: EngineClient) -> None:
     list(client.open(TOY, Heard()))
     job = client.stream(endless())
     events = until_it_speaks(job)
-    assert client.speculate("off").is_paused and require_model(client).is_paused
+    assert client.speculate("off").result().is_paused and require_model(client).is_paused
     for event in events:
         if isinstance(event, Step) and not event.n_drafted:
             break
@@ -154,10 +154,10 @@ def test_errors_are_told_and_nothing_is_lost(client: EngineClient) -> None:
         list(client.stream(request()))
     assert caught.value.hint == "/model chooses one."
     with pytest.raises(InvalidRequest, match="no model is open"):
-        client.speculate("off")
+        client.speculate("off").result()
     list(client.open(TOY, Heard()))
     with pytest.raises(InvalidRequest, match="/spec takes on, off, auto"):
-        client.speculate("sideways")
+        client.speculate("sideways").result()
     with pytest.raises(InvalidRequest, match="the prompt is empty"):
         list(client.stream(request("")))
     with pytest.raises(UnknownModel):
@@ -176,10 +176,10 @@ def test_a_bug_is_told_with_its_place(client: EngineClient) -> None:
 
 def test_what_the_autopilot_knows(client: EngineClient) -> None:
     list(client.open(LoadConfig(gamma=2, load=LoadOptions(context_size=256, threads=1)), Heard()))
-    assert client.draft_stats() is None and require_model(client).plain_speed is None
-    client.speculate("auto")
+    assert client.draft_stats().result() is None and require_model(client).plain_speed is None
+    client.speculate("auto").result()
     assert len(tokens_of(client.stream(request("def f(", 24)))) == 24
-    known, speed = client.draft_stats(), require_model(client).plain_speed
+    known, speed = client.draft_stats().result(), require_model(client).plain_speed
     assert known is not None and speed is not None and speed == pytest.approx(1 / known.costs.seconds(1))
 
 
@@ -189,7 +189,7 @@ def test_loading_is_reported(client: EngineClient) -> None:
     assert heard.fractions and heard.fractions == sorted(heard.fractions) and heard.fractions[-1] == 1.0
     fit = require_model(client).fit
     assert fit is not None and fit.target.weights > 2**20
-    assert isinstance(client.devices(), tuple)
+    assert isinstance(client.devices().result(), tuple)
 
 
 @pytest.mark.parametrize("kind", [LocalEngine, EngineProcess])

@@ -87,7 +87,7 @@ def converse(loaded: LoadedModel) -> dict[str, object]:
 def test_measured_once_then_loaded_with_what_was_learned(open_: Open, measured: list[float], heard: Heard) -> None:
     first = open_(LoadConfig(load=ONE))
     known = converse(first)
-    first.keep()
+    first.save_stats()
     assert measured == [2.0]
     second = open_(LoadConfig(load=ONE))
     assert second.engine.draft_stats.to_dict() == known
@@ -96,21 +96,21 @@ def test_measured_once_then_loaded_with_what_was_learned(open_: Open, measured: 
 
 
 def test_another_setting_is_measured_and_said(open_: Open, measured: list[float], heard: Heard) -> None:
-    open_(LoadConfig(load=ONE)).keep()
+    open_(LoadConfig(load=ONE)).save_stats()
     two = open_(LoadConfig(load=LoadOptions(threads=2, context_size=128)))
     assert (len(measured), heard.notices) == (2, ["Measured before with threads 1 instead of 2; measuring again."])
-    two.keep()
+    two.save_stats()
     open_(LoadConfig(load=LoadOptions(threads=2, context_size=64)))
     open_(LoadConfig(load=ONE))
     assert len(measured) == 2, "both are known, and the context's size does not matter"
 
 
 def test_drafts_are_known_apart(open_: Open, measured: list[float], heard: Heard) -> None:
-    open_(LoadConfig(load=ONE)).keep()
+    open_(LoadConfig(load=ONE)).save_stats()
     lookups = open_(LoadConfig(load=ONE, draft="ngram"))
     assert (len(measured), heard.notices) == (2, [])
     assert lookups.engine.draft_stats.costs.profile.draft_s is None
-    lookups.keep()
+    lookups.save_stats()
     assert open_(LoadConfig(load=ONE)).engine.draft_stats.costs.profile.draft_s == 0.001
 
 
@@ -120,7 +120,7 @@ def test_nothing_is_measured_for_plain_decoding_and_fixed_lengths(
 ) -> None:
     loaded = open_(request_)
     assert not measured and not loaded.engine.has_draft_stats
-    loaded.keep()
+    loaded.save_stats()
     assert not ProfileStore(loaded.target_path, loaded.draft_path).path.exists()
 
 
@@ -128,7 +128,7 @@ def test_a_fixed_length_does_not_forget_what_is_known(open_: Open, measured: lis
     """A chat may begin with --gamma and leave it to the autopilot later."""
     first = open_(LoadConfig(load=ONE))
     known = converse(first)
-    first.keep()
+    first.save_stats()
     assert open_(LoadConfig(load=ONE, gamma=3)).engine.draft_stats.to_dict() == known
     assert measured == [2.0]
 
@@ -137,7 +137,7 @@ def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard
     loaded = open_(LoadConfig(load=ONE))
     known = converse(loaded)
     lookups = changed(loaded, LoadConfig(load=ONE, draft="ngram"), heard)
-    assert (lookups.draft, lookups.draft_path, len(measured)) == ("ngram", None, 2)
+    assert (lookups.info.draft, lookups.draft_path, len(measured)) == ("ngram", None, 2)
     back = changed(lookups, LoadConfig(load=ONE, draft="model"), heard)
     assert (back.engine.draft_stats.to_dict(), len(measured)) == (known, 2)
     back.engine.release_draft()
@@ -145,7 +145,7 @@ def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard
 
 def test_the_same_draft_again_keeps_what_was_learned(open_: Open, heard: Heard) -> None:
     loaded = open_(LoadConfig(load=ONE))
-    loaded.keep()
+    loaded.save_stats()
     known = converse(loaded)
     again = changed(loaded, LoadConfig(load=ONE, draft="model"), heard)
     assert again.engine.draft_stats.to_dict() == known
@@ -156,7 +156,7 @@ def test_files_that_have_gone_meanwhile_cost_no_answer(open_: Open, tmp_path: Pa
     target, draft = (Path(shutil.copy(path, tmp_path)) for path in (TARGET, DRAFT))
     loaded = open_(LoadConfig(load=ONE, model=str(target), draft=str(draft)))
     draft.unlink()
-    loaded.keep()
+    loaded.save_stats()
 
 
 def test_a_damaged_file_is_measured_again_and_healed(open_: Open, measured: list[float], heard: Heard) -> None:
@@ -164,9 +164,9 @@ def test_a_damaged_file_is_measured_again_and_healed(open_: Open, measured: list
     store = ProfileStore(loaded.target_path, loaded.draft_path)
     store.path.parent.mkdir(parents=True)
     store.path.write_text('{"entries": [{"setting": {}, "experience": NaN}]}')
-    open_(LoadConfig(load=ONE)).keep()
+    open_(LoadConfig(load=ONE)).save_stats()
     assert (len(measured), heard.notices) == (2, [])
-    assert isinstance(store.load(loaded.setting), DraftStats)
+    assert isinstance(store.load(loaded.key), DraftStats)
 
 
 def test_the_toy_runtime_keeps_nothing(
@@ -176,6 +176,6 @@ def test_the_toy_runtime_keeps_nothing(
     (tmp_path / "tree").write_text("a file that happens to be called like a toy")
     loaded = open_(LoadConfig(backend="toy"))
     converse(loaded)
-    loaded.keep()
+    loaded.save_stats()
     assert measured == [0.5]
     assert not (tmp_path / "EDGESPEC_CACHE_DIR").exists()

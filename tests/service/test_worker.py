@@ -57,7 +57,7 @@ def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
             yield 0
 
     job = worker.submit(endless)
-    while job._room._value:  # until it has run ahead as far as it may
+    while not job._is_full:
         pass
     job.cancel()
     assert worker.call(lambda: "next") == "next"
