@@ -1,23 +1,24 @@
-"""/v1/messages: Anthropic's interface, and its token count."""
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's interface."""
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens
-from edgespec.server.generation_spec import Choice, GenerationSpec, Settings, message
-from edgespec.server.http import event_of
-from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta
-from edgespec.server.tools import Tool
+from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text
+from edgespec.server.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message
+from edgespec.server.http import format_event
+from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
+from edgespec.server.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
+
+_TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class TextBlock(Body):
@@ -55,23 +56,22 @@ class AnthropicMessage(Body):
     content: str | Annotated[list[Block], MANY]
 
     def messages(self) -> Iterator[Message]:
-        """One, and one more for each result of a tool. Raises InvalidRequest."""
+        """One message, preceded by one for each tool result. Raises InvalidRequest."""
         if isinstance(self.content, str):
-            yield message(self.role, self.content)
+            yield make_message(self.role, self.content)
             return
-        text, thoughts, calls = "", "", list[dict[str, Any]]()
+        text, reasoning, calls = "", "", list[dict[str, Any]]()
         for block in self.content:
             if isinstance(block, ResultBlock):
-                yield message("tool", _text(block.content), tool_call_id=block.tool_use_id)
+                yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
             elif isinstance(block, UseBlock):
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append(format_call(block.id, block.name, block.input))
             elif isinstance(block, ThinkingBlock):
-                thoughts += block.thinking
+                reasoning += block.thinking
             else:
-                text += _text([block])
+                text += join_text([block])
         if text or calls or not any(isinstance(block, ResultBlock) for block in self.content):
-            yield message(self.role, text, tool_calls=calls or None, reasoning_content=thoughts or None)
+            yield make_message(self.role, text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
 
 class AnthropicTool(Body):
@@ -80,7 +80,7 @@ class AnthropicTool(Body):
     input_schema: dict[str, Any] = Field(default_factory=dict)
 
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.input_schema or {"type": "object"})
+        return make_tool(self.name, self.description, self.input_schema)
 
 
 class ToolChoice(Body):
@@ -100,20 +100,23 @@ class CountRequest(Body):
 
     def prompt(self) -> tuple[Message, ...]:
         """Raises InvalidRequest."""
-        system = _text(self.system)
-        said = [each for turn in self.messages for each in turn.messages()]
-        return (*((message("system", system),) if system else ()), *said)
+        system = join_text(self.system)
+        messages = [each for turn in self.messages for each in turn.messages()]
+        return (*((make_message("system", system),) if system else ()), *messages)
 
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
-        wanted = self.tool_choice or ToolChoice(type="auto")
-        choice: Choice = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}[wanted.type]  # type: ignore[assignment]
-        tools = tuple(each.tool() for each in self.tools or ())
-        if wanted.type == "tool" and wanted.name is None:
-            raise InvalidRequest("tool_choice names no tool.", hint="Give its name.")
-        forced = wanted.name if wanted.type == "tool" else None
-        several = None if wanted.disable_parallel_tool_use is None else not wanted.disable_parallel_tool_use
-        return GenerationSpec(self.prompt(), tools=tools, choice=choice, forced=forced, several=several)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        if choice.type == "tool" and choice.name is None:
+            raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
+        is_single = choice.disable_parallel_tool_use
+        return GenerationSpec(
+            self.prompt(),
+            tools=tuple(each.tool() for each in self.tools or ()),
+            tool_choice=_TOOL_CHOICES[choice.type],
+            forced_tool=choice.name if choice.type == "tool" else None,
+            parallel_calls=None if is_single is None else not is_single,
+        )
 
 
 class MessagesRequest(CountRequest):
@@ -132,114 +135,103 @@ class MessagesRequest(CountRequest):
 
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
-        asked = super().generation_spec()
-        settings = Settings(self.temperature, self.top_p, self.top_k)
-        return replace(asked, settings=settings, max_tokens=self.max_tokens, stop=tuple(self.stop_sequences or ()))
+        return replace(
+            super().generation_spec(),
+            settings=Settings(self.temperature, self.top_p, self.top_k),
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop_sequences or ()),
+        )
 
 
 class MessagesWriter:
-    """One message, whole or as events."""
+    """One message, as a body or as events."""
 
     def __init__(self, model: str) -> None:
-        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []
-        self._open = False  # whether the last block may grow
+        self._is_open = False  # whether the last block may still grow
         self._end: Done | None = None
 
     def add(self, index: int, part: Part) -> None:
-        if isinstance(part, TextDelta) and not self._continues("text"):
-            self._blocks.append({"type": "text", "text": ""})
-        elif isinstance(part, ReasoningDelta) and not self._continues("thinking"):
-            self._blocks.append({"type": "thinking", "thinking": "", "signature": ""})
-        if isinstance(part, TextDelta):
-            self._blocks[-1]["text"] += part.text
-        elif isinstance(part, ReasoningDelta):
-            self._blocks[-1]["thinking"] += part.text
-        elif isinstance(part, ToolCallDelta):
-            self._blocks.append(_use(part))
-        elif isinstance(part, Done):
-            self._end = part
+        for _ in self.chunks(index, part):  # builds the blocks of the body
+            pass
 
     def response_body(self) -> dict[str, Any]:
         assert self._end is not None
-        return {**self._head, "content": self._blocks, **_ending(self._end),
-                "usage": _usage(self._end.metrics),
-                "timings": self._end.timings()}  # fmt: skip
+        return {
+            **self._head,
+            "content": self._blocks,
+            **_format_stop(self._end),
+            "usage": _count_usage(self._end),
+            "timings": self._end.timings(),
+        }
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
         if isinstance(part, Started):
-            opening: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
-                       "usage": _tokens(part.prompt_tokens, part.cached_tokens, 0)}  # fmt: skip
-            yield _event("message_start", message=opening)
+            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            usage = _format_usage(part.prompt_tokens, part.cached_tokens, 0)
+            yield _format_event("message_start", message={**self._head, **empty, "usage": usage})
         elif isinstance(part, TextDelta):
-            if not self._continues("text"):
-                yield from self._begin({"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": part.text})
+            yield from self._grow({"type": "text", "text": ""}, "text", part.text)
         elif isinstance(part, ReasoningDelta):
-            if not self._continues("thinking"):
-                yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": part.text})
+            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", part.text)
         elif isinstance(part, ToolCallDelta):
-            use = _use(part)
-            yield from self._begin({**use, "input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(use["input"])})
+            arguments = json.loads(part.call.arguments)
+            block = {"type": "tool_use", "id": new_id("toolu_"), "name": part.call.name, "input": {}}
+            yield from self._begin(block)
+            block["input"] = arguments
+            yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments)})
         elif isinstance(part, Done):
+            self._end = part
             yield from self._close()
-            yield _event("message_delta", delta=_ending(part), timings=part.timings(),
-                         usage=_usage(part.metrics))  # fmt: skip
+            yield _format_event(
+                "message_delta", delta=_format_stop(part), timings=part.timings(), usage=_count_usage(part)
+            )
 
     def finish(self) -> Iterator[bytes]:
-        yield _event("message_stop")
+        yield _format_event("message_stop")
 
-    def _continues(self, kind: str) -> bool:
-        return bool(self._blocks) and self._blocks[-1]["type"] == kind
+    def _grow(self, empty: dict[str, Any], key: str, text: str) -> Iterator[bytes]:
+        """Append `text` to the last block; begin with the block `empty` unless the last one is of the same type."""
+        if not self._blocks or self._blocks[-1]["type"] != empty["type"]:
+            yield from self._begin(empty)
+        self._blocks[-1][key] += text
+        yield self._delta({"type": f"{key}_delta", key: text})
 
     def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
         self._blocks.append(block)
-        self._open = True
-        yield _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        self._is_open = True
+        yield _format_event("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        return _format_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> Iterator[bytes]:
-        if self._open:
-            self._open = False
-            yield _event("content_block_stop", index=len(self._blocks) - 1)
+        if self._is_open:
+            self._is_open = False
+            yield _format_event("content_block_stop", index=len(self._blocks) - 1)
 
 
-def _event(kind: str, **data: Any) -> bytes:
-    return event_of({"type": kind, **data}, kind)
+def _format_event(kind: str, **data: Any) -> bytes:
+    return format_event({"type": kind, **data})
 
 
-def _use(part: ToolCallDelta) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": part.call.name,
-            "input": json.loads(part.call.arguments)}  # fmt: skip
-
-
-def _ending(end: Done) -> dict[str, str | None]:
+def _format_stop(end: Done) -> dict[str, str | None]:
     if end.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
-    reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-    return {"stop_reason": reasons[end.reason], "stop_sequence": None}
+    return {"stop_reason": _STOP_REASONS[end.reason], "stop_sequence": None}
 
 
-def _text(content: str | list[Any] | None) -> str:
-    """Raises InvalidRequest for what is not text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    for block in content:
-        if not isinstance(block, TextBlock):
-            raise InvalidRequest(f"this server reads text only, no '{block.type}'.", hint="Leave that block out.")
-    return "".join(block.text for block in content)
+def _count_usage(end: Done) -> dict[str, int]:
+    return _format_usage(end.metrics.prompt_tokens, end.metrics.cached_tokens, end.metrics.emitted_tokens)
 
 
-def _usage(metrics: Metrics) -> dict[str, int]:
-    return _tokens(metrics.prompt_tokens, metrics.cached_tokens, metrics.emitted_tokens)
-
-
-def _tokens(prompt: int, cached: int, emitted: int) -> dict[str, int]:
-    """As Anthropic counts: the part of the prompt that had been read before is told apart."""
-    return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0,
-            "output_tokens": emitted}  # fmt: skip
+def _format_usage(prompt: int, cached: int, emitted: int) -> dict[str, int]:
+    """Anthropic's `input_tokens` leave out the cached part of the prompt."""
+    return {
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": emitted,
+    }

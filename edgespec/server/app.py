@@ -1,4 +1,4 @@
-"""The routes of the server, and the call that all interfaces come down to."""
+"""The ASGI application: its routes, and the generation behind each interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from edgespec.server.anthropic import CountRequest, MessagesRequest
 from edgespec.server.chat import ChatRequest
-from edgespec.server.chat_format import reader_of, tool_format
+from edgespec.server.chat_format import make_reader
 from edgespec.server.completions import CompletionRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body, ModelName
@@ -29,19 +29,19 @@ from edgespec.server.http import (
     EventStream,
     HttpError,
     JsonResponse,
-    body_of,
     error_response,
-    expected,
-    until_disconnect,
+    hide_internal_error,
+    read_body,
+    respond_unless_disconnected,
 )
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
-from edgespec.server.response import Part, ResponseStream, merged
+from edgespec.server.response import Part, ResponseStream, merge_deltas
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.status import status_routes
+from edgespec.text.tool_formats import detect_tool_format
 
-_GONE = 499  # as nginx has it; nobody reads it
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,23 +52,23 @@ class UnloadRequest(Body):
 
 
 class Writer(Protocol):
-    """How an interface writes answers. `index` counts those of one call; the parts of one come in order."""
+    """Writes the answers to one request. `index` numbers the answers; the parts of one answer come in order."""
 
     def add(self, index: int, part: Part) -> None:
-        """Gather for `response_body`."""
+        """Collect a part for `response_body`."""
 
     def response_body(self) -> dict[str, Any]:
-        """The body, once all has been added."""
+        """The body, after all parts have been added."""
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        """What is sent of `part` while streaming."""
+        """The events of a part, for a stream."""
 
     def finish(self) -> Iterator[bytes]:
-        """What is sent after all answers."""
+        """The events after all answers."""
 
 
-class Answerable(Protocol):
-    """A checked body that asks for answers."""
+class GenerationBody(Protocol):
+    """A validated body that asks for `n` answers, at once or as a stream."""
 
     model: str
     n: Any
@@ -79,98 +79,114 @@ class Answerable(Protocol):
     def writer(self) -> Writer: ...
 
 
-def application(models: Models, rules: Rules, server_metrics: ServerMetrics) -> Starlette:
-    """The ASGI application; models are opened by calls and closed with it."""
+def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlette:
+    """The ASGI application. Requests load models; they are closed when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(models.watch())
+        watch = asyncio.create_task(models.watch())
         try:
             yield
         finally:
-            watching.cancel()
+            watch.cancel()
             with suppress(asyncio.CancelledError):
-                await watching
+                await watch
             await models.close()
 
-    def answering(kind: type[Body]) -> Handler:
-        async def answer(request: Request) -> Response:
-            body: Any = await body_of(request, kind)
-            return await _answered(request, models, body)
-
-        return _told(answer)
-
-    async def count(request: Request) -> Response:
-        body = await body_of(request, CountRequest)
-        slot = models.find(body.model)
-        async with models.turn(slot) as model_info:
-            counted = await slot.count(body.generation_spec().request(model_info, most_tokens=1))
-        return JsonResponse({"input_tokens": counted})
-
-    async def listed(_request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [_model(name) for name in models.slots]})
-
-    async def one(request: Request) -> Response:
-        return JsonResponse(_model(models.find(request.path_params["name"]).name))
-
-    async def unload(request: Request) -> Response:
-        await models.find((await body_of(request, UnloadRequest)).model).unload()
-        return JsonResponse({})
-
-    async def openapi(_request: Request) -> Response:
-        return JsonResponse(document())
-
-    async def not_found(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        told = "there is nothing at this address." if status == 404 else f"{request.method} is not for this address."
-        return error_response(request.url.path, HttpError(status, told, hint="The interfaces are below /v1."))
-
-    async def embeddings(request: Request) -> Response:
-        body = await body_of(request, EmbeddingRequest)
-        texts, slot = body.inputs(), models.find(body.model)
-
-        async def made() -> dict[str, Any]:
-            async with models.turn(slot):
-                return body.answer(await slot.embed(texts))
-
-        answer = await until_disconnect(request, made())
-        return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
-
-    routes = [
-        Route("/v1/chat/completions", answering(ChatRequest), methods=["POST"]),
-        Route("/v1/completions", answering(CompletionRequest), methods=["POST"]),
-        Route("/v1/responses", answering(ResponsesRequest), methods=["POST"]),
-        Route("/v1/messages", answering(MessagesRequest), methods=["POST"]),
-        Route("/v1/messages/count_tokens", _told(count), methods=["POST"]),
-        Route("/v1/embeddings", _told(embeddings), methods=["POST"]),
-        Route("/v1/models", listed),
-        Route("/unload", _told(unload), methods=["POST"]),
-        Route("/openapi.json", openapi),
-        Route("/v1/models/{name:path}", _told(one)),
-        *status_routes(models, server_metrics),
-    ]
-    # The outermost first. Browsers ask before they call, without a key; CORS answers that for the allowed origins.
+    # The outermost first. Browsers send CORS preflights without a key; the guard lets them through.
     middleware = [Middleware(Guard, rules=rules)]
     if rules.origins:
-        middleware.append(Middleware(CORSMiddleware, allow_origins=sorted(rules.origins), allow_methods=["GET", "POST"],
-                                     allow_headers=["*"]))  # fmt: skip
-    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan,
-                     exception_handlers={404: not_found, 405: not_found})  # fmt: skip
+        origins = sorted(rules.origins)
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        middleware.append(cors)
+    return Starlette(
+        routes=[*generation_routes(models), *model_routes(models), *status_routes(models, metrics)],
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={404: reject_path, 405: reject_path},
+    )
 
 
-async def _answered(request: Request, models: Models, body: Answerable) -> Response:
-    generation_spec, writer, copies = body.generation_spec(), body.writer(), body.n or 1
+def generation_routes(models: Models) -> list[Route]:
+    """The interfaces that generate text, and Anthropic's token count."""
+
+    def generate(kind: type[Body]) -> Handler:
+        async def handle(request: Request) -> Response:
+            body: Any = await read_body(request, kind)
+            return await _generate(request, models, body)
+
+        return handle
+
+    async def count_tokens(request: Request) -> Response:
+        body = await read_body(request, CountRequest)
+        slot = models.find(body.model)
+        async with models.turn(slot) as model_info:
+            count = await slot.count(body.generation_spec().build_request(model_info, token_limit=1))
+        return JsonResponse({"input_tokens": count})
+
+    return [
+        _post("/v1/chat/completions", generate(ChatRequest)),
+        _post("/v1/completions", generate(CompletionRequest)),
+        _post("/v1/responses", generate(ResponsesRequest)),
+        _post("/v1/messages", generate(MessagesRequest)),
+        _post("/v1/messages/count_tokens", count_tokens),
+    ]
+
+
+def model_routes(models: Models) -> list[Route]:
+    """The list of models, embeddings, unloading, and the OpenAPI document."""
+
+    async def list_models(_request: Request) -> Response:
+        return JsonResponse({"object": "list", "data": [_describe_model(name) for name in models.slots]})
+
+    async def get_model(request: Request) -> Response:
+        return JsonResponse(_describe_model(models.find(request.path_params["name"]).name))
+
+    async def unload_model(request: Request) -> Response:
+        await models.find((await read_body(request, UnloadRequest)).model).unload()
+        return JsonResponse({})
+
+    async def create_embeddings(request: Request) -> Response:
+        body = await read_body(request, EmbeddingRequest)
+        inputs, slot = body.inputs(), models.find(body.model)
+
+        async def embed() -> dict[str, Any]:
+            async with models.turn(slot):
+                return body.response_body(await slot.embed(inputs))
+
+        return await respond_unless_disconnected(request, embed())
+
+    async def get_openapi(_request: Request) -> Response:
+        return JsonResponse(document())
+
+    return [
+        _post("/v1/embeddings", create_embeddings),
+        Route("/v1/models", list_models),
+        _post("/unload", unload_model),
+        Route("/openapi.json", get_openapi),
+        Route("/v1/models/{name:path}", _catch_errors(get_model)),
+    ]
+
+
+async def reject_path(request: Request, error: Exception) -> Response:
+    """The response to an unknown path or method."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    message = "unknown path." if status == 404 else f"{request.method} is not allowed at this path."
+    return error_response(request.url.path, HttpError(status, message, hint="GET /openapi.json lists the paths."))
+
+
+async def _generate(request: Request, models: Models, body: GenerationBody) -> Response:
+    spec, writer, copies = body.generation_spec(), body.writer(), body.n or 1
     if body.stream:
-        return EventStream(request.url.path, _events(_parts(models, body.model, generation_spec, copies), writer))
+        return EventStream(request.url.path, _events(_parts(models, body.model, spec, copies), writer))
 
-    async def response_body() -> dict[str, Any]:
-        async with aclosing(_parts(models, body.model, generation_spec, copies)) as parts:
+    async def collect() -> dict[str, Any]:
+        async with aclosing(_parts(models, body.model, spec, copies)) as parts:
             async for index, part in parts:
                 writer.add(index, part)
         return writer.response_body()
 
-    answer = await until_disconnect(request, response_body())
-    return JsonResponse(answer) if answer is not None else Response(status_code=_GONE)
+    return await respond_unless_disconnected(request, collect())
 
 
 async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
@@ -190,32 +206,38 @@ async def _parts(
     for copy in range(copies):
         model_info = await models.enter(slot, is_new=copy == 0)
         try:
-            request = generation_spec.request(model_info, most_tokens=model_info.context_size, copy=copy)
-            form = tool_format(model_info.template)
-            reader = reader_of(form, generation_spec.tools_in_use) if generation_spec.needs_reader(form) else None
-            reply = ResponseStream(reader, model_info.plain_speed, is_several=generation_spec.several is not False)
-            started = slot.stream(request)
+            request = generation_spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+            form = detect_tool_format(model_info.chat_template)
+            reader = make_reader(form, generation_spec.tools_in_use) if generation_spec.needs_reader(form) else None
+            reply = ResponseStream(
+                reader, model_info.plain_speed, allow_parallel_calls=generation_spec.parallel_calls is not False
+            )
+            generation = slot.stream(request)
         except BaseException:
             slot.leave()
             raise
-        async with started as reading:
-            async for batch in reading:
-                for part in merged([part for event in batch for part in reply.parts(event)]):
+        async with generation as batches:
+            async for batch in batches:
+                for part in merge_deltas([part for event in batch for part in reply.parts(event)]):
                     yield copy, part
 
 
-def _model(name: str) -> dict[str, Any]:
+def _describe_model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time()), "owned_by": "edgespec"}
 
 
-def _told(handler: Handler) -> Handler:
-    """Errors of `handler` as the interface writes them."""
+def _post(path: str, handler: Handler) -> Route:
+    return Route(path, _catch_errors(handler), methods=["POST"])
+
+
+def _catch_errors(handler: Handler) -> Handler:
+    """`handler`, with its errors as responses in the format of the interface."""
 
     @wraps(handler)
-    async def told(request: Request) -> Response:
+    async def catch(request: Request) -> Response:
         try:
             return await handler(request)
-        except Exception as error:  # noqa: BLE001 - a bug of ours is logged, and the server goes on
-            return error_response(request.url.path, expected(error))
+        except Exception as error:  # noqa: BLE001 - a bug is logged and must not stop the server
+            return error_response(request.url.path, hide_internal_error(error))
 
-    return told
+    return catch

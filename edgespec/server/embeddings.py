@@ -1,4 +1,4 @@
-"""/v1/embeddings: OpenAI's interface to texts as vectors."""
+"""/v1/embeddings: OpenAI's interface for embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.server.fields import Body, ModelName
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)
 Ids = Annotated[list[Id], _ITEMS]
-_MOST = 2048  # inputs, as OpenAI has it
+_MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingRequest(Body):
@@ -29,30 +29,32 @@ class EmbeddingRequest(Body):
     def inputs(self) -> list[str | list[int]]:
         """Raises InvalidRequest."""
         if self.dimensions is not None:
-            raise InvalidRequest("embeddings have the model's own size.", hint="Leave dimensions out.")
-        given: list[Any] = self.input if isinstance(self.input, list) else [self.input]
-        if not given:
-            raise InvalidRequest("there is no input.", hint="Send a text.")
-        if isinstance(given[0], int):
-            given = [given]
-        if len(given) > _MOST:
-            raise InvalidRequest(f"there are more than {_MOST:,} inputs.", hint="Send them in several calls.")
-        return given
+            raise InvalidRequest(
+                "dimensions is not supported: embeddings have the model's own size.", hint="Remove dimensions."
+            )
+        inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
+        if not inputs:
+            raise InvalidRequest("input is empty.", hint="Send at least one text.")
+        if isinstance(inputs[0], int):
+            inputs = [inputs]
+        if len(inputs) > _MAX_INPUTS:
+            raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
+        return inputs
 
-    def answer(self, found: list[Embedding]) -> dict[str, Any]:
-        """The body of the answer."""
-        tokens = sum(each.tokens for each in found)
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        """The body of the response, one entry for each input."""
+        tokens = sum(each.tokens for each in embeddings)
         return {
             "object": "list",
             "model": self.model,
             "data": [
-                {"object": "embedding", "index": i, "embedding": self._written(each.vector)}
-                for i, each in enumerate(found)
+                {"object": "embedding", "index": i, "embedding": self._encode(each.vector)}
+                for i, each in enumerate(embeddings)
             ],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 
-    def _written(self, vector: tuple[float, ...]) -> list[float] | str:
+    def _encode(self, vector: tuple[float, ...]) -> list[float] | str:
         if self.encoding_format == "base64":
             return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
         return list(vector)

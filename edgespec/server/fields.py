@@ -1,4 +1,4 @@
-"""What OpenAI's bodies share, checked by pydantic. Unknown fields are ignored, as clients send many."""
+"""The fields that request bodies share, validated by pydantic. Unknown fields are ignored: clients send many."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.generation_spec import Settings
-from edgespec.server.tools import Tool
-from edgespec.text.toolcalls import NAME
+from edgespec.server.tools import Tool, make_tool
+from edgespec.text.tool_formats import NAME_CHARACTER
 
-Name = Annotated[str, StringConstraints(pattern=rf"^{NAME}{{1,256}}$")]
+Name = Annotated[str, StringConstraints(pattern=rf"^{NAME_CHARACTER}{{1,256}}$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_MAX_STOP = 256  # characters
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Tokens = Annotated[int, Field(ge=1, le=2**31)]
 FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_fast=True)
-"""Of a list: pydantic would tell of everything that is wrong with any number of items."""
-_MOST_BIASES = 4096
+"""Limits of a list's length. Without `fail_fast` pydantic reports every invalid item of a list of any length."""
+_MAX_BIASES = 4096
 
 
-def _bounded(given: object) -> object:
-    if isinstance(given, dict) and len(given) > _MOST_BIASES:  # before all of it is checked
-        raise ValueError(f"there are more than {_MOST_BIASES:,}")
-    return given
+def _limit_length(value: object) -> object:
+    """Reject a large mapping before each of its items is validated."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"there are more than {_MAX_BIASES:,}")
+    return value
 
 
 class Body(BaseModel):
@@ -41,9 +43,9 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampled(Body):
-    """The settings that chat and text completions share. `top_k`, `min_p` and `repetition_penalty` are ours, as in
-    llama.cpp's server.
+class CompletionBody(Body):
+    """The fields that /v1/chat/completions and /v1/completions share. `top_k`, `min_p` and `repetition_penalty` are
+    extensions, named as in llama.cpp's server.
     """
 
     model: ModelName
@@ -54,7 +56,7 @@ class Sampled(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_bounded)] = None
+    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
     stop: str | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -64,16 +66,24 @@ class Sampled(Body):
     def settings(self) -> Settings:
         bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
         return Settings(
-            self.temperature, self.top_p, self.top_k, self.min_p, self.presence_penalty, self.frequency_penalty,
-            self.repetition_penalty, bias,
-        )  # fmt: skip
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.repetition_penalty,
+            bias,
+        )
 
     def stops(self) -> tuple[str, ...]:
         """Raises InvalidRequest."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if any(not text or len(text) > 256 for text in given):
-            raise InvalidRequest("a stop text has 1 to 256 characters.", hint="Shorten it.")
-        return tuple(given)
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if not all(0 < len(text) <= _MAX_STOP for text in stops):
+            raise InvalidRequest(
+                f"a stop string must have 1 to {_MAX_STOP} characters.", hint="Shorten it, or remove an empty one."
+            )
+        return stops
 
     @property
     def wants_usage(self) -> bool:
@@ -96,7 +106,7 @@ class ResponseFormat(Body):
         if self.type == "json_object":
             return json_structure()
         if self.json_schema is None or self.json_schema.schema_ is None:
-            raise InvalidRequest("response_format has no schema.", hint="Put it into json_schema.schema.")
+            raise InvalidRequest("response_format has no schema.", hint="Put the schema in json_schema.schema.")
         return json_structure(self.json_schema.schema_)
 
 
@@ -111,7 +121,7 @@ class FunctionTool(Body):
     function: Function
 
     def tool(self) -> Tool:
-        return Tool(self.function.name, self.function.description or "", self.function.parameters or {"type": "object"})
+        return make_tool(self.function.name, self.function.description, self.function.parameters)
 
 
 class TextPart(Body):
@@ -126,11 +136,11 @@ class OtherPart(Body):
 Parts = Annotated[list[TextPart | OtherPart], MANY]
 
 
-def joined(content: str | Parts | None) -> str:
-    """The text of a message. Raises InvalidRequest for what is not text."""
-    if content is None or isinstance(content, str):
+def join_text(content: str | list[Any] | None) -> str:
+    """The text of a message's content. Raises InvalidRequest for a part that is not text."""
+    if not isinstance(content, list):
         return content or ""
     for part in content:
-        if not isinstance(part, TextPart):
-            raise InvalidRequest(f"this server reads text only, no '{part.type}'.", hint="Leave that part out.")
-    return "".join(part.text for part in content if isinstance(part, TextPart))
+        if not hasattr(part, "text"):
+            raise InvalidRequest(f"content of type '{part.type}' is not supported.", hint="Send text only.")
+    return "".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""What a client asks for, whatever interface it came by, and how it becomes a request to the engine."""
+"""GenerationSpec: one generation as a client asks for it through any interface, and its request to the engine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from edgespec.engine.events import Request
 from edgespec.engine.structured_output import Json, Structure, Text, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.server.chat_format import answer_structure, tool_format
+from edgespec.server.chat_format import add_answer_header
 from edgespec.server.tools import Tool
 from edgespec.service.client import ModelInfo
 from edgespec.text.chat_template import Message
-from edgespec.text.harmony import HARMONY
-from edgespec.text.toolcalls import ToolFormat, instructions
+from edgespec.text.tool_formats import ToolFormat, detect_tool_format, tool_instructions
 
-_DEEPEST = 64
-Choice = Literal["auto", "none", "required"]
+_MAX_ARGUMENTS_DEPTH = 64
+ToolChoiceMode = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to sample; None leaves a setting to the model's own defaults."""
+    """Sampling settings of one request; None leaves a setting to the model's defaults."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -36,24 +35,24 @@ class Settings:
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
 
-    def over(self, recommended: SamplingDefaults) -> SamplingParams:
-        """What is given, else what the model's authors recommend, else the model's own distribution.
-
-        Raises InvalidRequest.
-        """
-        values = {**asdict(recommended), **{name: value for name, value in asdict(self).items() if value is not None}}
-        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+    def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
+        """These settings, then `defaults`, then the model's unchanged distribution. Raises InvalidRequest."""
+        return defaults.resolve(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """One call of the server.
+    """One generation as a client asks for it.
 
-    prompt     messages, or text to continue as it stands
-    choice     'auto', 'none', 'required', or the one tool to call: Choice or a name in `forced`
-    several    whether an answer may hold several calls, where the model's form has room for them; None: as many as the
-               model likes, and one where a call has to be made
-    structure  JSON that the answer has to be, unless it is a call of a tool
+    prompt          messages, or raw text to continue
+    max_tokens      None: as many as the context holds
+    tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
+    forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
+    parallel_calls  whether an answer may hold several calls. None: any number where calling is the model's choice, one
+                    where it must call
+    structure       JSON that the answer must match, unless the answer is a tool call
+    top_logprobs    alternatives reported for each token; None: no logprobs
+    variables       extra variables of the chat template
     """
 
     prompt: str | tuple[Message, ...]
@@ -63,97 +62,114 @@ class GenerationSpec:
     stop: tuple[str, ...] = ()
     structure: Structure | None = None
     tools: tuple[Tool, ...] = ()
-    choice: Choice = "auto"
-    forced: str | None = None
-    several: bool | None = None
+    tool_choice: ToolChoiceMode = "auto"
+    forced_tool: str | None = None
+    parallel_calls: bool | None = None
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
-        if not self.tools and (self.forced is not None or self.choice == "required"):
-            raise InvalidRequest("tool_choice asks for a call, but there are no tools.", hint="Give tools.")
+        if not self.tools and self.must_call:
+            raise InvalidRequest("tool_choice requires a tool call, but there are no tools.", hint="Add tools.")
 
-    def needs_reader(self, form: ToolFormat) -> bool:
-        """Whether the text has to be split: it may hold calls, or headers around what is structured."""
-        return bool(self.tools_in_use) or (self.structure is not None and form is HARMONY)
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a tool call."""
+        return self.forced_tool is not None or self.tool_choice == "required"
 
     @property
     def tools_in_use(self) -> tuple[Tool, ...]:
-        return () if self.choice == "none" else self.tools
+        """The tools that the model may call."""
+        return () if self.tool_choice == "none" else self.tools
 
-    def request(self, model_info: ModelInfo, *, most_tokens: int, copy: int = 0) -> Request:
-        """For the engine; `copy` counts the answers to one call. Raises InvalidRequest."""
-        form = tool_format(model_info.template)
+    def needs_reader(self, tool_format: ToolFormat) -> bool:
+        """Whether the text must be split: it may hold tool calls, or headers around structured output."""
+        return bool(self.tools_in_use) or (self.structure is not None and bool(tool_format.answer_header))
+
+    def build_request(self, model_info: ModelInfo, *, token_limit: int, copy: int = 0) -> Request:
+        """The engine's request for at most `token_limit` tokens. `copy` numbers the answers to one call: each has a
+        seed of its own. Raises InvalidRequest.
+        """
+        tool_format = detect_tool_format(model_info.chat_template)
         prompt, variables = self.prompt, dict(self.variables)
-        structure = answer_structure(self.structure, form) if self.structure is not None else None
+        structure = add_answer_header(self.structure, tool_format) if self.structure is not None else None
         if tools := self.tools_in_use:
-            described = [tool.described() for tool in tools]
-            variables["tools"] = described
-            if isinstance(prompt, tuple) and "tools" not in (model_info.template or ""):
-                prompt = _instructed(prompt, instructions(described))
-            is_demanded = self.choice == "required" or self.forced is not None
-            if is_demanded:
-                structure = call_structure(form, self._callable(), several=bool(self.several) and self.forced is None)
+            descriptions = [tool.to_dict() for tool in tools]
+            variables["tools"] = descriptions
+            if isinstance(prompt, tuple) and "tools" not in (model_info.chat_template or ""):
+                prompt = _add_instructions(prompt, tool_instructions(descriptions))
+            if self.must_call:
+                is_parallel = bool(self.parallel_calls) and self.forced_tool is None
+                structure = build_call_structure(tool_format, self._callable_tools(), parallel_calls=is_parallel)
             elif structure is not None:
-                structure = either(structure, call_structure(form, tools))
+                structure = either(structure, build_call_structure(tool_format, tools))
         if structure is not None and self.stop:
-            raise InvalidRequest("a stop text could break the answer's structure.", hint="Leave stop out.")
-        sampling = self.settings.over(model_info.sampling)
-        seed = None if self.seed is None else (self.seed + copy) % 2**32
-        most = min(self.max_tokens or most_tokens, most_tokens)
-        visible = form.visible if self.needs_reader(form) else ()
-        return Request(prompt, sampling, most, seed, self.stop, variables, structure, visible, self.top_logprobs)
+            raise InvalidRequest("stop cannot be combined with structured output.", hint="Remove stop.")
+        return Request(
+            prompt,
+            sampling=self.settings.resolve(model_info.sampling),
+            max_tokens=min(self.max_tokens or token_limit, token_limit),
+            seed=None if self.seed is None else (self.seed + copy) % 2**32,
+            stop=self.stop,
+            variables=variables,
+            structure=structure,
+            visible=tool_format.visible if self.needs_reader(tool_format) else (),
+            top_logprobs=self.top_logprobs,
+        )
 
-    def _callable(self) -> Sequence[Tool]:
-        if self.forced is None:
+    def _callable_tools(self) -> Sequence[Tool]:
+        if self.forced_tool is None:
             return self.tools
-        named = [tool for tool in self.tools if tool.name == self.forced]
+        named = [tool for tool in self.tools if tool.name == self.forced_tool]
         if not named:
-            raise InvalidRequest(f"tool_choice names '{self.forced}', which is not among the tools.", hint="Add it.")
+            raise InvalidRequest(
+                f"tool_choice names '{self.forced_tool}', which is not among the tools.", hint="Add it to tools."
+            )
         return named
 
 
-def call_structure(form: ToolFormat, tools: Sequence[Tool], *, several: bool = False) -> Structure:
-    """An answer that is one call of one of `tools`, or `several`. Raises InvalidRequest."""
-    frame = form.frame
-    ways: list[tuple[Text | Json, ...]] = []
+def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel_calls: bool = False) -> Structure:
+    """An answer that is one call of one of `tools`, or several with `parallel_calls` where the format allows several.
+
+    Raises InvalidRequest.
+    """
+    frame = tool_format.frame
+    alternatives: list[tuple[Text | Json, ...]] = []
     for tool in tools:
-        body: dict[str, Any] = {"type": "object", **tool.parameters}
+        schema: dict[str, Any] = {"type": "object", **tool.parameters}
         if not frame.holds_name:
-            at_top: dict[str, Any] = {}  # where references look
-            for key in ("$defs", "definitions"):
-                if key in body:
-                    at_top[key] = body.pop(key)
-            body = {
+            definitions: dict[str, Any] = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+            schema = {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, form.argument: body},
-                "required": ["name", form.argument],
+                "properties": {"name": {"const": tool.name}, tool_format.argument: schema},
+                "required": ["name", tool_format.argument],
                 "additionalProperties": False,
-                **at_top,
+                **definitions,  # references start at the top level
             }
         before = (part.replace("{name}", tool.name) for part in frame.before)
-        ways.append((*texts(before), json_part(body), *texts(frame.after)))
-    between = texts(frame.between) if several and frame.between is not None else None
-    return Structure(tuple(ways), texts(frame.first), texts(frame.last), between)
+        alternatives.append((*texts(before), json_part(schema), *texts(frame.after)))
+    between = texts(frame.between) if parallel_calls and frame.between is not None else None
+    return Structure(tuple(alternatives), texts(frame.first), texts(frame.last), between)
 
 
-def message(role: str, content: str, **extra: Any) -> Message:
-    """A message, with what templates may read beside its text."""
+def make_message(role: str, content: str, **extra: Any) -> Message:
+    """A message with the `extra` fields that chat templates may read; those that are None are left out."""
     return Message(role, content, {key: value for key, value in extra.items() if value is not None})
 
 
-def loaded_arguments(text: str) -> Any:
-    """A call's arguments as templates expect them; what is no JSON stays text."""
+def parse_arguments(text: str) -> Any:
+    """A call's arguments as chat templates expect them: parsed JSON, or `text` where it is invalid or too deep."""
     try:
-        loaded = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return loaded if is_shallow(loaded, _DEEPEST) else text
+    return value if is_shallow(value, _MAX_ARGUMENTS_DEPTH) else text
 
 
-def _instructed(prompt: tuple[Message, ...], told: str) -> tuple[Message, ...]:
+def _add_instructions(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Append `text` to the system message; add one where there is none."""
     if prompt and prompt[0].role == "system":
-        first = replace(prompt[0], content=f"{prompt[0].content}\n\n{told}")
-        return (first, *prompt[1:])
-    return (Message("system", told), *prompt)
+        system = replace(prompt[0], content=f"{prompt[0].content}\n\n{text}")
+        return (system, *prompt[1:])
+    return (Message("system", text), *prompt)

@@ -1,4 +1,4 @@
-"""Who may call: keys, hosts and origins that are meant, bodies that are not too large. Pure ASGI, before all routes."""
+"""Guard: ASGI middleware that checks the API key, the Host and Origin headers and the size of the body."""
 
 from __future__ import annotations
 
@@ -13,33 +13,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.server.http import HttpError, error_response
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
-_OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # tell nothing that needs a key
+_OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # need no key
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """api_key   None: whoever reaches the server may call it
-    hosts     names that a Host header may have, without the port; None: any, for servers that need a key
-    origins   web pages that may call, such as 'http://localhost:3000', beside the server's own
-    body      bytes of a body at most
+    """What the guard lets through.
+
+    api_key         key that clients must send; None: no key
+    hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
+    origins         origins of web pages that may call, such as 'http://localhost:3000', besides the server's own
+    max_body_bytes  size limit of a request body
     """
 
     api_key: str | None = None
     hosts: frozenset[str] | None = LOOPBACK
     origins: frozenset[str] = frozenset()
-    body: int = 16 * 2**20
-
-
-def _place(origin: str) -> str:
-    """Host and port of an origin."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
+    max_body_bytes: int = 16 * 2**20
 
 
 class Guard:
-    """Lets through what the rules allow."""
+    """Rejects requests that break the rules, before any route sees them."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
@@ -52,14 +46,14 @@ class Guard:
         headers = Headers(scope=scope)
         started = False
 
-        async def watched(message: Message) -> None:
+        async def note_start(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
             self._check(scope["path"], scope["method"], headers)
-            await self._app(scope, self._bounded(headers, receive), watched)
+            await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
             if started:
                 raise
@@ -71,30 +65,39 @@ class Guard:
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if rules.hosts is not None and name.lower() not in rules.hosts:
-            raise HttpError(403, "this server does not answer to that host name.", hint="Allow it with --allow-host.")
+            raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
-        if origin is not None and origin not in rules.origins and _place(origin) != host:
-            raise HttpError(403, "web pages of another origin may not call.", hint="Allow them with --allow-origin.")
+        if origin is not None and origin not in rules.origins and _get_host(origin) != host:
+            raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
         if rules.api_key is None or path in _OPEN or method == "OPTIONS":
             return
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), rules.api_key.encode()):
-            raise HttpError(401, "the API key is missing or wrong.", hint="Send Authorization: Bearer KEY.")
+        key = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+        if not hmac.compare_digest(key.encode(), rules.api_key.encode()):
+            raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
 
-    def _bounded(self, headers: Mapping[str, str], receive: Receive) -> Receive:
-        most = self._rules.body
-        too_large = HttpError(413, f"the body is larger than {most:,} bytes.", hint="Send less.")
+    def _limit_body(self, headers: Mapping[str, str], receive: Receive) -> Receive:
+        """`receive`, which raises HttpError beyond the size limit. Raises HttpError for a Content-Length beyond it."""
+        limit = self._rules.max_body_bytes
+        too_large = HttpError(413, f"the body is larger than {limit:,} bytes.", hint="Send a smaller body.")
         length = headers.get("content-length", "0")
-        if not length.isascii() or not length.isdecimal() or len(length) > 15 or int(length) > most:
+        if not length.isascii() or not length.isdecimal() or len(length) > 15 or int(length) > limit:
             raise too_large
-        seen = 0
+        received = 0
 
-        async def bounded() -> Message:
-            nonlocal seen
+        async def receive_limited() -> Message:
+            nonlocal received
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > most:
+            received += len(message.get("body", b""))
+            if received > limit:
                 raise too_large
             return message
 
-        return bounded
+        return receive_limited
+
+
+def _get_host(origin: str) -> str:
+    """Host and port of an origin; "" if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

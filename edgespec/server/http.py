@@ -1,11 +1,11 @@
-"""Bodies in, bodies and event streams out, and errors in the shape of whichever interface was called."""
+"""HTTP bodies, server-sent events, and errors in the format of the interface that was called."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -27,91 +27,101 @@ from edgespec.errors import (
 )
 from edgespec.server.models import Busy
 
-T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
-KEEP_ALIVE_S = 5.0
-_DEEPEST = 128
-_BODY_S = 60.0
+_KEEP_ALIVE_S = 5.0  # longest silence in a stream
+_MAX_DEPTH = 128
+_BODY_TIMEOUT_S = 60.0
+_CLIENT_CLOSED = 499  # nginx's status; no client reads it
 DONE = b"data: [DONE]\n\n"
+"""The last event of OpenAI's older interfaces."""
+_STATUS: list[tuple[type[EdgespecError], int]] = [
+    (Busy, 429),
+    (InvalidRequest, 400),
+    (TemplateError, 400),
+    (UnknownModel, 404),
+    (HubError, 503),
+    (CacheError, 503),
+    (DoesNotFit, 503),
+]
+_OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", "model_not_found"),
+    413: ("invalid_request_error", None),
+    415: ("invalid_request_error", None),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+_ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class HttpError(EdgespecError):
-    """A refusal with a status of its own."""
+    """An error with an HTTP status of its own."""
 
     def __init__(self, status: int, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)
         self.status = status
 
 
-async def body_of(request: Request, kind: type[B]) -> B:
-    """The checked body. Raises InvalidRequest, HttpError."""
-    kind_given = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind_given != "application/json":
-        raise HttpError(415, f"the body is {kind_given[:100]}.", hint="Send application/json.")
+async def read_body(request: Request, kind: type[B]) -> B:
+    """The validated body of a request. Raises InvalidRequest, HttpError."""
+    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise HttpError(415, f"the content type is {content_type[:100]}.", hint="Send application/json.")
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             data = await request.body()
     except TimeoutError as error:
-        raise HttpError(408, f"the body did not arrive within {_BODY_S:.0f} seconds.", hint="Send it again.") from error
+        message = f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} seconds."
+        raise HttpError(408, message, hint="Send it again.") from error
     try:
-        given = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the body is no JSON.", hint="Check it.") from error
-    if not is_shallow(given, _DEEPEST):
-        raise InvalidRequest(f"the body is nested more than {_DEEPEST} deep.", hint="Simplify it.")
+        raise InvalidRequest("the body is not valid JSON.", hint="Send a JSON object.") from error
+    if not is_shallow(value, _MAX_DEPTH):
+        raise InvalidRequest(f"the body is nested more than {_MAX_DEPTH} levels deep.", hint="Simplify it.")
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(_told(error), hint="Check the body.") from error
+        raise InvalidRequest(_describe(error), hint="Correct the body.") from error
 
 
-def _told(error: ValidationError) -> str:
-    """The first thing that is wrong with a body, without what was in it."""
+def _describe(error: ValidationError) -> str:
+    """The first fault of a body, without the values in it."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:200]
     return f"{where or 'the body'}: {first['msg'][:300].rstrip('.')}."
 
 
-def status_of(error: EdgespecError) -> int:
+def get_status(error: EdgespecError) -> int:
     """The HTTP status of an error."""
     if isinstance(error, HttpError):
         return error.status
-    for kinds, status in (
-        (Busy, 429),
-        ((InvalidRequest, TemplateError), 400),
-        (UnknownModel, 404),
-        ((HubError, CacheError, DoesNotFit), 503),
-    ):
-        if isinstance(error, kinds):
-            return status
-    return 500
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def openai_error(error: EdgespecError) -> dict[str, Any]:
-    status = status_of(error)
-    kind = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-            404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error",
-            429: "rate_limit_error"}.get(status, "server_error")  # fmt: skip
-    code = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}.get(status)
-    return {"error": {"message": f"{error.message} {error.hint}", "type": kind, "param": None, "code": code}}
+def format_error(path: str, error: EdgespecError) -> dict[str, Any]:
+    """The body of an error in the format of the interface at `path`."""
+    status, message = get_status(error), f"{error.message} {error.hint}"
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+    kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def anthropic_error(error: EdgespecError) -> dict[str, Any]:
-    kind = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-            413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
-            }.get(status_of(error), "api_error")  # fmt: skip
-    return {"type": "error", "error": {"type": kind, "message": f"{error.message} {error.hint}"}}
-
-
-def shape_for(path: str) -> Callable[[EdgespecError], dict[str, Any]]:
-    """How errors are written below `path`."""
-    return anthropic_error if path.startswith("/v1/messages") else openai_error
-
-
-def expected(error: BaseException) -> EdgespecError:
-    """An error as it may be told; a bug of ours is logged and told of without its words."""
+def hide_internal_error(error: BaseException) -> EdgespecError:
+    """`error` if clients may see it. Any other is a bug: it is logged, and clients see no details."""
     if isinstance(error, EdgespecError):
         return error
     _LOG.error("internal error: %s", reason_of(error), exc_info=error)
@@ -119,26 +129,28 @@ def expected(error: BaseException) -> EdgespecError:
 
 
 class JsonResponse(JSONResponse):
-    """JSON whose texts may hold halves of surrogate pairs, as a model writes them in arguments of calls."""
+    """JSON whose strings may hold lone surrogates: models write them in the arguments of tool calls."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def error_response(path: str, error: EdgespecError) -> JsonResponse:
+    """The response to a request at `path` that failed."""
+    status = get_status(error)
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Busy) else None
-    if status_of(error) == 401:
+    if status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return JsonResponse(shape_for(path)(error), status_of(error), headers)
+    return JsonResponse(format_error(path, error), status, headers)
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; it is cancelled as soon as the client has gone, to whom there is nothing to say."""
+async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
+    """A response with the body that `work` returns. `work` is cancelled when the client disconnects."""
     task = asyncio.create_task(work)
-    watch = asyncio.create_task(_gone(request.receive))
+    watch = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        return JsonResponse(await task) if task.done() else Response(status_code=_CLIENT_CLOSED)
     finally:
         watch.cancel()
         task.cancel()
@@ -146,16 +158,16 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T 
             await task
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """Server-sent events. What is not ready for some seconds is bridged by comments; who goes ends the work at once.
+    """Server-sent events. Comments keep the connection open through silences; a disconnect cancels the work.
 
-    `events` yields whole lines of events. An error before the first is answered with its status, as the headers wait
-    that long.
+    `events` yields whole events. The headers wait for the first event or a few seconds, so an error before that is
+    answered with its own status.
     """
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None]) -> None:
@@ -166,7 +178,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(scope, receive, send))
-        watch = asyncio.create_task(_gone(receive))
+        watch = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, watch}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -179,38 +191,44 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        next_ = asyncio.ensure_future(anext(self._events, None))
+        pending = asyncio.ensure_future(anext(self._events, None))
         try:
-            await asyncio.wait({next_}, timeout=KEEP_ALIVE_S)
-            if next_.done() and (error := next_.exception()) is not None:
-                await error_response(self._path, expected(error))(scope, receive, send)
+            await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)
+            if pending.done() and (failure := pending.exception()) is not None:
+                await error_response(self._path, hide_internal_error(failure))(scope, receive, send)
                 return
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
-                       (b"x-accel-buffering", b"no")]  # fmt: skip
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-store"),
+                (b"x-accel-buffering", b"no"),
+            ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while True:
-                done, _ = await asyncio.wait({next_}, timeout=KEEP_ALIVE_S)  # wait_for may swallow a cancellation
+                done, _ = await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)  # wait_for may swallow a cancellation
                 if not done:
-                    await send({"type": "http.response.body", "body": b": still here\n\n", "more_body": True})
+                    await send(_body_chunk(b": keep-alive\n\n"))
                     continue
                 try:
-                    event = next_.result()
-                except Exception as error:  # noqa: BLE001 - told within the stream, as the headers are gone
-                    event, told = None, shape_for(self._path)(expected(error))
-                    name = "error" if "type" in told else None
-                    await send({"type": "http.response.body", "body": event_of(told, name), "more_body": True})
+                    event = pending.result()
+                except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
+                    event = None
+                    await send(_body_chunk(format_event(format_error(self._path, hide_internal_error(error)))))
                 if event is None:
                     break
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                next_ = asyncio.ensure_future(anext(self._events, None))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send(_body_chunk(event))
+                pending = asyncio.ensure_future(anext(self._events, None))
+            await send(_body_chunk(b"", more=False))
         finally:
-            next_.cancel()
+            pending.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await next_
+                await pending
 
 
-def event_of(data: dict[str, Any], name: str | None = None) -> bytes:
-    """One server-sent event."""
-    head = f"event: {name}\n" if name else ""
+def _body_chunk(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def format_event(data: dict[str, Any]) -> bytes:
+    """One server-sent event. It is named after the `type` of `data`, if there is one."""
+    head = f"event: {data['type']}\n" if "type" in data else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Who may go in: some at once, or one alone, in the order they came."""
+"""FairLimiter: limits concurrent calls, or gives one call exclusive access, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 
 
 class FairLimiter:
-    """A semaphore that is fair, that may be widened, and that one can have for oneself."""
+    """A fair semaphore with a limit that can change, and with exclusive access."""
 
     def __init__(self, max_concurrency: int = 1) -> None:
-        self.waiting = 0  # of those who do not want it for themselves
-        self._at_once = max_concurrency
+        self.waiting = 0  # callers in `enter`; those in `alone` do not count
+        self._max_concurrency = max_concurrency
         self._inside = 0
         self._is_alone = False
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
     def max_concurrency(self) -> int:
-        """How many may be inside."""
-        return self._at_once
+        """How many callers may be inside at once."""
+        return self._max_concurrency
 
     @max_concurrency.setter
-    def max_concurrency(self, most: int) -> None:
-        self._at_once = most
+    def max_concurrency(self, limit: int) -> None:
+        self._max_concurrency = limit
         self._admit()
 
     @property
@@ -34,11 +34,11 @@ class FairLimiter:
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever comes now has to wait."""
-        return bool(self._queue) or self._is_alone or self._inside >= self._at_once
+        """Whether a new caller has to wait."""
+        return bool(self._queue) or self._is_alone or self._inside >= self._max_concurrency
 
     async def enter(self) -> None:
-        """Wait for one's turn, which `leave` ends."""
+        """Wait for a turn; `leave` ends it."""
         self.waiting += 1
         try:
             await self._enter(alone=False)
@@ -52,7 +52,7 @@ class FairLimiter:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Once all have left; others wait meanwhile."""
+        """Wait until all have left; new callers wait until this context ends."""
         await self._enter(alone=True)
         try:
             yield
@@ -66,9 +66,9 @@ class FairLimiter:
         try:
             await admitted
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # it was admitted at the same moment
+            if not admitted.cancelled():  # admitted just before the cancellation
                 self.leave()
-            self._admit()  # whoever was behind it
+            self._admit()  # the next caller in the queue
             raise
 
     def _admit(self) -> None:
@@ -77,7 +77,7 @@ class FairLimiter:
             if admitted.cancelled():
                 self._queue.popleft()
                 continue
-            if self._inside and (alone or self._inside >= self._at_once):
+            if self._inside and (alone or self._inside >= self._max_concurrency):
                 return
             self._queue.popleft()
             self._inside += 1

@@ -1,4 +1,4 @@
-"""What a server has done, for /metrics and the status page; no prompts, no answers."""
+"""ServerMetrics: counters for /metrics, the last answers for the status page, and the log. They hold no text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edgespec.engine.events import Finished
 from edgespec.units import gib
 
-_RECENT = 50
+_MAX_RECENT = 50
+_COUNTERS = {  # fields of Metrics, which are also the names of the counters
+    "prompt_tokens": "Prompt tokens.",
+    "emitted_tokens": "Generated tokens.",
+    "drafted_tokens": "Drafted tokens.",
+    "accepted_tokens": "Drafted tokens that were accepted.",
+    "target_forwards": "Decode forwards of the target model.",
+}
+_ANSWER_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)  # seconds
+_TTFT_BUCKETS = (0.03, 0.1, 0.3, 1, 3, 10, 30)  # seconds
 _LOG = logging.getLogger("edgespec.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One answer that is over; times in seconds, `at` since the epoch."""
+    """One finished answer; times in seconds, `at` since the epoch."""
 
     at: float
     model: str
@@ -35,64 +45,70 @@ class Call:
 
 
 class ServerMetrics:
-    """Counters, and the last calls. Also hears what opening a model has to say, which goes to the log."""
+    """Counters and the last answers. As a Reporter it also logs the progress of loading a model."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
-        self._recent: deque[Call] = deque(maxlen=_RECENT)
-
-        def counter(name: str, told: str) -> Counter:
-            return Counter(f"edgespec_{name}", told, ["model"], registry=self._registry)
-
-        self.refused = counter("refused", "Calls refused because too many waited.")
-        self._answers = Counter("edgespec_answers", "Answers that are over.", ["model", "ending"],
-                                registry=self._registry)  # fmt: skip
-        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
-        self._emitted = counter("emitted_tokens", "Tokens of answers.")
-        self._drafted = counter("drafted_tokens", "Tokens that were drafted.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that the target let through.")
-        self._forwards = counter("target_forwards", "Forwards of the target.")
-        self._seconds = Histogram("edgespec_answer_seconds", "Time of an answer.", ["model"], registry=self._registry,
-                                  buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300))  # fmt: skip
-        self._ttft = Histogram("edgespec_first_token_seconds", "Time to the first token, without waiting for a turn.",
-                               ["model"], registry=self._registry, buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30))  # fmt: skip
-        self._waiting = Gauge("edgespec_waiting", "Calls that wait for their turn.", ["model"], registry=self._registry)
+        self._recent: deque[Call] = deque(maxlen=_MAX_RECENT)
+        options: Any = {"namespace": "edgespec", "registry": self._registry}
+        self.refused = Counter("refused", "Requests refused because too many were waiting.", ["model"], **options)
+        self._answers = Counter("answers", "Finished answers.", ["model", "ending"], **options)
+        self._counters = {name: Counter(name, text, ["model"], **options) for name, text in _COUNTERS.items()}
+        self._seconds = Histogram(
+            "answer_seconds", "Duration of an answer.", ["model"], buckets=_ANSWER_BUCKETS, **options
+        )
+        self._ttft = Histogram(
+            "first_token_seconds",
+            "Time to the first token, without the time in the queue.",
+            ["model"],
+            buckets=_TTFT_BUCKETS,
+            **options,
+        )
+        self._waiting = Gauge("waiting", "Requests in the queue.", ["model"], **options)
 
     def add(self, model: str, finished: Finished, seconds: float) -> None:
-        """An answer is over."""
+        """Count a finished answer that took `seconds`."""
         m = finished.metrics
         self._answers.labels(model, finished.reason).inc()
-        self._prompt.labels(model).inc(m.prompt_tokens)
-        self._emitted.labels(model).inc(m.emitted_tokens)
-        self._drafted.labels(model).inc(m.drafted_tokens)
-        self._accepted.labels(model).inc(m.accepted_tokens)
-        self._forwards.labels(model).inc(m.target_forwards)
+        for name, counter in self._counters.items():
+            counter.labels(model).inc(getattr(m, name))
         self._seconds.labels(model).observe(seconds)
         if m.ttft_s is not None:
             self._ttft.labels(model).observe(m.ttft_s)
-        call = Call(time.time(), model, m.prompt_tokens, m.emitted_tokens, m.tokens_per_second, m.times_plain,
-                    m.acceptance_rate, m.tau, m.ttft_s, seconds, finished.reason)  # fmt: skip
+        call = Call(
+            at=time.time(),
+            model=model,
+            prompt_tokens=m.prompt_tokens,
+            tokens=m.emitted_tokens,
+            tokens_per_second=m.tokens_per_second,
+            times_plain=m.times_plain,
+            acceptance=m.acceptance_rate,
+            tau=m.tau,
+            ttft=m.ttft_s,
+            seconds=seconds,
+            ending=finished.reason,
+        )
         with self._lock:
             self._recent.append(call)
         speed = "-" if m.tokens_per_second is None else f"{m.tokens_per_second:.1f}"
         accepted = "-" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%}"
-        _LOG.info("%s: %d tokens (%s) after %d, %s tok/s, %s accepted, %.2f s",
-                  model, m.emitted_tokens, finished.reason, m.prompt_tokens, speed, accepted, seconds)  # fmt: skip
+        counts = f"{m.emitted_tokens} tokens ({finished.reason}) after {m.prompt_tokens}"
+        _LOG.info("%s: %s, %s tok/s, %s accepted, %.2f s", model, counts, speed, accepted, seconds)
 
     def seconds_a_call(self, model: str) -> float:
-        """How long one of the last answers took on average; 1 where there is none."""
+        """Mean duration of the last answers, in seconds; 1 if there are none."""
         with self._lock:
-            took = [call.seconds for call in self._recent if call.model == model]
-        return sum(took) / len(took) if took else 1.0
+            durations = [call.seconds for call in self._recent if call.model == model]
+        return sum(durations) / len(durations) if durations else 1.0
 
     def recent(self) -> list[dict[str, object]]:
-        """The last calls, newest first."""
+        """The last answers, newest first, in the keys of /props."""
         with self._lock:
             return [asdict(call) for call in reversed(self._recent)]
 
-    def exposition(self, waiting: dict[str, int]) -> bytes:
-        """Prometheus' text format."""
+    def format_prometheus(self, waiting: dict[str, int]) -> bytes:
+        """All metrics in Prometheus' text format; `waiting` is the length of each model's queue."""
         for model, count in waiting.items():
             self._waiting.labels(model).set(count)
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from what checks the bodies."""
+"""The OpenAPI document, generated from the models that validate the bodies."""
 
 from __future__ import annotations
 
@@ -22,43 +22,44 @@ _BODIES: dict[str, type[Body]] = {
     "/v1/messages/count_tokens": CountRequest,
     "/v1/embeddings": EmbeddingRequest,
 }
-_PLAIN = {
+_GETS = {
     "/v1/models": "The models.",
-    "/health": "Whether the server is there.",
+    "/health": "Whether the server is up.",
     "/props": "The state of the models, and the last answers.",
 }
-_TROUBLE = {
-    "400": "The request cannot be served as it is.",
+_ERRORS = {
+    "400": "The request is not valid.",
     "401": "The API key is missing or wrong.",
     "403": "The host or the origin is not allowed.",
-    "404": "There is no such model.",
+    "404": "The model is unknown.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "429": "Too many calls are waiting; see Retry-After.",
+    "429": "Too many requests are waiting; see Retry-After.",
     "500": "The engine failed.",
-    "503": "The model cannot be opened now.",
+    "503": "The model cannot be loaded now.",
 }
 
 
 def document() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The document, in OpenAPI 3.1."""
     _, definitions = models_json_schema(
         [(body, "validation") for body in _BODIES.values()], ref_template="#/components/schemas/{model}"
     )
-    object_ = {"application/json": {"schema": {"type": "object"}}}
-    trouble = {status: {"description": told, "content": object_} for status, told in _TROUBLE.items()}
+    any_object = {"application/json": {"schema": {"type": "object"}}}
+    errors = {status: {"description": text, "content": any_object} for status, text in _ERRORS.items()}
     paths: dict[str, Any] = {}
     for path, body in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        content = object_ if body in (CountRequest, EmbeddingRequest) else {**object_, "text/event-stream": {}}
-        paths[path] = {"post": {
+        content = any_object if body in (CountRequest, EmbeddingRequest) else {**any_object, "text/event-stream": {}}
+        operation = {
             "summary": (body.__doc__ or "").split("\n")[0],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-            "responses": {"200": {"description": "The answer.", "content": content}, **trouble},
-        }}  # fmt: skip
-    for path, told in _PLAIN.items():
-        answer = {"description": told, "content": object_}
-        paths[path] = {"get": {"summary": told, "responses": {"200": answer, **trouble}}}
+            "responses": {"200": {"description": "The answer.", "content": content}, **errors},
+        }
+        paths[path] = {"post": operation}
+    for path, text in _GETS.items():
+        answer = {"description": text, "content": any_object}
+        paths[path] = {"get": {"summary": text, "responses": {"200": answer, **errors}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "edgespec", "version": __version__},

@@ -1,7 +1,8 @@
-"""Events of the engine as parts of a reply: reasoning, text, tool calls, scores; and what was counted."""
+"""ResponseStream: the engine's events as parts of an answer (reasoning, text, tool calls, logprobs), and its usage."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,17 +10,15 @@ from typing import Any, Literal
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
 from edgespec.engine.events import Event, Finished, Scored, TokenScores
-from edgespec.server.chat_format import Reader
-from edgespec.text.harmony import Thought
 from edgespec.text.stream import Piece
-from edgespec.text.toolcalls import Found, ToolCall
+from edgespec.text.tool_formats import AnswerPart, Reader, Thought, ToolCall
 
 Ending = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first part: the prompt is being read, `cached_tokens` of which had been read before."""
+    """The first part: prefill has started. `cached_tokens` of the prompt are already in the KV cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -37,7 +36,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """The call number `index` of the reply."""
+    """A whole tool call; `index` counts the calls of the answer from 0."""
 
     index: int
     call: ToolCall
@@ -45,7 +44,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last part. `plain_speed` is that of a single answer in tokens a second, where it has been measured."""
+    """The last part. `plain_speed`: tokens per second of plain decoding for a single answer, None if not measured."""
 
     reason: Ending
     stop: str | None
@@ -53,15 +52,14 @@ class Done:
     plain_speed: float | None
 
     def timings(self) -> dict[str, float | int | None]:
-        """Times in milliseconds under llama.cpp's names, and tau and the ratio to plain decoding under ours."""
+        """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding."""
         m = self.metrics
-        speed = m.tokens_per_second
         return {
             "prompt_n": m.prompt_tokens,
             "prompt_ms": round(m.prefill_s * 1000, 3),
             "predicted_n": m.emitted_tokens,
             "predicted_ms": round((m.tpot_s or 0.0) * max(0, m.emitted_tokens - 1) * 1000, 3),
-            "predicted_per_second": speed,
+            "predicted_per_second": m.tokens_per_second,
             "draft_n": m.drafted_tokens,
             "draft_n_accepted": m.accepted_tokens,
             "tau": m.tau,
@@ -73,8 +71,13 @@ class Done:
 Part = Started | ReasoningDelta | TextDelta | ToolCallDelta | Scored | Done
 
 
-def usage_of(ends: list[Done]) -> dict[str, Any]:
-    """Tokens of all answers to one call, as OpenAI counts them: the prompt once."""
+def new_id(prefix: str) -> str:
+    """A random identifier that starts with `prefix`."""
+    return prefix + secrets.token_hex(12)
+
+
+def count_usage(ends: list[Done]) -> dict[str, Any]:
+    """Tokens of all answers to one request as OpenAI counts them: the prompt once."""
     prompt = ends[0].metrics.prompt_tokens
     completion = sum(end.metrics.emitted_tokens for end in ends)
     return {
@@ -86,8 +89,8 @@ def usage_of(ends: list[Done]) -> dict[str, Any]:
     }
 
 
-def merged(parts: list[Part]) -> list[Part]:
-    """The same with texts that follow each other joined."""
+def merge_deltas(parts: list[Part]) -> list[Part]:
+    """`parts` with consecutive deltas of one kind joined."""
     out: list[Part] = []
     for part in parts:
         last = out[-1] if out else None
@@ -101,22 +104,22 @@ def merged(parts: list[Part]) -> list[Part]:
 
 
 class ResponseStream:
-    """One answer as it comes."""
+    """The parts of one answer while the engine generates it."""
 
-    def __init__(self, reader: Reader | None, plain_speed: float | None, *, is_several: bool = True) -> None:
-        """`reader` splits the text; None where all of it is the answer. Unless `is_several`, calls after the first
-        are left out.
+    def __init__(self, reader: Reader | None, plain_speed: float | None, *, allow_parallel_calls: bool = True) -> None:
+        """`reader` splits the text; None if all of it is the answer. Without `allow_parallel_calls`, every tool call
+        after the first is dropped.
         """
         self._reader = reader
         self._plain_speed = plain_speed
-        self._is_several = is_several
+        self._allow_parallel_calls = allow_parallel_calls
         self._calls = 0
-        self._has_begun = False
+        self._has_started = False
 
     def parts(self, event: Event) -> Iterator[Part]:
-        """What `event` adds."""
-        if isinstance(event, PrefillProgress) and not self._has_begun:
-            self._has_begun = True
+        """The parts that `event` completes."""
+        if isinstance(event, PrefillProgress) and not self._has_started:
+            self._has_started = True
             yield Started(event.total, event.reused)
         elif isinstance(event, TokenScores):
             yield from event.tokens
@@ -126,21 +129,21 @@ class ResponseStream:
             elif self._reader is None:
                 yield TextDelta(event.text)
             else:
-                yield from self._found(self._reader.push(event.text))
+                yield from self._split(self._reader.push(event.text))
         elif isinstance(event, Finished):
             if self._reader is not None:
-                yield from self._found(self._reader.finish())
-            if not self._has_begun:  # it was ended before
+                yield from self._split(self._reader.finish())
+            if not self._has_started:  # cancelled before prefill
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
             reason: Ending = "length" if event.reason != "stop" else "tool_calls" if self._calls else "stop"
             yield Done(reason, event.stop, event.metrics, self._plain_speed)
 
-    def _found(self, found: Iterable[Found | Thought]) -> Iterator[Part]:
+    def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:
             if isinstance(each, str):
                 yield TextDelta(each)
             elif isinstance(each, Thought):
                 yield ReasoningDelta(each.text)
-            elif self._is_several or not self._calls:
+            elif self._allow_parallel_calls or not self._calls:
                 yield ToolCallDelta(self._calls, each)
                 self._calls += 1

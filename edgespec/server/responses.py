@@ -1,20 +1,31 @@
-"""/v1/responses: OpenAI's newer interface. Nothing is stored: every call brings its whole conversation."""
+"""/v1/responses: OpenAI's newer interface. Nothing is stored: each request holds the whole conversation."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgespec.engine.structured_output import Structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import FEW, MANY, Body, JsonSchema, ModelName, Name, Parts, ResponseFormat, Tokens, joined
-from edgespec.server.generation_spec import Choice, GenerationSpec, Settings, loaded_arguments, message
-from edgespec.server.http import event_of
-from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, usage_of
-from edgespec.server.tools import Tool
+from edgespec.server.fields import (
+    FEW,
+    MANY,
+    Body,
+    JsonSchema,
+    ModelName,
+    Name,
+    Parts,
+    ResponseFormat,
+    Tokens,
+    join_text,
+)
+from edgespec.server.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
+from edgespec.server.http import format_event
+from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, count_usage, new_id
+from edgespec.server.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
 
 
@@ -57,6 +68,11 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
+    def structure(self) -> Structure | None:
+        """Raises InvalidRequest."""
+        schema = JsonSchema(schema=self.schema_) if self.schema_ is not None else None
+        return ResponseFormat(type=self.type, json_schema=schema).structure()
+
 
 class TextOptions(Body):
     format: TextFormat | None = None
@@ -72,7 +88,7 @@ class ResponsesRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     tools: Annotated[list[ResponseTool | OtherItem], FEW] | None = None
-    tool_choice: Choice | NamedTool | None = None
+    tool_choice: ToolChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = None
@@ -85,73 +101,78 @@ class ResponsesRequest(Body):
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.previous_response_id is not None:
-            raise InvalidRequest("responses are not stored here.", hint="Send the whole conversation as input.")
-        form = self.text.format if self.text is not None else None
-        schema = JsonSchema(schema=form.schema_) if form is not None and form.schema_ is not None else None
-        named = self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
-        tools = tuple(self._tools())
+            raise InvalidRequest(
+                "previous_response_id is not supported: responses are not stored.",
+                hint="Send the whole conversation as input.",
+            )
+        text_format = self.text.format if self.text is not None else None
         return GenerationSpec(
             prompt=tuple(self._messages()),
             settings=Settings(self.temperature, self.top_p),
             max_tokens=self.max_output_tokens,
-            structure=ResponseFormat(type=form.type, json_schema=schema).structure() if form is not None else None,
-            tools=tools,
-            choice=choice or "auto",
-            forced=named,
-            several=self.parallel_tool_calls,
+            structure=text_format.structure() if text_format is not None else None,
+            tools=tuple(self._tools()),
+            tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
+            forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
+            parallel_calls=self.parallel_tool_calls,
         )
 
     def _tools(self) -> Iterator[Tool]:
+        """The function tools. OpenAI's hosted tools, such as web_search, are ignored."""
         for tool in self.tools or ():
-            if isinstance(tool, ResponseTool):  # tools that OpenAI runs itself, such as web_search, are not offered
-                yield Tool(tool.name, tool.description or "", tool.parameters or {"type": "object"})
+            if isinstance(tool, ResponseTool):
+                yield make_tool(tool.name, tool.description, tool.parameters)
 
     def _messages(self) -> list[Message]:
-        """Instructions and leading system texts as one message, calls that follow each other as one turn."""
-        system, said, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
+        """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
+        system, messages, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
             if isinstance(item, InputCall):
-                if not calls:
-                    said.append(message("assistant", "", tool_calls=calls))
-                function = {"name": item.name, "arguments": loaded_arguments(item.arguments)}
-                calls.append({"id": item.call_id, "type": "function", "function": function})
-                said[-1] = message("assistant", "", tool_calls=calls)
+                if calls:
+                    messages.pop()
+                calls.append(format_call(item.call_id, item.name, parse_arguments(item.arguments)))
+                messages.append(make_message("assistant", "", tool_calls=calls))
                 continue
             calls = []
             if isinstance(item, InputMessage):
                 role = "system" if item.role == "developer" else item.role
-                if role == "system" and not said:
-                    system.append(joined(item.content))
+                if role == "system" and not messages:
+                    system.append(join_text(item.content))
                 else:
-                    said.append(message(role, joined(item.content)))
+                    messages.append(make_message(role, join_text(item.content)))
             elif isinstance(item, InputResult):
-                said.append(message("tool", joined(item.output), tool_call_id=item.call_id))
+                messages.append(make_message("tool", join_text(item.output), tool_call_id=item.call_id))
             elif item.type != "reasoning":
-                raise InvalidRequest(f"this server takes no input of type '{item.type}'.", hint="Leave it out.")
-        told = "\n\n".join(text for text in system if text)
-        return [message("system", told), *said] if told else said
+                raise InvalidRequest(f"input items of type '{item.type}' are not supported.", hint="Remove the item.")
+        system_text = "\n\n".join(text for text in system if text)
+        return [make_message("system", system_text), *messages] if system_text else messages
 
 
 class ResponsesWriter:
-    """One response, whole or as events."""
+    """One response, as a body or as events."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         self._head: dict[str, Any] = {
-            "id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time()),
-            "model": request.model, "error": None, "instructions": request.instructions, "metadata": {},
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": request.model,
+            "error": None,
+            "instructions": request.instructions,
+            "metadata": {},
             "parallel_tool_calls": bool(request.parallel_tool_calls),
-            "temperature": request.temperature, "top_p": request.top_p,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
             "tool_choice": request.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
             "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],
-        }  # fmt: skip
+        }
         self._items: list[dict[str, Any]] = []
-        self._open = False  # whether the last item may grow
-        self._number = 0
+        self._is_open = False  # whether the last item may still grow
+        self._n_events = 0
         self._end: Done | None = None
 
     def add(self, index: int, part: Part) -> None:
-        for _ in self.chunks(index, part):  # the items that these build are the answer
+        for _ in self.chunks(index, part):  # builds the items of the body
             pass
 
     def response_body(self) -> dict[str, Any]:
@@ -165,28 +186,17 @@ class ResponsesWriter:
             yield self._event("response.in_progress", response=self._response())
         elif isinstance(part, TextDelta):
             if not self._grows("message"):
-                yield from self._begin({"type": "message", "id": _id("msg"), "role": "assistant",
-                                        "status": "in_progress", "content": []})  # fmt: skip
-                content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-                self._items[-1]["content"].append(content)
-                yield self._event("response.content_part.added", **self._place(), content_index=0, part=content)
+                yield from self._begin_message()
             self._items[-1]["content"][0]["text"] += part.text
-            yield self._event("response.output_text.delta", **self._place(), content_index=0, delta=part.text,
-                              logprobs=[])  # fmt: skip
+            yield self._content_event("output_text.delta", delta=part.text, logprobs=[])
         elif isinstance(part, ReasoningDelta):
             if not self._grows("reasoning"):
                 content = {"type": "reasoning_text", "text": ""}
-                yield from self._begin({"type": "reasoning", "id": _id("rs"), "summary": [], "content": [content]})
+                yield from self._begin({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": [content]})
             self._items[-1]["content"][0]["text"] += part.text
-            yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=part.text)
+            yield self._content_event("reasoning_text.delta", delta=part.text)
         elif isinstance(part, ToolCallDelta):
-            yield from self._begin({"type": "function_call", "id": _id("fc"), "call_id": _id("call"),
-                                    "name": part.call.name, "arguments": "", "status": "in_progress"})  # fmt: skip
-            self._items[-1]["arguments"] = part.call.arguments
-            yield self._event("response.function_call_arguments.delta", **self._place(), delta=part.call.arguments)
-            yield self._event("response.function_call_arguments.done", **self._place(), name=part.call.name,
-                              arguments=part.call.arguments)  # fmt: skip
-            yield from self._close()
+            yield from self._call(part.call.name, part.call.arguments)
         elif isinstance(part, Done):
             self._end = part
 
@@ -199,53 +209,72 @@ class ResponsesWriter:
         end = self._end
         if end is None:
             return {**self._head, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        usage = usage_of([end])
-        cut = end.reason == "length"
+        usage = count_usage([end])
+        is_cut = end.reason == "length"
         return {
             **self._head,
-            "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items,
-            "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
-                      "total_tokens": usage["total_tokens"],
-                      "input_tokens_details": usage["prompt_tokens_details"],
-                      "output_tokens_details": usage["completion_tokens_details"]},
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "output_tokens": usage["completion_tokens"],
+                "total_tokens": usage["total_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens_details": usage["completion_tokens_details"],
+            },
             "timings": end.timings(),
-        }  # fmt: skip
+        }
+
+    def _begin_message(self) -> Iterator[bytes]:
+        item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "in_progress", "content": []}
+        yield from self._begin(item)
+        content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._items[-1]["content"].append(content)
+        yield self._content_event("content_part.added", part=content)
+
+    def _call(self, name: str, arguments: str) -> Iterator[bytes]:
+        item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), "name": name}
+        yield from self._begin({**item, "arguments": "", "status": "in_progress"})
+        self._items[-1]["arguments"] = arguments
+        yield self._item_event("function_call_arguments.delta", delta=arguments)
+        yield self._item_event("function_call_arguments.done", name=name, arguments=arguments)
+        yield from self._close()
 
     def _grows(self, kind: str) -> bool:
-        return self._open and self._items[-1]["type"] == kind
+        """Whether the last item is of this type and may still grow."""
+        return self._is_open and self._items[-1]["type"] == kind
 
     def _begin(self, item: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
         self._items.append(item)
-        self._open = True
+        self._is_open = True
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
 
     def _close(self) -> Iterator[bytes]:
-        if not self._open:
+        if not self._is_open:
             return
-        self._open = False
+        self._is_open = False
         item = self._items[-1]
         if item["type"] == "message":
             content = item["content"][0]
-            yield self._event("response.output_text.done", **self._place(), content_index=0, text=content["text"],
-                              logprobs=[])  # fmt: skip
-            yield self._event("response.content_part.done", **self._place(), content_index=0, part=content)
+            yield self._content_event("output_text.done", text=content["text"], logprobs=[])
+            yield self._content_event("content_part.done", part=content)
         elif item["type"] == "reasoning":
-            text = item["content"][0]["text"]
-            yield self._event("response.reasoning_text.done", **self._place(), content_index=0, text=text)
+            yield self._content_event("reasoning_text.done", text=item["content"][0]["text"])
         if "status" in item:
             item["status"] = "completed"
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+    def _content_event(self, kind: str, **data: Any) -> bytes:
+        """An event of the last item's content."""
+        return self._item_event(kind, content_index=0, **data)
+
+    def _item_event(self, kind: str, **data: Any) -> bytes:
+        """An event of the last item."""
+        item = self._items[-1]
+        return self._event(f"response.{kind}", item_id=item["id"], output_index=len(self._items) - 1, **data)
 
     def _event(self, kind: str, **data: Any) -> bytes:
-        self._number += 1
-        return event_of({"type": kind, "sequence_number": self._number - 1, **data}, kind)
-
-
-def _id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"
+        self._n_events += 1
+        return format_event({"type": kind, "sequence_number": self._n_events - 1, **data})

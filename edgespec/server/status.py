@@ -1,4 +1,4 @@
-"""/health, /metrics, /props, and the page for people at /."""
+"""/health, /metrics, /props, and the status page at /."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ from edgespec import __version__
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models, ModelSlot
 
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+_CONTENT_SECURITY_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
 
-def status_routes(models: Models, server_metrics: ServerMetrics) -> list[Route]:
-    """What tells how the server does."""
+def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
+    """The routes that report the state of the server."""
 
-    async def health(_request: Request) -> Response:
+    async def get_health(_request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
 
-    async def metrics(_request: Request) -> Response:
+    async def get_metrics(_request: Request) -> Response:
         waiting = {slot.name: slot.limiter.waiting for slot in models.slots.values()}
-        return Response(server_metrics.exposition(waiting), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.format_prometheus(waiting), media_type=CONTENT_TYPE_LATEST)
 
-    async def props(_request: Request) -> Response:
-        return JSONResponse({
-            "version": __version__,
-            "models": [_told(slot) for slot in models.slots.values()],
-            "recent": server_metrics.recent(),
-        })  # fmt: skip
+    async def get_props(_request: Request) -> Response:
+        states = [_describe_slot(slot) for slot in models.slots.values()]
+        return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
 
-    async def page(_request: Request) -> Response:
-        return HTMLResponse(_asset("page.html"), headers={"content-security-policy": _POLICY})
+    async def get_page(_request: Request) -> Response:
+        return HTMLResponse(_read_asset("page.html"), headers={"content-security-policy": _CONTENT_SECURITY_POLICY})
 
-    async def script(_request: Request) -> Response:
-        return Response(_asset("page.js"), media_type="text/javascript")
+    async def get_script(_request: Request) -> Response:
+        return Response(_read_asset("page.js"), media_type="text/javascript")
 
-    async def style(_request: Request) -> Response:
-        return Response(_asset("page.css"), media_type="text/css")
+    async def get_style(_request: Request) -> Response:
+        return Response(_read_asset("page.css"), media_type="text/css")
 
     return [
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/props", props),
-        Route("/", page),
-        Route("/page.js", script),
-        Route("/page.css", style),
+        Route("/health", get_health),
+        Route("/metrics", get_metrics),
+        Route("/props", get_props),
+        Route("/", get_page),
+        Route("/page.js", get_script),
+        Route("/page.css", get_style),
     ]
 
 
-def _told(slot: ModelSlot) -> dict[str, Any]:
-    """What is known of one model."""
-    told: dict[str, Any] = {"name": slot.name, "is_open": slot.model_info is not None, "is_busy": slot.is_busy,
-                            "answering": slot.limiter.inside, "waiting": slot.limiter.waiting,
-                            "idle_seconds": round(monotonic() - slot.used_s, 1)}  # fmt: skip
+def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
+    """The state of one model, in the keys of /props."""
+    state: dict[str, Any] = {
+        "name": slot.name,
+        "is_open": slot.model_info is not None,
+        "is_busy": slot.is_busy,
+        "answering": slot.limiter.inside,
+        "waiting": slot.limiter.waiting,
+        "idle_seconds": round(monotonic() - slot.used_s, 1),
+    }
     if (model_info := slot.model_info) is not None:
-        told |= {
+        state |= {
             "backend": model_info.backend,
             "draft": model_info.draft,
             "context_size": model_info.context_size,
@@ -70,8 +72,8 @@ def _told(slot: ModelSlot) -> dict[str, Any]:
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
         }
-    return told
+    return state
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("edgespec.server").joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The functions that a call offers to the model."""
+"""The tools that a request offers to the model, and the form of their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
 
-    def described(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The form that chat templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+def make_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Tool:
+    """A tool of a request body. Without a schema it takes any object."""
+    return Tool(name, description or "", parameters or {"type": "object"})
+
+
+def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A call as chat templates and OpenAI's chat interface write it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

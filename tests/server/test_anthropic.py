@@ -78,7 +78,7 @@ def test_refusals(pair: Server) -> None:
     with pytest.raises(anthropic.NotFoundError, match="there is no model"):
         client.messages.create(model="claude", max_tokens=5, messages=USER)
     image: Any = {"type": "image", "source": {"type": "url", "url": "http://localhost/x.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="text only, no 'image'"):
+    with pytest.raises(anthropic.BadRequestError, match="content of type 'image' is not supported"):
         client.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="no tools"):
         client.messages.create(model=MODEL, max_tokens=5, messages=USER, tool_choice={"type": "any"})

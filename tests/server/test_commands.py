@@ -33,8 +33,8 @@ def test_ps_and_stop(toy: Server) -> None:
 def test_no_server() -> None:
     for command in (["ps"], ["stop", "x"], ["launch", "aider"]):
         done = run(*command, "--url", "http://127.0.0.1:9")
-        assert done.returncode == 2 and "No server of edgespec answers" in done.stderr, done.stderr
-    assert "No server" in run("ps", "--url", "not a url").stderr
+        assert done.returncode == 2 and "No edgespec server answers" in done.stderr, done.stderr
+    assert "No edgespec server" in run("ps", "--url", "not a url").stderr
 
 
 def test_a_key_is_needed(tmp_path: Path) -> None:

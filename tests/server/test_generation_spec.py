@@ -17,14 +17,15 @@ from edgespec.engine.events import Finished
 from edgespec.engine.structured_output import GrammarCompiler, either, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.chat import ChatRequest
-from edgespec.server.chat_format import answer_structure, reader_of, tool_format
-from edgespec.server.generation_spec import call_structure
+from edgespec.server.chat_format import add_answer_header, make_reader
+from edgespec.server.generation_spec import build_call_structure
 from edgespec.server.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tools import Tool
 from edgespec.service.client import ModelInfo
 from edgespec.text.stream import Piece
-from edgespec.text.toolcalls import HERMES, ToolCall
+from edgespec.text.tool_formats import ToolCall, detect_tool_format
+from edgespec.text.tool_formats.hermes import HERMES
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -51,14 +52,14 @@ TEMPLATES = {
 SEVERAL = {"hermes", "mistral", "mistral since 2025", "deepseek", "deepseek since v3.1"}
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("parallel_calls", [False, True])
 @pytest.mark.parametrize("cities", [("Oslo",), ("Oslo", "Rome", "Lima")], ids=["one", "three"])
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], several: bool) -> None:
+def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], parallel_calls: bool) -> None:
     """What the grammar lets through, followed token by token, are the calls that the reader finds."""
-    form = tool_format(TEMPLATES[family])
+    form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
-    structure = call_structure(form, [tool], several=several)
+    structure = build_call_structure(form, [tool], parallel_calls=parallel_calls)
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     distribution = GrammarCompiler(tokenizer).constrain(structure, sampler, 0)
@@ -73,12 +74,12 @@ def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], severa
     between = "; " if frame.between is None else "".join(frame.between)
     text = "".join(frame.first) + between.join(calls) + "".join(frame.last)
     tokens = tokenizer.encode(text, parse_special=False)
-    if len(cities) > 1 and not (several and family in SEVERAL):
+    if len(cities) > 1 and not (parallel_calls and family in SEVERAL):
         assert not distribution._follow(tokens), "one call was asked for"
         return
     assert distribution._follow(tokens), "the grammar refuses what the family writes"
     assert set(tokenizer.end_of_generation) & set(_allowed(distribution)), "and wants no more after it"
-    reader = reader_of(form, [tool])
+    reader = make_reader(form, [tool])
     found = [*reader.push(text), *reader.finish()]
     read = [each for each in found if isinstance(each, ToolCall)]
     assert [call.name for call in read] == ["weather"] * len(cities)
@@ -88,9 +89,9 @@ def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], severa
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) -> None:
     """As agents ask whose last answer has a schema."""
-    form = tool_format(TEMPLATES[family])
+    form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
-    answer = answer_structure(json_structure({"const": {"done": True}}), form)
+    answer = add_answer_header(json_structure({"const": {"done": True}}), form)
     frame = form.frame
     call = '{"place": {"city": "Oslo"}}'
     if not frame.holds_name:
@@ -100,9 +101,11 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) ->
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
-        distribution = GrammarCompiler(tokenizer).constrain(either(answer, call_structure(form, [tool])), sampler, 0)
+        distribution = GrammarCompiler(tokenizer).constrain(
+            either(answer, build_call_structure(form, [tool])), sampler, 0
+        )
         assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
-    reader = reader_of(form, [tool])
+    reader = make_reader(form, [tool])
     found = [*reader.push(said), *reader.finish()]
     assert "".join(map(str, found)) == '{"done": true}'
 
@@ -115,12 +118,12 @@ def test_tools_beside_a_structure_in_a_request() -> None:
     model_info = ModelInfo(
         "m", "toy", "none", SamplingDefaults(), None, None, None, 64, Speculation("none", 0), False, (), 1, None
     )
-    structure = request.generation_spec().request(model_info, most_tokens=64).structure
+    structure = request.generation_spec().build_request(model_info, token_limit=64).structure
     assert structure is not None and len(structure.alternatives) == 2
     only = (
         request.model_copy(update={"tool_choice": "none"})
         .generation_spec()
-        .request(model_info, most_tokens=64)
+        .build_request(model_info, token_limit=64)
         .structure
     )
     assert only is not None and len(only.alternatives) == 1
@@ -137,7 +140,9 @@ def test_no_more_calls_than_sixteen() -> None:
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for n, is_let in ((16, True), (17, False)):
-        distribution = GrammarCompiler(tokenizer).constrain(call_structure(HERMES, [tool], several=True), sampler, 0)
+        distribution = GrammarCompiler(tokenizer).constrain(
+            build_call_structure(HERMES, [tool], parallel_calls=True), sampler, 0
+        )
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
 
@@ -148,10 +153,8 @@ def test_calls_after_the_first_are_left_out_where_one_is_wanted(told: bool | Non
     text = "Well, " + call % 1 + call % 2 + " so."
     request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
                                           "parallel_tool_calls": told, "tools": [FUNCTION]})  # fmt: skip
-    generation_spec = request.generation_spec()
-    reply = ResponseStream(
-        reader_of(HERMES, generation_spec.tools), None, is_several=generation_spec.several is not False
-    )
+    spec = request.generation_spec()
+    reply = ResponseStream(make_reader(HERMES, spec.tools), None, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
     parts = [*reply.parts(Piece(text, "answer", "")), *reply.parts(Finished("stop", (), 0, metrics))]
     calls = [part.call.arguments for part in parts if isinstance(part, ToolCallDelta)]
@@ -177,8 +180,8 @@ def test_what_codex_sends() -> None:
             {"type": "function_call_output", "call_id": "2", "output": "b"},
         ],
     })  # fmt: skip
-    generation_spec = request.generation_spec()
-    assert [tool.name for tool in generation_spec.tools] == ["f"]
-    roles = [(message.role, message.content) for message in generation_spec.prompt if not isinstance(message, str)]
+    spec = request.generation_spec()
+    assert [tool.name for tool in spec.tools] == ["f"]
+    roles = [(message.role, message.content) for message in spec.prompt if not isinstance(message, str)]
     assert roles == [("system", "Be brief.\n\nMore."), ("user", "x"), ("assistant", ""), ("tool", "a"), ("tool", "b")]
-    assert len(generation_spec.prompt[2].extra["tool_calls"]) == 2  # type: ignore[union-attr]
+    assert len(spec.prompt[2].extra["tool_calls"]) == 2  # type: ignore[union-attr]

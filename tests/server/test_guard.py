@@ -81,10 +81,10 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--host", "0.0.0.0"], "whoever reaches 0.0.0.0 could use this server"),
-        (["--host", "no.such.host.invalid", "--no-key"], "cannot listen at"),
-        (["a=tree", "a=linear"], "two models would be called 'a'"),
-        (["=tree"], "gives no name"),
+        (["--host", "0.0.0.0"], "other machines could use a server at 0.0.0.0 without a key"),
+        (["--host", "no.such.host.invalid", "--no-key"], "cannot listen on"),
+        (["a=tree", "a=linear"], "two models have the name 'a'"),
+        (["=tree"], "has no name"),
     ],
     ids=["no key", "no host", "twice", "no name"],
 )

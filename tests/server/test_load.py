@@ -289,7 +289,7 @@ def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def test_a_real_model_under_all_of_this(tmp_path: Path) -> None:
     """Sixteen at once, among callers who leave in the middle: each gets what it gets alone, but for near-ties."""
-    asked = {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+    asked = {"max_tokens": 24, "logprobs": True, "top_logprobs": 5}  # the other token of a near-tie is among five
     prompts = [f"def function_{n}(value):\n    " for n in range(16)]
     with serving(tmp_path, *EMBEDDED, "--parallel", "6") as server:
         alone = [server.ask("embedded", prompt, **asked).json()["choices"][0] for prompt in prompts]

@@ -24,9 +24,9 @@ def test_completions(pair: Server) -> None:
     assert PROMPT + "".join(chunk.choices[0].text for chunk in streamed) == choice.text
     assert client.completions.create(model=MODEL, prompt=PROMPT).usage.completion_tokens <= 16  # type: ignore[union-attr]
     for refused, why in (
-        ({"suffix": "x"}, "filled in"),
-        ({"best_of": 3}, "best of"),
-        ({"prompt": [1, 2]}, "no single text"),
+        ({"suffix": "x"}, "suffix is not supported"),
+        ({"best_of": 3}, "best_of is not supported"),
+        ({"prompt": [1, 2]}, "must be one string"),
     ):
         with pytest.raises(openai.BadRequestError, match=why):
             client.completions.create(**{"model": MODEL, "prompt": PROMPT, **refused})  # type: ignore[arg-type]
