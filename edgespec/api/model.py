@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from edgespec.engine.events import Event
-    from edgespec.service.worker import Job
+    from edgespec.service.stream import Stream
 
 _LOG = logging.getLogger("edgespec")
 _PROGRESS_STEP = 0.1
@@ -38,8 +38,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     config = load_config(model, arguments)
     client = LocalEngine()
     try:
-        for _ in client.open(config, reporter or LogReporter()):
-            pass
+        client.open(config, reporter or LogReporter()).result()
     except BaseException:
         client.close()
         raise
@@ -52,11 +51,9 @@ async def load_async(
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
     config = load_config(model, arguments)
     client = LocalEngine()
-    job = client.open(config, reporter or LogReporter())
     try:
-        await asyncio.to_thread(list, job)
+        await client.open(config, reporter or LogReporter()).wait()
     except BaseException:
-        job.cancel()
         await asyncio.shield(asyncio.to_thread(client.close))
         raise
     return AsyncModel(client)
@@ -92,10 +89,10 @@ class _LoadedModel:
 
     def _prepare(
         self, function: str, prompt: Prompt, arguments: GenerationArguments
-    ) -> tuple[Callable[[], Job[Event]], ReplyBuilder]:
+    ) -> tuple[Callable[[], Stream[Event]], ReplyBuilder]:
         prepared = prepare(function, prompt, arguments, self.info)
 
-        def start() -> Job[Event]:
+        def start() -> Stream[Event]:
             return self._client.stream(prepared.request)
 
         return start, ReplyBuilder(prepared.response, self._finish)

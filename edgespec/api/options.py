@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from edgespec.backends import BackendName
@@ -17,7 +16,6 @@ from edgespec.registry.schema import SamplingDefaults
 
 MAX_TOKENS = 512
 TEMPERATURE = 0.7
-ToolChoice = Literal["auto", "none", "required"]
 
 
 class LoadArguments(TypedDict, total=False):
@@ -89,7 +87,7 @@ class GenerationArguments(TypedDict, total=False):
     system: str | None
     schema: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
-    tool_choice: ToolChoice | str | None
+    tool_choice: str | None
     parallel_tool_calls: bool | None
     template_variables: Mapping[str, Any] | None
 
@@ -133,10 +131,9 @@ def load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
 
 def sampling_params(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
     """The arguments, else what the model's authors recommend, else the defaults. Raises InvalidRequest."""
-    values: dict[str, Any] = {"temperature": TEMPERATURE}
-    for source in (asdict(recommended), {name: arguments.get(name) for name in _SAMPLING}):
-        values |= {name: value for name, value in source.items() if value is not None}
-    return SamplingParams(**values, logit_bias=tuple((arguments.get("logit_bias") or {}).items()))
+    chosen: dict[str, Any] = {name: arguments.get(name) for name in _SAMPLING}
+    chosen["logit_bias"] = tuple((arguments.get("logit_bias") or {}).items())
+    return recommended.resolve(chosen, temperature=TEMPERATURE)
 
 
 def require_known(function: str, arguments: Iterable[str], known: Iterable[str]) -> None:

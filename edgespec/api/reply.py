@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
 from edgespec.server.response import ReasoningDelta, ResponseStream, TextDelta, ToolCallDelta
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import ToolCall
@@ -113,7 +112,7 @@ class ReplyStream(Iterator[Piece]):
     cancels it.
     """
 
-    def __init__(self, start: Callable[[], Job[Event]], builder: ReplyBuilder) -> None:
+    def __init__(self, start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> None:
         self._builder = builder
         self._pieces = _read(start, builder)
 
@@ -140,7 +139,7 @@ class ReplyStream(Iterator[Piece]):
 class AsyncReplyStream(AsyncIterator[Piece]):
     """`ReplyStream` for `async for`."""
 
-    def __init__(self, start: Callable[[], Job[Event]], builder: ReplyBuilder) -> None:
+    def __init__(self, start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> None:
         self._builder = builder
         self._pieces = _read_async(start, builder)
 
@@ -164,7 +163,7 @@ class AsyncReplyStream(AsyncIterator[Piece]):
         await self._pieces.aclose()
 
 
-def _read(start: Callable[[], Job[Event]], builder: ReplyBuilder) -> Generator[Piece, None, None]:
+def _read(start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> Generator[Piece, None, None]:
     events = start()
     try:
         for event in events:
@@ -173,12 +172,11 @@ def _read(start: Callable[[], Job[Event]], builder: ReplyBuilder) -> Generator[P
         events.cancel()
 
 
-async def _read_async(start: Callable[[], Job[Event]], builder: ReplyBuilder) -> AsyncGenerator[Piece, None]:
-    job = start()
-    events = iter(job)
+async def _read_async(start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> AsyncGenerator[Piece, None]:
+    events = start()
     try:
-        while (event := await asyncio.to_thread(next, events, None)) is not None:
+        async for event in events:
             for piece in builder.add(event):
                 yield piece
     finally:
-        job.cancel()
+        events.cancel()

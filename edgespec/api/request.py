@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from edgespec.api.options import MAX_TOKENS, GenerationArguments, ToolChoice, require_known, sampling_params
+from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known, sampling_params
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.chat_format import make_reader
-from edgespec.server.generation_spec import GenerationSpec, make_message, parse_arguments
+from edgespec.server.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
 from edgespec.server.response import ResponseStream
-from edgespec.server.tools import Tool
+from edgespec.server.tools import Tool, make_tool
 from edgespec.service.client import ModelInfo
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import NAME_CHARACTER, detect_tool_format
@@ -50,12 +50,12 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         structure=None if schema is None else json_structure(dict(schema)),
         tools=tuple(_tool(each) for each in arguments.get("tools") or ()),
-        tool_choice="auto" if is_name else cast("ToolChoice", choice),
+        tool_choice="auto" if is_name else cast("ToolChoiceMode", choice),
         forced_tool=choice if is_name else None,
         parallel_calls=arguments.get("parallel_tool_calls"),
         variables=arguments.get("template_variables") or {},
     )
-    form = detect_tool_format(model_info.template)
+    form = detect_tool_format(model_info.chat_template)
     reader = make_reader(form, spec.tools_in_use) if spec.needs_reader(form) else None
     response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
     request = spec.build_request(model_info, token_limit=model_info.context_size)
@@ -97,4 +97,4 @@ def _tool(value: Mapping[str, Any]) -> Tool:
             "a tool has a function with a name.",
             hint='Give {"type": "function", "function": {"name": "...", "parameters": {...}}}.',
         )
-    return Tool(name, function.get("description") or "", function.get("parameters") or {"type": "object"})
+    return make_tool(name, function.get("description"), function.get("parameters"))

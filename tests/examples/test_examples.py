@@ -45,7 +45,7 @@ def test_streaming(tmp_path: Path) -> None:
     printed = run(EXAMPLES / "streaming.py", tmp_path)
     match = re.search(r"^(\d+) of 96 tokens were drafted\.$", printed, re.MULTILINE)
     assert match is not None and int(match[1]) > 10
-    assert "[" in printed.splitlines()[3]
+    assert len(re.findall(r"\[[^\[\]]+\]", printed)) > 10
 
 
 def test_structured_output(tmp_path: Path) -> None:

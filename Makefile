@@ -1,0 +1,20 @@
+# `make check` before every commit, `make test` before every push.
+PYTHON ?= uv run python
+
+.PHONY: check lint types quick test
+
+check: lint types quick
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types:
+	$(PYTHON) -m mypy
+
+# The contract over the toy runtime alone; lint and types have run already.
+quick:
+	$(PYTHON) -m pytest -m "fast or contract" -k "(toy or not test_session and not test_ahead and not test_cancel) and not test_style"
+
+test:
+	$(PYTHON) -m pytest
