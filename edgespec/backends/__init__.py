@@ -17,7 +17,9 @@ from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.text.tokenizer import Tokenizer
 
-BackendName = Literal["llamacpp", "mlx", "toy"]
+FileBackend = Literal["llamacpp", "mlx"]
+"""The runtimes that open model files."""
+BackendName = Literal[FileBackend, "toy"]
 
 
 class Embedder(Protocol):

@@ -11,7 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
+from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import join_parts
 from edgespec.formats.gguf_validate import read_file
@@ -24,16 +26,15 @@ from edgespec.hub.reference import LocalPath, Reference
 from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import external_models, gguf_size
 from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, open_source, resolve_pair
-from edgespec.registry.schema import BackendName, Registry
+from edgespec.registry.schema import Registry
 
 FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "elsewhere"]
 
-DEFAULT_CONTEXT = 8192
 # The part of the free memory that has to stay free, or the fit is tight.
 COMFORT = 1 / 8
 
-_OTHER: dict[BackendName, BackendName] = {"llamacpp": "mlx", "mlx": "llamacpp"}
+_OTHER: dict[FileBackend, FileBackend] = {"llamacpp": "mlx", "mlx": "llamacpp"}
 _UNUSABLE = (EdgespecError, OSError, OverflowError)  # the last from a config with absurd numbers
 
 
@@ -81,7 +82,7 @@ class Entry:
     name: str
     origin: Origin
     opens: str
-    backend: BackendName
+    backend: FileBackend
     description: str
     target: Component
     draft: Component | None
@@ -95,7 +96,7 @@ class Entry:
 
 
 def catalogue(
-    registry: Registry, hub: Hub, backend: BackendName, memory: Memory, *, context: int = DEFAULT_CONTEXT
+    registry: Registry, hub: Hub, backend: FileBackend, memory: Memory, *, context: int = DEFAULT_CONTEXT
 ) -> list[Entry]:
     """Aliases in file order, then other downloads (last used first), then models of other programs; no request.
 
@@ -108,7 +109,7 @@ def catalogue(
     def add(
         name: str,
         origin: Origin,
-        runtime: BackendName,
+        runtime: FileBackend,
         target: Component,
         draft: Component | None = None,
         *,
@@ -129,7 +130,7 @@ def catalogue(
     for model in cached:
         files = _stamped(model.path, model.kind, model.size)
         if files and model.path not in shown:
-            runtime: BackendName = "mlx" if model.kind == "mlx" else "llamacpp"
+            runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _paired(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
     for other in external_models(besides=[*shown, *(model.path for model in cached)]):
@@ -144,11 +145,11 @@ def matching(entries: Iterable[Entry], text: str) -> list[Entry]:
     return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
-def _part(reference: Reference, backend: BackendName, local: Hub) -> Component:
+def _part(reference: Reference, backend: FileBackend, local: Hub) -> Component:
     return Component(reference, _files(reference, backend, local))
 
 
-def _paired(model: CachedModel, backend: BackendName, registry: Registry, local: Hub) -> Component | None:
+def _paired(model: CachedModel, backend: FileBackend, registry: Registry, local: Hub) -> Component | None:
     """The draft model that comes along when a download is opened: that of an alias with the same repository."""
     try:
         draft = resolve_pair(str(model.reference), backend, registry, local).draft
@@ -157,7 +158,7 @@ def _paired(model: CachedModel, backend: BackendName, registry: Registry, local:
     return _part(draft, backend, local) if draft else None
 
 
-def _files(reference: Reference, backend: BackendName, local: Hub) -> Files | None:
+def _files(reference: Reference, backend: FileBackend, local: Hub) -> Files | None:
     """What `reference` means for `backend`, if all of it is here; `local` is a hub that sends no request."""
     try:
         source = open_source(reference, backend, local)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from edgespec.backends import BackendName, device_memory, prefers_mlx
+from edgespec.backends import BackendName, FileBackend, device_memory, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec, parse
 from edgespec.backends.devices import DeviceMemory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
@@ -19,7 +19,6 @@ from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.memory import Fit, check_fit, keeps_texts_together
 from edgespec.registry.resolve import Source, best_backend, open_source, resolve_pair, source_facts, source_path
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
-from edgespec.registry.schema import BackendName as FileBackend
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
 
 

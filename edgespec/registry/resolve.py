@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
+from edgespec.backends import FileBackend
 from edgespec.errors import InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import join_parts
 from edgespec.formats.gguf_validate import read_file
@@ -29,7 +30,7 @@ from edgespec.hub.reference import (
     is_gguf_name,
     parse_reference,
 )
-from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, BackendName, Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Entry, Pair, Registry, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Resolved:
     acceptance: Acceptance | None = None
 
 
-def resolve_pair(text: str | None, backend: BackendName, registry: Registry, hub: Hub) -> Resolved:
+def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> Resolved:
     """The sources that `text` names for `backend`; None names the embedded pair.
 
     A repository that some alias has as its target brings that alias's draft along. What the cache holds is taken from
@@ -100,7 +101,7 @@ def resolve_pair(text: str | None, backend: BackendName, registry: Registry, hub
     return Resolved(str(reference), open_source(target, backend, hub), pair.draft, entry.sampling, pair.acceptance)
 
 
-def open_source(reference: Reference, backend: BackendName, hub: Hub) -> Source:
+def open_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:
     """The source a reference names (aliases have no single one); raises UnknownModel, InvalidModelFile, HubError."""
     match reference:
         case Alias(name):
@@ -139,7 +140,7 @@ def source_path(source: Source, hub: Hub, progress: Progress | None = None) -> P
     return source.path
 
 
-def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> BackendName:
+def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
     """The runtime that opens what `text` names: by its format; where an alias has both, MLX if `prefer_mlx`.
 
     Raises UnknownModel, HubError.
@@ -157,7 +158,7 @@ def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: 
     return "llamacpp"
 
 
-def _entry_for(reference: Reference, backend: BackendName, registry: Registry) -> Entry | None:
+def _entry_for(reference: Reference, backend: FileBackend, registry: Registry) -> Entry | None:
     """The alias, or the first entry whose target is in the repository that `reference` names."""
     if isinstance(reference, Alias):
         return registry.get(reference.name)
@@ -170,7 +171,7 @@ def _entry_for(reference: Reference, backend: BackendName, registry: Registry) -
     return None
 
 
-def _pair(entry: Entry, backend: BackendName) -> Pair:
+def _pair(entry: Entry, backend: FileBackend) -> Pair:
     pair = entry.pair(backend)
     if pair is None:
         other = "mlx" if backend == "llamacpp" else "llamacpp"
@@ -178,7 +179,7 @@ def _pair(entry: Entry, backend: BackendName) -> Pair:
     return pair
 
 
-def _local(path: Path, backend: BackendName) -> Source:
+def _local(path: Path, backend: FileBackend) -> Source:
     if backend == "mlx":
         if not path.is_dir():
             told = "is a file" if path.exists() else "does not exist"
@@ -210,7 +211,7 @@ def _packaged(path: str) -> Source:
     return PackagedGguf(place)
 
 
-def _on_hub(reference: HubReference, backend: BackendName, hub: Hub) -> Source:
+def _on_hub(reference: HubReference, backend: FileBackend, hub: Hub) -> Source:
     model = hub.cached(reference) or hub.resolve(reference)
     if backend == "mlx" and model.kind == "mlx":
         return HubMlx(model)

@@ -7,14 +7,17 @@ import importlib.resources
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.hub.reference import Alias, Reference, parse_reference
 
-BackendName = Literal["llamacpp", "mlx"]
+if TYPE_CHECKING:
+    from edgespec.backends import FileBackend
+    from edgespec.core.sampling import SamplingParams
+
 DEFAULT_ALIAS = "python-6m"
 FILE_NAME = "models.toml"
 NO_DRAFT = "ngram"
@@ -43,6 +46,18 @@ class SamplingDefaults:
     top_p: float | None = None
     min_p: float | None = None
 
+    def resolve(self, chosen: Mapping[str, Any], **fallback: Any) -> SamplingParams:
+        """The parameters in order of precedence: `chosen`, this recommendation, `fallback`, SamplingParams' defaults.
+
+        None leaves a parameter to the next in order. Raises InvalidRequest.
+        """
+        from edgespec.core.sampling import SamplingParams
+
+        values = dict(fallback)
+        for source in (asdict(self), chosen):
+            values |= {name: value for name, value in source.items() if value is not None}
+        return SamplingParams(**values)
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -68,7 +83,7 @@ class Entry:
     mlx: Pair | None
     sampling: SamplingDefaults
 
-    def pair(self, backend: BackendName) -> Pair | None:
+    def pair(self, backend: FileBackend) -> Pair | None:
         """The pair that `backend` loads, or None where the entry has none."""
         return self.gguf if backend == "llamacpp" else self.mlx
 

@@ -14,13 +14,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.backends import prefers_mlx
+from edgespec.backends import FileBackend, prefers_mlx
 from edgespec.backends.devices import host_memory
 from edgespec.errors import Cancelled
 from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import Entry, catalogue, matching
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.registry.schema import BackendName, load_registry
+from edgespec.registry.schema import load_registry
 from edgespec.service.client import EngineClient
 from edgespec.service.worker import Job
 from edgespec.tui.filter_list import FilterList
@@ -71,7 +71,7 @@ class Picker(FilterList[str]):
     @work(thread=True)
     def _look(self) -> None:
         try:
-            backend: BackendName = "mlx" if prefers_mlx() else "llamacpp"
+            backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
             entries = catalogue(load_registry(), Hub.from_environment(), backend, host_memory(self._client.devices()))
         except Exception as error:  # noqa: BLE001 - told_of tells apart what the user can do and what is a bug
             self._tell(self.say, str(toast_of(error)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends import FileBackend
 from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.formats.gguf_validate import read_file
@@ -20,7 +21,7 @@ from edgespec.planner import catalogue as module
 from edgespec.planner.catalogue import Entry, catalogue, matching
 from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ElsewhereModel
-from edgespec.registry.schema import BackendName, load_registry
+from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from tests.hub.hubserver import HubServer
@@ -52,7 +53,7 @@ def shown(hub: Hub, tmp_path: Path) -> Shown:
     shipped = set(load_registry(tmp_path / "none").entries) - {"python-6m"}
 
     def show(
-        toml: str = "", backend: BackendName = "llamacpp", memory: Memory = ROOMY, context: int = DEFAULT_CONTEXT
+        toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY, context: int = DEFAULT_CONTEXT
     ) -> list[Entry]:
         (tmp_path / "models.toml").write_text(toml, encoding="utf-8")
         found = catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory, context=context)
@@ -88,7 +89,7 @@ def test_aliases_then_downloads_then_other_programs(hub: Hub, root: Path, tmp_pa
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "mlx"])
-def test_the_embedded_pair_is_here(shown: Shown, backend: BackendName) -> None:
+def test_the_embedded_pair_is_here(shown: Shown, backend: FileBackend) -> None:
     (entry,) = shown(backend=backend)
     assert (entry.name, entry.opens, entry.backend, entry.fit) == ("python-6m", "python-6m", backend, "fits")
     assert entry.verified and entry.here and "Python" in entry.description
