@@ -11,7 +11,7 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
-from edgespec.server.response import ReasoningDelta, ResponseStream, TextDelta, ToolCallDelta
+from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta, ToolCallDelta
 from edgespec.service.stream import Stream
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece

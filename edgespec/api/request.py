@@ -11,11 +11,11 @@ from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known,
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.chat_format import make_reader
-from edgespec.server.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
-from edgespec.server.response import ResponseStream
-from edgespec.server.tools import Tool, make_tool
+from edgespec.service.chat_format import make_reader
 from edgespec.service.client import ModelInfo
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
+from edgespec.service.response import ResponseStream
+from edgespec.service.tools import Tool, make_tool
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import NAME_CHARACTER, detect_tool_format
 

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text
-from edgespec.server.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message
 from edgespec.server.http import format_event
-from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
-from edgespec.server.tools import Tool, format_call, make_tool
+from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
+from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}

@@ -19,11 +19,9 @@ from starlette.routing import Route
 
 from edgespec.server.anthropic import CountRequest, MessagesRequest
 from edgespec.server.chat import ChatRequest
-from edgespec.server.chat_format import make_reader
 from edgespec.server.completions import CompletionRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body, ModelName
-from edgespec.server.generation_spec import GenerationSpec
 from edgespec.server.guard import Guard, Rules
 from edgespec.server.http import (
     EventStream,
@@ -37,9 +35,11 @@ from edgespec.server.http import (
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
-from edgespec.server.response import Part, ResponseStream, merge_deltas
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.status import status_routes
+from edgespec.service.chat_format import make_reader
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.response import Part, ResponseStream, merge_deltas
 from edgespec.text.tool_formats import detect_tool_format
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -22,9 +22,9 @@ from edgespec.server.fields import (
     Tokens,
     join_text,
 )
-from edgespec.server.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
-from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
-from edgespec.server.tools import format_call
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
+from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
 
 

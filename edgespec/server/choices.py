@@ -10,7 +10,7 @@ from edgespec import __version__
 from edgespec.engine.events import Scored
 from edgespec.server.fields import CompletionBody
 from edgespec.server.http import DONE, format_event
-from edgespec.server.response import Done, count_usage
+from edgespec.service.response import Done, count_usage
 
 _FINGERPRINT = f"edgespec-{__version__}"
 _MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold

@@ -12,8 +12,8 @@ from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
 from edgespec.server.choices import ChoicesWriter, format_score, make_choice
 from edgespec.server.fields import CompletionBody, ResponseFormat, Tokens
-from edgespec.server.generation_spec import GenerationSpec
-from edgespec.server.response import Done, Part, ReasoningDelta, TextDelta, new_id
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.generation_spec import Settings
-from edgespec.server.tools import Tool, make_tool
+from edgespec.service.generation_spec import Settings
+from edgespec.service.tools import Tool, make_tool
 from edgespec.text.tool_formats import NAME_CHARACTER
 
 Name = Annotated[str, StringConstraints(pattern=rf"^{NAME_CHARACTER}{{1,256}}$")]

@@ -22,10 +22,10 @@ from edgespec.server.fields import (
     Tokens,
     join_text,
 )
-from edgespec.server.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
 from edgespec.server.http import format_event
-from edgespec.server.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, count_usage, new_id
-from edgespec.server.tools import Tool, format_call, make_tool
+from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, count_usage, new_id
+from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
 
 

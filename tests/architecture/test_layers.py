@@ -21,8 +21,7 @@ LAYERS = (
     ("engine",),
     ("bench", "conversations", "planner"),
     ("service",),
-    ("server", "tui"),
-    ("api",),
+    ("api", "server", "tui"),
     ("cli",),
 )
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
@@ -40,7 +39,7 @@ ALLOWED = {
     "controller": {"numpy", "platformdirs"},
     "registry": {"numpy", "platformdirs"},
     "engine": {"numpy", "llguidance"},
-    "bench": {"numpy", "jinja2", "matplotlib"},
+    "bench": {"numpy", "jinja2"},
     "conversations": {"platformdirs"},
     "planner": {"numpy"},
     "service": {"psutil"},

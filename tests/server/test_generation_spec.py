@@ -17,12 +17,12 @@ from edgespec.engine.events import Finished
 from edgespec.engine.structured_output import GrammarCompiler, either, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.chat import ChatRequest
-from edgespec.server.chat_format import add_answer_header, make_reader
-from edgespec.server.generation_spec import build_call_structure
-from edgespec.server.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
 from edgespec.server.responses import ResponsesRequest
-from edgespec.server.tools import Tool
+from edgespec.service.chat_format import add_answer_header, make_reader
 from edgespec.service.client import ModelInfo
+from edgespec.service.generation_spec import build_call_structure
+from edgespec.service.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
+from edgespec.service.tools import Tool
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import ToolCall, detect_tool_format
 from edgespec.text.tool_formats.hermes import HERMES

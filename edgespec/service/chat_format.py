@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.engine.structured_output import Structure, texts
-from edgespec.server.tools import Tool
+from edgespec.service.tools import Tool
 from edgespec.text import tool_formats
 from edgespec.text.tool_formats import Reader, ToolFormat
 

@@ -12,9 +12,9 @@ from edgespec.engine.events import Request
 from edgespec.engine.structured_output import Json, Structure, Text, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.server.chat_format import add_answer_header
-from edgespec.server.tools import Tool
+from edgespec.service.chat_format import add_answer_header
 from edgespec.service.client import ModelInfo
+from edgespec.service.tools import Tool
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import ToolFormat, detect_tool_format, tool_instructions
 
