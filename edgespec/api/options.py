@@ -132,8 +132,8 @@ def load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
 def sampling_params(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
     """The arguments, else what the model's authors recommend, else the defaults. Raises InvalidRequest."""
     chosen: dict[str, Any] = {name: arguments.get(name) for name in _SAMPLING}
-    chosen["logit_bias"] = tuple((arguments.get("logit_bias") or {}).items())
-    return recommended.resolve(chosen, temperature=TEMPERATURE)
+    bias = arguments.get("logit_bias") or {}
+    return recommended.resolve({**chosen, "logit_bias": tuple(bias.items())}, temperature=TEMPERATURE)
 
 
 def require_known(function: str, arguments: Iterable[str], known: Iterable[str]) -> None:
