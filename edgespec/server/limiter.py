@@ -12,10 +12,10 @@ class FairLimiter:
     """A fair semaphore with a limit that can change, and with exclusive access."""
 
     def __init__(self, max_concurrency: int = 1) -> None:
-        self.waiting = 0  # callers in `enter`; those in `alone` do not count
+        self.waiting = 0  # callers in `enter`; those in `exclusive` do not count
         self._max_concurrency = max_concurrency
-        self._inside = 0
-        self._is_alone = False
+        self._active = 0
+        self._is_exclusive = False
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
@@ -29,39 +29,39 @@ class FairLimiter:
         self._admit()
 
     @property
-    def inside(self) -> int:
-        return self._inside
+    def active(self) -> int:
+        return self._active
 
     @property
     def is_full(self) -> bool:
         """Whether a new caller has to wait."""
-        return bool(self._queue) or self._is_alone or self._inside >= self._max_concurrency
+        return bool(self._queue) or self._is_exclusive or self._active >= self._max_concurrency
 
     async def enter(self) -> None:
         """Wait for a turn; `leave` ends it."""
         self.waiting += 1
         try:
-            await self._enter(alone=False)
+            await self._enter(exclusive=False)
         finally:
             self.waiting -= 1
 
     def leave(self) -> None:
-        self._inside -= 1
-        self._is_alone = False
+        self._active -= 1
+        self._is_exclusive = False
         self._admit()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Wait until all have left; new callers wait until this context ends."""
-        await self._enter(alone=True)
+        await self._enter(exclusive=True)
         try:
             yield
         finally:
             self.leave()
 
-    async def _enter(self, *, alone: bool) -> None:
+    async def _enter(self, *, exclusive: bool) -> None:
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((admitted, alone))
+        self._queue.append((admitted, exclusive))
         self._admit()
         try:
             await admitted
@@ -72,14 +72,14 @@ class FairLimiter:
             raise
 
     def _admit(self) -> None:
-        while self._queue and not self._is_alone:
-            admitted, alone = self._queue[0]
+        while self._queue and not self._is_exclusive:
+            admitted, exclusive = self._queue[0]
             if admitted.cancelled():
                 self._queue.popleft()
                 continue
-            if self._inside and (alone or self._inside >= self._max_concurrency):
+            if self._active and (exclusive or self._active >= self._max_concurrency):
                 return
             self._queue.popleft()
-            self._inside += 1
-            self._is_alone = alone
+            self._active += 1
+            self._is_exclusive = exclusive
             admitted.set_result(None)

@@ -74,7 +74,7 @@ class ModelSlot:
 
     @property
     def is_busy(self) -> bool:
-        return self.limiter.inside > 0 or self.limiter.waiting > 0 or self.opening is not None
+        return self.limiter.active > 0 or self.limiter.waiting > 0 or self.opening is not None
 
     @property
     def resident(self) -> int:
@@ -164,7 +164,7 @@ class ModelSlot:
 
     async def unload(self) -> None:
         """Free the model once the present call is over."""
-        async with self.limiter.alone():
+        async with self.limiter.exclusive():
             await self.close()
 
     async def close(self) -> None:

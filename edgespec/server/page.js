@@ -1,5 +1,5 @@
 "use strict";
-// The status page: asks /props once a second, and chats through /v1/chat/completions.
+// The status page: polls /props once a second, and chats through /v1/chat/completions.
 
 const get = (id) => document.getElementById(id);
 const key = () => sessionStorage.getItem("key");
@@ -31,7 +31,7 @@ async function refresh() {
   try {
     const response = await fetch("props", { headers: headers() });
     get("key").hidden = response.status !== 401;
-    if (response.status === 401) return tell("This server needs its API key.");
+    if (response.status === 401) return tell("This server requires an API key.");
     const props = await response.json();
     get("version").textContent = props.version;
     tell("");
@@ -45,7 +45,7 @@ async function refresh() {
       c.acceptance === null ? "-" : `${(c.acceptance * 100).toFixed(0)}%`, number(c.tau, 2),
       c.ttft === null ? "-" : `${(c.ttft * 1000).toFixed(0)} ms`, c.ending]));
   } catch (error) {
-    tell("The server does not answer.", true);
+    tell("The server does not respond.", true);
   }
 }
 
@@ -90,9 +90,9 @@ async function chat(event) {
 }
 
 function figures(t) {
-  const ratio = t.times_plain ? `, ${number(t.times_plain, 2)}x plain` : "";
+  const ratio = t.times_plain ? `, ${number(t.times_plain, 2)}x plain decoding` : "";
   get("figures").textContent = `${t.predicted_n} tokens, ${number(t.predicted_per_second)} tok/s${ratio}, ` +
-    `${t.draft_n_accepted} of ${t.draft_n} drafted accepted`;
+    `${t.draft_n_accepted} of ${t.draft_n} drafted tokens accepted`;
 }
 
 get("key").addEventListener("submit", (event) => {

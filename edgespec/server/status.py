@@ -57,7 +57,7 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
         "name": slot.name,
         "is_open": slot.model_info is not None,
         "is_busy": slot.is_busy,
-        "answering": slot.limiter.inside,
+        "answering": slot.limiter.active,
         "waiting": slot.limiter.waiting,
         "idle_seconds": round(monotonic() - slot.used_s, 1),
     }

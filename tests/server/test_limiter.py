@@ -33,7 +33,7 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
 
         async def caller(alone: bool, stays: int) -> None:
             if alone:
-                async with turns.alone():
+                async with turns.exclusive():
                     await stay(True, stays)
                 return
             await turns.enter()
@@ -60,7 +60,7 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
                 tasks[-1].cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
-        assert (turns.inside, turns.waiting, turns.is_full) == (0, 0, False)
+        assert (turns.active, turns.waiting, turns.is_full) == (0, 0, False)
         for _ in range(max_concurrency):
             await asyncio.wait_for(turns.enter(), 5)
         assert turns.is_full
@@ -93,10 +93,10 @@ def test_it_may_be_widened_while_others_wait() -> None:
         await turns.enter()
         waiting = [asyncio.create_task(turns.enter()) for _ in range(3)]
         await asyncio.sleep(0)
-        assert (turns.inside, turns.waiting) == (1, 3)
+        assert (turns.active, turns.waiting) == (1, 3)
         turns.max_concurrency = 3
         await asyncio.sleep(0)
-        assert (turns.inside, turns.waiting) == (3, 1)
+        assert (turns.active, turns.waiting) == (3, 1)
         turns.leave()
         await asyncio.gather(*waiting)
 
