@@ -59,7 +59,7 @@ class Autopilot:
         self._cost = MarginalCost(draft_stats.costs, peers)
         self._stats = TextStats(draft_stats, sampling)
         self._stepper = stepper
-        self._lookup = SuffixLookup(shortest=1)
+        self._lookup = SuffixLookup(min_length=1)
         self._builder = TreeBuilder(self._lookup, stepper, trees=trees)
         self._regret = RegretBudget()
         self._gate = ModelGate(self._cost, self._regret, stepper) if stepper is not None else None
@@ -156,15 +156,15 @@ class Autopilot:
     ) -> Draft:
         """The better draft of those with and without the draft model, which drafts here in any case."""
         assert self._stepper is not None
-        round_, is_drawn = self._round, self._stepper.is_drawn
+        round_, is_sampled = self._round, self._stepper.is_sampled
         tree = self._builder.ask_model(round_, tokens, request.window, lookup_tree, self._stats)
         if not round_.path:  # the draft model lacks one of the tokens
             return self._decide("ngram", _LOOKUP_REASON, lookup_tree, lookup_size)
-        size = round_.measure_chain(tree) if is_drawn else round_.choose_size(tree)
+        size = round_.measure_chain(tree) if is_sampled else round_.choose_size(tree)
         round_.n_read = request.n_read
         round_.value_without = lookup_size.value(round_.price)
         round_.expected_tokens = size.tokens
-        if is_drawn:
+        if is_sampled:
             return self._verify_sampled(tree, size, request.reason)
         if tree is not lookup_tree and size.speed < lookup_size.speed:
             return self._decide("ngram", _LOOKUP_REASON, lookup_tree, lookup_size)

@@ -41,9 +41,9 @@ class TreeBuilder:
         """
         stepper = self._stepper
         assert stepper is not None
-        is_tree = self._trees and not stepper.is_drawn
+        is_tree = self._trees and not stepper.is_sampled
         tree = lookup_tree if is_tree else DraftTree()
-        max_depth = min(round_.depth_limit, round_.max_nodes if stepper.is_drawn else round_.node_limit)
+        max_depth = min(round_.depth_limit, round_.max_nodes if stepper.is_sampled else round_.node_limit)
         node = -1
         candidates = stepper.start(tokens, window)
         while candidates is not None:
@@ -56,7 +56,7 @@ class TreeBuilder:
             if len(round_.path) >= max_depth or not self._pays_to_continue(round_, tree, node, stats):
                 break
             candidates = stepper.step(candidates.tokens[0])
-        if round_.path and not stepper.is_drawn:
+        if round_.path and not stepper.is_sampled:
             path = [candidates.tokens[0] for candidates in round_.path]
             continuation, length = self._lookup.after(path, round_.depth_limit - len(path))
             tree.add_chain(continuation, _list_rates(stats.lookup, length, len(continuation)), node)
@@ -77,7 +77,7 @@ class TreeBuilder:
 
     def _measure(self, round_: Round, tree: DraftTree, ahead: Sequence[float]) -> DraftSize:
         """The size to verify after drafting more tokens with probabilities `ahead`; a sampled chain is never cut."""
-        if self._stepper is not None and self._stepper.is_drawn:
+        if self._stepper is not None and self._stepper.is_sampled:
             return round_.measure_chain(tree, ahead)
         return round_.find_fastest_size(tree, ahead)
 

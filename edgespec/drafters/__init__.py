@@ -1,1 +1,1 @@
-"""What proposes drafts: one file a drafter."""
+"""Drafters: one file for each kind."""

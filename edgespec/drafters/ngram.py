@@ -1,4 +1,4 @@
-"""Prompt and history lookup (prompt lookup decoding, Saxena 2023): what followed before follows again."""
+"""Prompt lookup decoding (Saxena 2023): drafts the tokens that followed an earlier occurrence of the text's end."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ import numpy as np
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Verdict
 from edgespec.core.scores import Scores
 
-LONGEST = 5  # n-gram sizes in the index
-MOST_LENGTH = 64  # a longer match counts as that long
-_REMEMBERED = 8  # most recent occurrences kept for each n-gram
+MAX_NGRAM = 5  # n-gram sizes in the index
+MAX_MATCH = 64  # tokens; longer matches count as this long
+_MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
 
 
 class SuffixLookup:
-    """An index of the text so far. `end` is the position after the match, `length` how many tokens match (0: none)."""
+    """An n-gram index of the text, and the longest earlier match of the text's end.
 
-    def __init__(self, shortest: int = 2) -> None:
-        """`shortest` is the least number of tokens that a match has."""
-        self._shortest = shortest
+    end     the position after the match
+    length  its number of tokens; 0 without a match
+    """
+
+    def __init__(self, min_length: int = 2) -> None:
+        """`min_length`: the minimum number of tokens of a match."""
+        self._min_length = min_length
         self.tokens: list[int] = []
         self.end = 0
         self.length = 0
         self._ends: dict[tuple[int, ...], deque[int]] = {}  # n-gram -> positions right after it
 
     def extend(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """Take in what `tokens`, the whole text, has beyond the last call.
+        """Add the tokens that `tokens`, the whole text, has beyond the last call.
 
-        Returns for each new token that a match foretold: (length of the match, whether the token was right).
+        Returns (length of the match, whether it predicted the token) for each new token that followed a match.
         """
         outcomes: list[tuple[int, bool]] = []
         for position in range(len(self.tokens), len(tokens)):
@@ -37,22 +41,22 @@ class SuffixLookup:
             right = self.length > 0 and self.tokens[self.end] == token
             if self.length:
                 outcomes.append((self.length, right))
-            # The n-grams that end before `position` become useful once there is a token after them.
-            for n in range(self._shortest, min(LONGEST, position) + 1):
+            # An n-gram is indexed once a token follows it.
+            for n in range(self._min_length, min(MAX_NGRAM, position) + 1):
                 gram = tuple(self.tokens[-n:])
                 ends = self._ends.get(gram)
                 if ends is None:
-                    ends = self._ends[gram] = deque(maxlen=_REMEMBERED)
+                    ends = self._ends[gram] = deque(maxlen=_MAX_OCCURRENCES)
                 ends.append(position)
             self.tokens.append(token)
             if right:
-                self.end, self.length = self.end + 1, min(self.length + 1, MOST_LENGTH)
+                self.end, self.length = self.end + 1, min(self.length + 1, MAX_MATCH)
             else:
-                self.end, self.length = self._longest(self.tokens)
+                self.end, self.length = self._find_longest(self.tokens)
         return outcomes
 
     def continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
-        """[n] tokens from position `end` on of the text and `more`. Beyond their end the copy goes on into itself."""
+        """[n] tokens from position `end` of the text and `more`; beyond their end the copy repeats itself."""
         path = self.tokens[end : end + n]
         if len(path) < n:
             path += more
@@ -61,43 +65,44 @@ class SuffixLookup:
         return path[:n]
 
     def after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
-        """What follows if the text goes on with `more`: ([n] tokens or none, length of the match)."""
-        tokens = [*self.tokens[-MOST_LENGTH:], *more]
-        end, length = self._longest(tokens)
+        """The continuation if `more` followed the text: ([n] tokens or none, length of the match)."""
+        tokens = [*self.tokens[-MAX_MATCH:], *more]
+        end, length = self._find_longest(tokens)
         return (self.continuation(end, n, more), length) if length else ([], 0)
 
     def matches(self) -> Iterator[int]:
-        """Positions whose preceding tokens match the end of the text: longest n-gram first, then latest first."""
-        tried = set()
-        for n in range(min(LONGEST, len(self.tokens)), self._shortest - 1, -1):
+        """Positions after a match of the text's end: longest n-gram first, then latest first."""
+        seen = set()
+        for n in range(min(MAX_NGRAM, len(self.tokens)), self._min_length - 1, -1):
             for end in reversed(self._ends.get(tuple(self.tokens[-n:]), ())):
-                if end not in tried:
-                    tried.add(end)
+                if end not in seen:
+                    seen.add(end)
                     yield end
 
-    def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(end, length) of the longest match of the end of `tokens` within the text, the latest of equals."""
-        for n in range(min(LONGEST, len(tokens)), self._shortest - 1, -1):
+    def _find_longest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(end, length) of the longest match of the end of `tokens` within the text; the latest of equal ones."""
+        for n in range(min(MAX_NGRAM, len(tokens)), self._min_length - 1, -1):
             ends = self._ends.get(tuple(tokens[-n:]))
+            if ends and n < MAX_NGRAM:
+                return ends[-1], n
             if ends:
-                lengths = [(self._length(tokens, end, n), end) for end in ends] if n == LONGEST else [(n, ends[-1])]
-                length, end = max(lengths)
+                length, end = max((self._extend_match(tokens, end, n), end) for end in ends)
                 return end, length
         return 0, 0
 
-    def _length(self, tokens: Sequence[int], end: int, known: int) -> int:
-        """How many tokens before `end` equal the end of `tokens`, of which `known` are known to."""
-        n, most = known, min(MOST_LENGTH, len(tokens), end)
-        while n < most and self.tokens[end - n - 1] == tokens[-n - 1]:
+    def _extend_match(self, tokens: Sequence[int], end: int, known: int) -> int:
+        """The number of tokens before `end` that equal the end of `tokens`; at least `known`."""
+        n, limit = known, min(MAX_MATCH, len(tokens), end)
+        while n < limit and self.tokens[end - n - 1] == tokens[-n - 1]:
             n += 1
         return n
 
 
 class NgramDrafter:
-    """Deterministic drafts from the tokens seen so far; needs no model.
+    """Deterministic drafts from the prompt and the output; needs no model.
 
-    A budget of more nodes than depth takes several continuations, the longest and then the latest match first, merged
-    into a tree.
+    A budget with more nodes than depth merges the continuations of several matches into a tree, longest and latest
+    match first.
     """
 
     name = "ngram"

@@ -1,4 +1,4 @@
-"""No drafting: plain decoding through the same loop."""
+"""The drafter of plain decoding, which proposes nothing."""
 
 from __future__ import annotations
 

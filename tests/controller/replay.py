@@ -55,7 +55,7 @@ def read_traces(path: Path) -> list[Trace]:
 class ReplayWalk:
     """A DraftModelStepper over a trace."""
 
-    is_drawn = False
+    is_sampled = False
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

@@ -148,8 +148,8 @@ def test_after_a_cancellation_everything_goes_on(case: Case, calls: int) -> None
 
 
 @pytest.mark.parametrize("draft_seed", [7, 8])
-def test_drawn_chains_keep_the_law(draft_seed: int) -> None:
-    """The joint law of three tokens, with drafts drawn from a model and lookups between them."""
+def test_sampled_chains_keep_the_distribution(draft_seed: int) -> None:
+    """The joint distribution of three tokens, with drafts drawn from a model and lookups between them."""
     params = SamplingParams(temperature=1.0)
     model, sampler = ToyModel(7, 4, 2, 1.5), Sampler(params, 4)
     session, draft = open_session("tree", model), open_session("tree", ToyModel(draft_seed, 4, 2, 1.5))

@@ -1,4 +1,4 @@
-"""Exact enumeration of verification: a RandomSource that explores every decision, with laws in fractions."""
+"""Exact enumeration of verification: a RandomSource that explores every decision, with distributions in fractions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Enumerated:
         self.untaken: list[Sequence[int]] = []
 
     def accept(self, p: Fraction, q: Fraction) -> bool:
-        assert q > 0, "a token that its own law cannot draw"
+        assert q > 0, "a token that its own distribution cannot draw"
         yes = min(Fraction(1), p / q)
         return self.branch([1 - yes, yes]) == 1
 
@@ -72,7 +72,7 @@ def normalised(weights: Sequence[Fraction] | Probs) -> Probs:
 
 
 class Table:
-    """A random law over `vocab_size` tokens after each prefix: small integers over their sum, zeros if `low` is 0."""
+    """A random distribution of `vocab_size` tokens after each prefix: integers over their sum, zeros if `low` is 0."""
 
     def __init__(self, seed: int, vocab_size: int = 3, low: int = 1) -> None:
         self.vocab_size = vocab_size
@@ -91,9 +91,9 @@ class Table:
 
 
 class Target:
-    """The target: one factor of its law comes through the logits (the row), the other through the context.
+    """The target: one factor of its distribution comes through the logits (the row), the other through the context.
 
-    So a verifier that reads the wrong row, or forgets to extend the context, gets another law. Zeros make the law
+    So a verifier that reads the wrong row, or forgets to extend the context, gets another distribution. Zeros make it
     sparse, as truncation does.
     """
 
@@ -134,7 +134,7 @@ class Rows:
     draft: Draft
 
     def argmax(self) -> Ints:
-        raise AssertionError("this law is not an argmax")
+        raise AssertionError("this distribution is not an argmax")
 
     def logits(self, row: int) -> Probs:
         path = path_to(self.draft, row - 1)
@@ -151,7 +151,7 @@ Proposal = Callable[[Sequence[int]], Probs]
 
 @dataclass(frozen=True)
 class Round:
-    """The law of the tokens that one round emits, and the mean number of drafted tokens among them."""
+    """The distribution of the tokens that one round emits, and the mean number of drafted tokens among them."""
 
     target: Target
     distribution: dict[Tokens, Fraction]
@@ -159,7 +159,7 @@ class Round:
 
     @property
     def tv(self) -> Fraction:
-        """Total variation between the target's law and this round completed by plain decoding, over whole sequences."""
+        """Total variation between the target's distribution and this round, completed by plain decoding."""
         return variation(self.target, self.distribution)
 
 
@@ -179,7 +179,7 @@ def play(target: Target, rule: Rule, drafting: Drafting, random_source: type[Enu
 
 
 def variation(target: Target, distribution: dict[Tokens, Fraction]) -> Fraction:
-    """Sum over all sequences as long as the longest of |law, continued by the target, - target| / 2."""
+    """Sum over all sequences as long as the longest of |distribution, continued by the target, - target| / 2."""
     length = max(map(len, distribution))
 
     def below(prefix: Tokens, truth: Fraction, mass: Fraction) -> Fraction:
@@ -208,7 +208,7 @@ def sampled(
     def draw(random_source: Enumerated) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        laws: list[Probs] = []
+        distributions: list[Probs] = []
         level: list[tuple[int, Tokens]] = [(-1, PROMPT)]
         for width in widths:
             above, level = level, []
@@ -221,11 +221,11 @@ def sampled(
                     level.append((len(tokens), (*prefix, x)))
                     tokens.append(x)
                     parents.append(node)
-                    laws.append(row)
+                    distributions.append(row)
                     if not replace:
                         row = normalised([Fraction(0) if i == x else w for i, w in enumerate(row)])
         if not tokens:
             return NO_DRAFT
-        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), np.stack(laws))
+        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), np.stack(distributions))
 
     return draw

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def chi_square(counts: Sequence[int], p: Sequence[float]) -> tuple[float, float]:
-    """The statistic of `counts` against the law `p`, and its limit at size 0.001 (Wilson and Hilferty 1931).
+    """The statistic of `counts` against the distribution `p`, and its limit at size 0.001 (Wilson and Hilferty 1931).
 
     Bins that cannot occur must be empty and count as no degree of freedom.
     """

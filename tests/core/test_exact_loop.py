@@ -1,4 +1,4 @@
-"""Proof by enumeration of the whole loop: drafting, verifying and clipping, round after round, keep the law."""
+"""Proof by enumeration of the whole loop: drafting, verifying and clipping keep the distribution."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class Stopping(Drawn):
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
         drawn: list[int] = []
-        laws = []
+        distributions = []
         while len(drawn) < budget.depth and (not drawn or drawn[-1] != 0):
-            laws.append(self.q((*tokens, *drawn)))
-            drawn.append(self.random_source.choose(laws[-1], len(tokens)))
-        return Draft.chain(drawn, np.stack(laws))
+            distributions.append(self.q((*tokens, *drawn)))
+            drawn.append(self.random_source.choose(distributions[-1], len(tokens)))
+        return Draft.chain(drawn, np.stack(distributions))
 
 
 def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fraction]:
-    """The law of plain decoding: all texts that end with a stop token or have `length` tokens."""
+    """The distribution of plain decoding: all texts that end with a stop token or have `length` tokens."""
     distribution: dict[Tokens, Fraction] = {}
     for n in range(1, length + 1):
         for tokens in product(range(target.vocab_size), repeat=n):
@@ -99,7 +99,7 @@ def generated(
     length: int,
     pauses: Sequence[bool] = (False,),
 ) -> dict[Tokens, Fraction]:
-    """The law of whole texts; `pauses` says, as often as it is asked, whether drafting is switched off."""
+    """The distribution of whole texts; `pauses` says, as often as it is asked, whether drafting is switched off."""
 
     def run(random_source: Enumerated) -> Tokens:
         if isinstance(drafter, Drawn):
@@ -163,8 +163,8 @@ def test_rounds_of_both_kinds() -> None:
         def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
             return super().propose(tokens, budget) if len(tokens) % 2 else Draft.chain([0, 1][: budget.depth])
 
-    def by_draft(laws: Target, random_source: Enumerated) -> AutoVerifier:
-        return AutoVerifier(SampleMatching(laws, random_source), BlockVerification(laws, random_source))  # type: ignore[arg-type]
+    def by_draft(target: Target, random_source: Enumerated) -> AutoVerifier:
+        return AutoVerifier(SampleMatching(target, random_source), BlockVerification(target, random_source))  # type: ignore[arg-type]
 
     drafter = InTurn(Table(3, 2), (1, 1), Enumerated(), eager=False)
     assert generated(target, by_draft, drafter, frozenset(), 4) == truth(target, frozenset(), 4)  # type: ignore[arg-type]

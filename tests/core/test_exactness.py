@@ -1,4 +1,4 @@
-"""Proof by rational enumeration that every acceptance rule leaves the target's law unchanged: TV is zero exactly."""
+"""Proof by rational enumeration that every acceptance rule preserves the target's distribution: TV is exactly zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES: list[Rule] = [TokenRejection, BlockVerification]  # type: ignore[list-ite
 
 
 def disjoint(target: Target) -> Proposal:
-    """A law on the tokens that the target cannot emit; the target's own where it can emit all."""
+    """A distribution on the tokens that the target cannot emit; the target's own where it can emit all."""
 
     def q(prefix: Sequence[int]) -> Probs:
         p = target.p(prefix)
@@ -30,11 +30,11 @@ def disjoint(target: Target) -> Proposal:
 
 
 def one_hot(target: Target) -> Proposal:
-    """The law of a token that is certain, and seldom the target's favourite."""
+    """The distribution of a token that is certain, and seldom the target's favourite."""
     return lambda prefix: np.array([Fraction(i == sum(prefix) % 3) for i in range(3)], object)
 
 
-# What p and q may look like: (target's lowest weight, the law that drafts)
+# What p and q may look like: (target's lowest weight, the distribution that drafts)
 CASES: dict[str, tuple[int, Callable[[Target], Proposal]]] = {
     "positive": (1, lambda target: Table(50)),
     "zeros in p": (0, lambda target: Table(51)),

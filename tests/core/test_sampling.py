@@ -22,7 +22,7 @@ class TooClose(Exception):
 
 
 def reference(logits: Sequence[float], params: SamplingParams, prefix: Sequence[int]) -> list[float]:
-    """The law as the module's docstring orders it; raises TooClose where rounding would decide."""
+    """The distribution as the module's docstring orders it; raises TooClose where rounding would decide."""
     z = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         z[token] += bias

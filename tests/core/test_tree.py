@@ -58,7 +58,7 @@ def test_is_path(draft: Draft, guess: list[int]) -> None:
 
 
 @given(drafts())
-def test_only_repeated_siblings_need_a_law(draft: Draft) -> None:
+def test_only_repeated_siblings_need_a_distribution(draft: Draft) -> None:
     pairs = list(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
     if len(set(pairs)) == len(pairs):
         check_draft(draft, V)

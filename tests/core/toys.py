@@ -56,7 +56,7 @@ def decode(
 
 
 class RememberingSampler(Sampler):
-    """The same laws, computed once for each row and window."""
+    """The same distributions, computed once for each row and window."""
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         super().__init__(params, vocab_size)
@@ -112,7 +112,7 @@ class GuessingDrafter:
 
 
 class DrawingDrafter:
-    """Draws from laws that have nothing to do with the target: chains, or `siblings` at every level below the first."""
+    """Samples from distributions unrelated to the target: chains, or `siblings` at every level below the first."""
 
     name = "draw"
     hidden_layers: frozenset[int] = frozenset()
@@ -126,7 +126,7 @@ class DrawingDrafter:
     def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        chosen, parents, laws = [], [], []
+        chosen, parents, distributions = [], [], []
         node = -1
         for _ in range(min(self._depth, budget.depth)):
             q = self._laws[self._rng.integers(64)]
@@ -134,9 +134,9 @@ class DrawingDrafter:
             for _ in range(self._siblings):  # i.i.d., all below the first child of the level above
                 chosen.append(index_at(q, self._rng.random()))
                 parents.append(node)
-                laws.append(q)
+                distributions.append(q)
             node = first
-        return Draft(np.array(chosen, np.int32), np.array(parents, np.int32), np.stack(laws))
+        return Draft(np.array(chosen, np.int32), np.array(parents, np.int32), np.stack(distributions))
 
     def observe(self, verdict: Verdict, scores: Scores) -> None: ...
 

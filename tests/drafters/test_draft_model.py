@@ -38,8 +38,8 @@ def choice_for(name: str, rng: np.random.Generator) -> GreedyChoice | SampledCho
 
 
 def same(a: Draft, b: Draft) -> bool:
-    laws = (a.q is None and b.q is None) or np.array_equal(a.q, b.q)
-    return a.tokens.tolist() == b.tokens.tolist() and a.parents.tolist() == b.parents.tolist() and laws
+    distributions = (a.q is None and b.q is None) or np.array_equal(a.q, b.q)
+    return a.tokens.tolist() == b.tokens.tolist() and a.parents.tolist() == b.parents.tolist() and distributions
 
 
 @given(data=st.data())
@@ -218,7 +218,7 @@ def no_drafter() -> ModelDrafter:
 @pytest.mark.parametrize("target_vocab", [6, 8, 11])
 @pytest.mark.parametrize("choice", ["greedy", "sampled"])
 def test_other_numbers_of_padding_ids(target_vocab: int, choice: str) -> None:
-    """The draft proposes ids that both models have, with laws over the target's vocabulary."""
+    """The draft proposes ids that both models have, with distributions over the target's vocabulary."""
     sampler = Sampler(SamplingParams(), target_vocab)
     made = GreedyChoice() if choice == "greedy" else SampledChoice(sampler, np.random.default_rng(0))
     drafter = ModelDrafter(ToySession(MODEL), target_vocab, made)

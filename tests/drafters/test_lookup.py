@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.ngram import MOST_LENGTH, SuffixLookup
+from edgespec.drafters.ngram import MAX_MATCH, SuffixLookup
 
 V = 4
 REMEMBERED = 8
@@ -30,7 +30,7 @@ _texts = (
 def common(text: list[int], end: int, tokens: list[int]) -> int:
     """How many tokens before position `end` of `text` equal the last ones of `tokens`, 64 at most."""
     n = 0
-    while n < min(MOST_LENGTH, end, len(tokens)) and text[end - n - 1] == tokens[-n - 1]:
+    while n < min(MAX_MATCH, end, len(tokens)) and text[end - n - 1] == tokens[-n - 1]:
         n += 1
     return n
 
@@ -55,7 +55,7 @@ def followed(text: list[int]) -> list[tuple[int, int]]:
     for at, token in enumerate(text):
         end, length = states[-1]
         if length and text[end] == token:
-            states.append((end + 1, min(length + 1, MOST_LENGTH)))
+            states.append((end + 1, min(length + 1, MAX_MATCH)))
         else:
             states.append(longest(text[: at + 1], text[: at + 1]))
     return states
@@ -79,7 +79,7 @@ def test_follows_the_longest_match(text: list[int]) -> None:
     assert lookup.tokens == text
 
 
-@given(st.lists(st.integers(0, 9), max_size=MOST_LENGTH))
+@given(st.lists(st.integers(0, 9), max_size=MAX_MATCH))
 @settings(max_examples=120, deadline=None)
 def test_is_the_longest_match_of_all_in_a_text_that_repeats_little(text: list[int]) -> None:
     """Where no pair of tokens comes more than eight times, nothing is forgotten, and the latest longest match wins."""
@@ -155,10 +155,10 @@ def test_only_the_last_eight_occurrences_are_remembered() -> None:
 def test_a_match_counts_as_64_tokens_at_most() -> None:
     text = [*range(100), 200]
     lookup = of(text + text[:90])
-    assert (lookup.end, lookup.length) == (90, MOST_LENGTH)
-    assert lookup.extend(text + text[:91]) == [(MOST_LENGTH, True)]
-    assert (lookup.end, lookup.length) == (91, MOST_LENGTH)
-    assert lookup.extend([*text, *text[:91], 300]) == [(MOST_LENGTH, False)]
+    assert (lookup.end, lookup.length) == (90, MAX_MATCH)
+    assert lookup.extend(text + text[:91]) == [(MAX_MATCH, True)]
+    assert (lookup.end, lookup.length) == (91, MAX_MATCH)
+    assert lookup.extend([*text, *text[:91], 300]) == [(MAX_MATCH, False)]
     assert lookup.length == 0
 
 

@@ -112,13 +112,13 @@ def test_in_step_whatever_became_of_the_draft(kind: str, name: str, data: st.Dat
 def test_the_best_tokens_in_order_of_their_probability() -> None:
     """Against figures by hand: ties go to the lower id, far less probable tokens are no candidates."""
     logits = np.log(np.array([0.2, 0.3, 0.001, 0.2, 0.299], np.float32))
-    found = GreedyTopK().options(logits, [])
+    found = GreedyTopK().sample(logits, [])
     assert (found.tokens, found.q) == ([1, 4, 0, 3], None)
     assert found.probabilities == pytest.approx([0.3, 0.299, 0.2, 0.2], rel=1e-5)
-    found = GreedyTopK().options(np.array([-3.9, 0.0, -4.1, -np.inf], np.float32), [])
+    found = GreedyTopK().sample(np.array([-3.9, 0.0, -4.1, -np.inf], np.float32), [])
     assert found.tokens == [1, 0]
     assert found.probabilities == pytest.approx([0.9644926, 0.01952317], rel=1e-5)
-    assert GreedyTopK().options(np.tile(np.array([0, 1], np.float32), 500), []).tokens == [1, 3, 5, 7]
+    assert GreedyTopK().sample(np.tile(np.array([0, 1], np.float32), 500), []).tokens == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("choice", ["best", "drawn"])
@@ -127,11 +127,11 @@ def test_scores_that_are_no_numbers_are_an_error(choice: str, score: float) -> N
     logits = np.full(V, -np.inf, np.float32)
     logits[3] = score
     with pytest.raises(BackendError, match="NaN or infinite logits"):
-        choice_named(choice).options(logits, [1, 2])
+        choice_named(choice).sample(logits, [1, 2])
 
 
 def test_tokens_follow_the_law_they_carry() -> None:
-    """The law is the sampler's after the text so far, penalties included; what is drawn follows it."""
+    """The distribution is the sampler's after the text so far, penalties included; what is drawn follows it."""
     sampler, text = Sampler(PARAMS, V), [1, 2, 3]
     distribution = sampler.distribution(MODEL.logits(text), text).dense(V)
     second = {i: sampler.distribution(MODEL.logits([*text, i]), [*text, i]).dense(V) for i in range(V)}
@@ -139,7 +139,7 @@ def test_tokens_follow_the_law_they_carry() -> None:
     session, choice = ToySession(MODEL), choice_named("drawn", seed=11)
     for _ in range(1500):
         stepper = DraftModelStepper(session, V, choice)
-        assert stepper.is_drawn
+        assert stepper.is_sampled
         first = stepper.start(text, ALL)
         assert first is not None and first.q is not None and first.q.tolist() == distribution.tolist()
         (token,) = first.tokens
