@@ -15,7 +15,6 @@ LONG_FUNCTIONS = {
     "engine/engine.py:generate": "to be split",
 }
 WIDE_CLASSES = {
-    "backends/mlx/session.py:MlxSession": "to be split",
     "tui/app.py:ChatApp": "to be split",
     "tui/live_stats.py:LiveStats": "to be split",
 }

@@ -14,8 +14,8 @@ import pytest
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.mlx import library, tree_layouts
+from edgespec.backends.mlx.forward_context import ForwardContext
 from edgespec.backends.mlx.keyvalues import SLACK
-from edgespec.backends.mlx.layout import Layout
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.tree_layouts import ModelRunner
@@ -174,15 +174,15 @@ def test_the_probe_finds_trees_at_wrong_positions(monkeypatch: pytest.MonkeyPatc
     import contextlib
 
     model = make_model({**DENSE, "vocab_size": 64})
-    assert probe(lambda: ModelRunner(model), 64).form == "row"
+    assert probe(lambda: ModelRunner(model), 64).tree_layout == "row"
     monkeypatch.setattr(tree_layouts, "tree_positions", lambda depth: contextlib.nullcontext())
-    assert probe(lambda: ModelRunner(model), 64).form == "nodes"
+    assert probe(lambda: ModelRunner(model), 64).tree_layout == "nodes"
 
 
 def test_the_probe_finds_masks_that_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model({**DENSE, "vocab_size": 64})
-    monkeypatch.setattr(Layout, "mask", lambda self, cached, window: None if self.tree.by_nodes else "causal")
-    assert probe(lambda: ModelRunner(model), 64).form == "branches"
+    monkeypatch.setattr(ForwardContext, "mask", lambda self, cached, window: None if self.tree.is_batched else "causal")
+    assert probe(lambda: ModelRunner(model), 64).tree_layout == "branches"
 
 
 def test_the_probe_finds_models_that_cannot_take_several_tokens() -> None:

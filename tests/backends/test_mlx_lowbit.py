@@ -64,32 +64,32 @@ def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "bits", "method", "told"),
+    ("config", "bits", "method", "message"),
     [
         (CONFIGS["hybrid"], None, "layerskip:2", "recurrent states"),
         (CONFIGS["recurrent"], None, "sparse", "recurrent states"),
-        ({**DENSE, "vocab_size": 64}, 6, "planes", "this model's have 6"),
-        ({**DENSE, "vocab_size": 64}, 3, "planes", "this model's have 3"),
+        ({**DENSE, "vocab_size": 64}, 6, "planes", "this model's weights have 6"),
+        ({**DENSE, "vocab_size": 64}, 3, "planes", "this model's weights have 3"),
         ({**DENSE, "vocab_size": 64}, None, "planes", "are not quantized"),
         ({**DENSE, "vocab_size": 64}, 3, "qspec", "no more bits"),
         ({**DENSE, "vocab_size": 64}, 4, "qspec:4", "no more bits"),
     ],
 )
-def test_refusals(config: dict[str, Any], bits: int | None, method: str, told: str) -> None:
+def test_refusals(config: dict[str, Any], bits: int | None, method: str, message: str) -> None:
     network = make_model({"vocab_size": 64, **config})
     if bits is not None:
         nn.quantize(network, group_size=32, bits=bits)
     model = wrapped(network, 64)
     expected = fresh_logits(model, [1, 2, 3], 4, NO_DRAFT)
-    with pytest.raises(Unsupported, match=told) as caught:
+    with pytest.raises(Unsupported, match=message) as caught:
         made(model, method)
     assert caught.value.hint and "\n" not in caught.value.message
     assert np.array_equal(fresh_logits(model, [1, 2, 3], 4, NO_DRAFT), expected)
 
 
-@pytest.mark.parametrize(("name", "told"), [("llama4", "cannot share"), ("gemma4_text", "a cache each")])
-def test_caches_that_cannot_be_shared(name: str, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+@pytest.mark.parametrize(("name", "message"), [("llama4", "cannot share"), ("gemma4_text", "one cache for each layer")])
+def test_caches_that_cannot_be_shared(name: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         made(wrapped(tiny(name), VOCABULARY), "layerskip:2")
 
 

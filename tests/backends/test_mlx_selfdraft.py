@@ -173,12 +173,12 @@ def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
     assert {cache.keys.shape[2] for cache in session._caches} == {20 + 256}, "rows copied, and a step of new ones"
     assert np.abs(short - fresh_logits(small, tokens, 5, Draft.chain([6]))).max() > 1e-2
     # What the model makes of rows that it sees alone, at the positions they have in the text.
-    forwards = target.attach(session)
-    for cache in forwards.caches.entries:
+    runner = target.attach(session)
+    for cache in runner.caches.entries:
         rows = [*range(4), *range(44, 60)]
         cache.keys, cache.values = (mx.take(x, mx.array(rows), axis=2) for x in (cache.keys, cache.values))
         cache._start = 40
-    assert np.abs(np.array(forwards.rows(mx.array([[5, 6]]))) - short).max() < 1e-4
+    assert np.abs(np.array(runner.run(mx.array([[5, 6]]))) - short).max() < 1e-4
     for n in (3, 12, 20):  # all of a context that is no longer than both ends
         _, session = pair(draft, small, tokens[:n])
         found = chain_logits(session, 5, Draft.chain([6]))  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_beside_a_sliding_window(windowed: MlxModel, method: str) -> None:
         tokens += [root, *chain.tokens.tolist()[:kept]]
     session.rollout([3], 4, 4096)
     found = target.forward(3, NO_DRAFT).logits(0)
-    assert target._forwards.caches.entries[0]._start > 0
+    assert target._cached.runner.caches.entries[0]._start > 0
     assert np.abs(found - prefill(windowed.open_session(), [*tokens, 3])).max() < 2e-3
     target.commit(())
     with pytest.raises(ContextOverflow):
@@ -239,10 +239,10 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
         made(model, "planes")
     made(model, "qspec").close()
     draft = made(small, "layerskip:2")
-    with pytest.raises(ValueError, match="its own sessions"):
+    with pytest.raises(ValueError, match="a session of another model"):
         draft.open_session(windowed.open_session(), lambda: None)
     target, session = pair(draft, small, some(10))
-    with pytest.raises(RollbackError, match="another text"):
+    with pytest.raises(RollbackError, match="different texts"):
         prefill(session, some(10, seed=1))
     target.forward(3, NO_DRAFT)
     with pytest.raises(RollbackError, match="not committed"):

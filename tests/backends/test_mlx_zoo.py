@@ -1,4 +1,4 @@
-"""Every class of mlx-lm in a tiny configuration: the form of trees it takes, and that its caches roll back."""
+"""Every class of mlx-lm in a tiny configuration: the tree layout it takes, and that its caches roll back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx.probe import Findings, probe
+from edgespec.backends.mlx.probe import ProbeResult, probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import Capabilities, Draft
@@ -37,28 +37,28 @@ def test_the_lists_name_classes_that_exist() -> None:
 def test_class(name: str) -> None:
     model = tiny(name)
 
-    def open_forwards() -> ModelRunner:
+    def open_runner() -> ModelRunner:
         return ModelRunner(model)
 
     if name in REFUSED:
         with pytest.raises(BackendError, match=REFUSED[name]):
-            probe(open_forwards, VOCABULARY)
+            probe(open_runner, VOCABULARY)
         return
-    found = probe(open_forwards, VOCABULARY)
-    form = "branches" if name in BRANCHES else "nodes" if name in NODES else None if name in CHAINS else "row"
-    assert found.form == form, found.refusal
+    found = probe(open_runner, VOCABULARY)
+    layout = "branches" if name in BRANCHES else "nodes" if name in NODES else None if name in CHAINS else "row"
+    assert found.tree_layout == layout, found.no_tree_reason
     early, late = ([first, *range(20, 24)] for first in (3, 4))
-    a, b = (np.array(open_forwards().chain(tokens)[-1]) for tokens in (early, late))
+    a, b = (np.array(open_runner().run_chain(tokens)[-1]) for tokens in (early, late))
     assert np.abs(a - b).max() > 1e-4 * a.std() > 0, "a model that looks at the last token alone proves nothing"
-    check_rollback(open_forwards, found)
+    check_rollback(open_runner, found)
 
 
-def check_rollback(open_forwards: Callable[[], ModelRunner], found: Findings) -> None:
+def check_rollback(open_runner: Callable[[], ModelRunner], found: ProbeResult) -> None:
     """Drafts accepted in part, as chains and trees, each followed by the scores of a fresh session."""
-    capabilities = Capabilities(VOCABULARY, 256, found.form is not None, frozenset())
+    capabilities = Capabilities(VOCABULARY, 256, found.tree_layout is not None, frozenset())
 
     def fresh() -> MlxSession:
-        return MlxSession(open_forwards, found.form, capabilities, lambda: None)
+        return MlxSession(open_runner, found.tree_layout, capabilities, lambda: None)
 
     session = fresh()
     tokens = (np.arange(30) * 37 % VOCABULARY).tolist()  # more than the window of 24 that some have
@@ -66,7 +66,7 @@ def check_rollback(open_forwards: Callable[[], ModelRunner], found: Findings) ->
     tree = Draft(np.array([5, 9, 7, 3, 4], np.int32), np.array([-1, -1, 0, 1, 3], np.int32))
     rounds = [(Draft.chain([1, 2, 3]), (0,)), (Draft.chain([4, 5]), (0, 1)), (tree, (1, 3)), (tree, (0,))]
     for draft, path in rounds:
-        if not draft.is_chain and found.form is None:
+        if not draft.is_chain and found.tree_layout is None:
             continue
         session.forward(6, draft)
         session.commit(path)

@@ -12,7 +12,8 @@ from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.batching import YIELD, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
-from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Scores, Session
+from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
+from edgespec.core.scores import Scores
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
 

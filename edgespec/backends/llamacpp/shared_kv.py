@@ -10,8 +10,8 @@ from edgespec.backends.llamacpp.sequences import MAX_ROWS
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.batching import Yield
-from edgespec.core.greedy import HostScores
-from edgespec.core.protocols import Draft, PrefillProgress, Scores
+from edgespec.core.protocols import Draft, PrefillProgress
+from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import RollbackError
 
 SLACK = 2 * MAX_ROWS  # cells of a sparse cache beyond its sink and window

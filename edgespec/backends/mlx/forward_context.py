@@ -1,4 +1,4 @@
-"""How the rows of one forward lie: a chain, a tree in one batch row, or a tree with a batch row for each node."""
+"""The forward that is being built: a chain, a tree in one batch row, or a tree with a batch row for each node."""
 
 from __future__ import annotations
 
@@ -13,76 +13,78 @@ import numpy as np
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import depths, path_to
 
-POLL_ROWS = 32  # forwards of at least so many rows are evaluated layer by layer, and can be cancelled in between
+POLL_ROWS = 32  # forwards of at least so many rows run layer by layer and can be cancelled in between
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """A root at `position` and its draft nodes: depth [n + 1] below the root, who sees whom [n + 1, n + 1] of them.
+    """A root at `position` and its n draft nodes.
 
-    `by_nodes`: each of them is a batch row, instead of a row of one.
+    depth       [n + 1] below the root
+    mask        [n + 1, n + 1] which rows each row attends to
+    is_batched  each row is a batch row of its own
     """
 
     position: int
     depth: Any
-    sees: Any
-    by_nodes: bool
+    mask: Any
+    is_batched: bool
 
     @staticmethod
-    def of(draft: Draft, position: int, *, by_nodes: bool) -> TreeRows:
+    def from_draft(draft: Draft, position: int, *, is_batched: bool) -> TreeRows:
         n = len(draft) + 1
-        sees = np.zeros((n, n), bool)
-        sees[:, 0] = True
+        mask = np.zeros((n, n), bool)
+        mask[:, 0] = True
         for node in range(len(draft)):
-            sees[node + 1, [0, *(each + 1 for each in path_to(draft, node))]] = True
+            mask[node + 1, [0, *(each + 1 for each in path_to(draft, node))]] = True
         depth = mx.array(np.concatenate([[0], depths(draft)]).astype(np.int32))
-        return TreeRows(position, depth, mx.array(sees), by_nodes)
+        return TreeRows(position, depth, mx.array(mask), is_batched)
 
 
-class Layout:
-    """Shared by all caches of a session: what the forward that is being built looks like."""
+class ForwardContext:
+    """What the caches of a session need to know of the forward that is being built."""
 
     def __init__(self) -> None:
         self.tree: TreeRows | None = None
         self.poll: Callable[[], None] | None = None
 
     @contextlib.contextmanager
-    def drafting(self, draft: Draft, position: int, *, by_nodes: bool) -> Iterator[TreeRows]:
-        """While a tree's forward is built."""
-        self.tree = TreeRows.of(draft, position, by_nodes=by_nodes)
+    def build_tree(self, draft: Draft, position: int, *, is_batched: bool) -> Iterator[TreeRows]:
+        """While the forward of a tree is built."""
+        self.tree = TreeRows.from_draft(draft, position, is_batched=is_batched)
         try:
             yield self.tree
         finally:
             self.tree = None
 
     @contextlib.contextmanager
-    def polling(self, poll: Callable[[], None]) -> Iterator[None]:
-        """While a prefill is built: caches evaluate what they are given, and `poll` may raise between layers."""
+    def poll_layers(self, poll: Callable[[], None]) -> Iterator[None]:
+        """While a prefill is built: each layer is evaluated when its cache is updated, then `poll` may raise."""
         self.poll = poll
         try:
             yield
         finally:
             self.poll = None
 
-    def reached(self, *arrays: Any) -> None:
-        """A cache was given these arrays of a layer."""
+    def update(self, *arrays: Any) -> None:
+        """A cache was updated with these arrays of its layer."""
         if self.poll is not None and arrays[0].shape[-2] >= POLL_ROWS:
             mx.eval(*arrays)
             self.poll()
 
     def mask(self, cached: int, window: int | None) -> Any:
-        """[n, cached + n], for tree rows over the last `cached` tokens: who sees whom, at most `window` positions back.
+        """[n, cached + n] what the n tree rows attend to of the last `cached` tokens and of each other.
 
-        [n, 1, 1, cached + n] where each node is a batch row.
+        Only the last `window` positions, where there is one. [n, 1, 1, cached + n] where each row is a batch row.
         """
         tree = self.tree
         assert tree is not None
-        mask = mx.concatenate([mx.ones((tree.depth.size, cached), mx.bool_), tree.sees], axis=1)
+        mask = mx.concatenate([mx.ones((tree.depth.size, cached), mx.bool_), tree.mask], axis=1)
         if window is not None:
-            at = tree.position + tree.depth
-            of = mx.concatenate([mx.arange(tree.position - cached, tree.position), at])
-            mask = mask & (at[:, None] - of[None] < window)
-        return mask[:, None, None] if tree.by_nodes else mask
+            queries = tree.position + tree.depth
+            keys = mx.concatenate([mx.arange(tree.position - cached, tree.position), queries])
+            mask = mask & (queries[:, None] - keys[None] < window)
+        return mask[:, None, None] if tree.is_batched else mask
 
 
 _rope = mx.fast.rope
@@ -90,21 +92,22 @@ _rope = mx.fast.rope
 
 @contextlib.contextmanager
 def tree_positions(depth: Any) -> Iterator[None]:
-    """Rotary embeddings of rows that stand at offset + `depth` [n], instead of one after another.
+    """Inside, rotary embeddings place n rows at offset + `depth` [n] instead of one after another.
 
-    mx.fast.rope takes one offset for each batch row, so the rows are folded into the batch for its duration. Only what
-    is built inside the block is affected.
+    mx.fast.rope takes one offset for each batch row, so the rows are folded into the batch.
     """
 
-    def rope(x: Any, dims: int, *, offset: Any, **given: Any) -> Any:
+    def rope(x: Any, dims: int, *, offset: Any, **kwargs: Any) -> Any:
         rows, width = x.shape[-2:]
         if rows != depth.size:
-            return _rope(x, dims, offset=offset, **given)
+            return _rope(x, dims, offset=offset, **kwargs)
         batch = x.shape[0]
         folded = x.reshape(batch, -1, rows, width).transpose(0, 2, 1, 3).reshape(batch * rows, -1, 1, width)
-        at = offset + depth
-        turned = _rope(folded, dims, offset=mx.tile(at, batch) if batch > 1 else at, **given)
-        return turned.reshape(batch, rows, -1, width).transpose(0, 2, 1, 3).reshape(x.shape)
+        positions = offset + depth
+        if batch > 1:
+            positions = mx.tile(positions, batch)
+        rotated = _rope(folded, dims, offset=positions, **kwargs)
+        return rotated.reshape(batch, rows, -1, width).transpose(0, 2, 1, 3).reshape(x.shape)
 
     mx.fast.rope = rope
     try:

@@ -1,7 +1,7 @@
-"""Keys and values of one attention layer, in a linear buffer that can be cut back, whatever the layer's window.
+"""Keys and values of one attention layer in a linear buffer, which can be trimmed even if the layer has a window.
 
-Stands in for mlx-lm's KVCache, QuantizedKVCache and RotatingKVCache. The last keeps its window in a ring, which forgets
-what a rejected draft has overwritten.
+Stands in for mlx-lm's KVCache, QuantizedKVCache and RotatingKVCache. RotatingKVCache keeps its window in a ring, whose
+overwritten rows a rejected draft cannot restore.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.base import create_causal_mask
 
-from edgespec.backends.mlx.layout import Layout
+from edgespec.backends.mlx.forward_context import ForwardContext
 
-SLACK = 128  # rows kept behind a window: how far it can be cut back
+SLACK = 128  # rows kept before a window, which bound how far it can be trimmed
 _STEP = 256  # rows by which a buffer grows
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A quantized cache: `bits` an element, with a scale and a bias for every `group` of them."""
+    """Quantization of a cache: `bits` an element, with a scale and a bias for every `group` elements."""
 
     bits: int
     group: int
 
 
 class KeyValues:
-    """Buffers [1, heads, rows, width] of the last tokens before `length`; with a `window`, older ones are dropped.
+    """Buffers [1, heads, rows, width] of the last tokens before position `length`; a `window` drops older ones.
 
-    The attributes and methods that models use are those of mlx-lm's caches.
+    Models use the attributes and methods that mlx-lm's caches have.
     """
 
-    def __init__(self, layout: Layout, window: int | None = None, packing: Packing | None = None) -> None:
+    def __init__(self, context: ForwardContext, window: int | None = None, packing: Packing | None = None) -> None:
         self.keys: Any = None
         self.values: Any = None
         self.length = 0
-        self._layout = layout
+        self._context = context
         self._window = window
         self._start = 0  # position of the first row
         self._fetched = 0  # rows that the last update returned
@@ -49,45 +49,45 @@ class KeyValues:
 
     @property
     def offset(self) -> Any:
-        """Position of the next row; in a forward with a batch row for each draft node, of each of them [n]."""
-        tree = self._layout.tree
-        return tree.position + tree.depth if tree is not None and tree.by_nodes else self.length
+        """Position of the next row; [n] positions in a forward with a batch row for each draft node."""
+        tree = self._context.tree
+        return tree.position + tree.depth if tree is not None and tree.is_batched else self.length
 
     @property
     def has_window(self) -> bool:
         return self._window is not None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        self._layout.reached(keys, values)
-        tree = self._layout.tree
-        if tree is not None and tree.by_nodes:
+        self._context.update(keys, values)
+        tree = self._context.tree
+        if tree is not None and tree.is_batched:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)
         self._drop_front()
         at = self.length - self._start
-        self.keys = _written(self.keys, at, self._packed(keys))
-        self.values = _written(self.values, at, self._packed(values))
+        self.keys = _write(self.keys, at, self._quantize(keys))
+        self.values = _write(self.values, at, self._quantize(values))
         self.length += keys.shape[2]
         self._fetched = at if self._window is None else min(at, self._window - 1)
         self._fetched += keys.shape[2]
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """What the last update returned; layers that share another's cache read it again."""
+        """The result of the last update, again for layers that share the cache of another."""
         end = self.length - self._start
         fetched = tree_map(lambda x: x[..., end - self._fetched : end, :], (self.keys, self.values))
-        tree = self._layout.tree
-        if tree is not None and tree.by_nodes:
+        tree = self._context.tree
+        if tree is not None and tree.is_batched:
             fetched = tree_map(lambda x: mx.broadcast_to(x, (tree.depth.size, *x.shape[1:])), fetched)
         keys, values = fetched
         return keys, values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Who sees whom among the rows that the next update will fetch; None or "causal" where that says it."""
+        """What N new rows attend to of the rows that the next update returns; None or "causal" where that says it."""
         used = self.length - self._start
         cached = used if self._window is None else min(used, self._window - 1)
         window = min((w for w in (self._window, window_size) if w is not None), default=None)
-        if self._layout.tree is not None:
-            return self._layout.mask(cached, window)
+        if self._context.tree is not None:
+            return self._context.mask(cached, window)
         if window is not None and cached + N > window:
             return create_causal_mask(N, cached, window_size=window)
         if N == 1:
@@ -102,15 +102,15 @@ class KeyValues:
 
     @property
     def state(self) -> tuple[Any, Any]:
-        """The buffers, for whoever wants them computed."""
+        """The buffers, for mx.eval."""
         return self.keys, self.values
 
-    def reaches(self, position: int) -> bool:
-        """Whether the rows that a token at `position` sees are all here."""
+    def can_trim_to(self, position: int) -> bool:
+        """Whether it holds every row that a token at `position` attends to."""
         return position <= self.length and self._start <= max(0, position - (self._window or 0) + 1)
 
-    def branched(self, n: int) -> KeyValues:
-        """A copy with `n` batch rows, which leaves this one as it is."""
+    def branch(self, n: int) -> KeyValues:
+        """A copy with `n` batch rows; this one does not change."""
         other = copy.copy(self)
         used = self.length - self._start
         other.keys, other.values = tree_map(
@@ -119,9 +119,11 @@ class KeyValues:
         )
         return other
 
-    def excerpt(self, sink: int, window: int) -> KeyValues:
-        """A copy of the first `sink` rows and the last `window` alone, that goes on from the same position; of the last
-        of both numbers where this one has a window itself."""
+    def extract(self, sink: int, window: int) -> KeyValues:
+        """A copy with only the first `sink` rows and the last `window`, at the same position.
+
+        With only the last sink + window rows where this one has a window itself.
+        """
         if self._window is not None:
             sink, window = 0, sink + window
         used = self.length - self._start
@@ -135,36 +137,36 @@ class KeyValues:
         )
         return other
 
-    def cut(self, position: int) -> None:
+    def trim_to(self, position: int) -> None:
         self.length = position
 
     def gather(self, position: int, rows: Sequence[int]) -> None:
-        """Move the `rows` (counted from `position`) of the last forward to `position`, and cut behind them."""
+        """Keep these `rows` of the last forward, counted from its start at `position`; drop the others."""
         at = position - self._start
         index = mx.array([at + row for row in rows])
-        self.keys = tree_map(lambda x: _written(x, at, mx.take(x, index, axis=-2)), self.keys)
-        self.values = tree_map(lambda x: _written(x, at, mx.take(x, index, axis=-2)), self.values)
-        self.cut(position + len(rows))
+        self.keys = tree_map(lambda x: _write(x, at, mx.take(x, index, axis=-2)), self.keys)
+        self.values = tree_map(lambda x: _write(x, at, mx.take(x, index, axis=-2)), self.values)
+        self.trim_to(position + len(rows))
 
-    def mark(self, *, deep: bool) -> Any:
-        """What `restore` takes; a deep one outlives any number of further tokens, but copies a window."""
+    def take_snapshot(self, *, deep: bool) -> Any:
+        """The present state, for `restore`; a deep one outlives any number of further tokens, but copies a window."""
         buffers = tree_map(copy.copy, (self.keys, self.values)) if deep and self._window is not None else None
         return self.length, self._start, buffers
 
-    def holds(self, mark: Any) -> bool:
-        """Whether `mark` can still be restored."""
-        length, _, buffers = mark
-        return buffers is not None or self.reaches(length)
+    def can_restore(self, snapshot: Any) -> bool:
+        """Whether `snapshot` can still be restored."""
+        length, _, buffers = snapshot
+        return buffers is not None or self.can_trim_to(length)
 
-    def restore(self, mark: Any) -> None:
-        length, start, buffers = mark
+    def restore(self, snapshot: Any) -> None:
+        length, start, buffers = snapshot
         if buffers is not None:
             self.keys, self.values = tree_map(copy.copy, buffers)
             self._start = start
         self.length = length
 
     def _drop_front(self) -> None:
-        """Forget rows that no cut within SLACK can need; once in a while, so that it costs little."""
+        """Drop the rows that no trim within SLACK needs, at most once in SLACK rows."""
         used = self.length - self._start
         if self._window is None or used <= self._window + 2 * SLACK:
             return
@@ -172,18 +174,18 @@ class KeyValues:
         self.keys, self.values = tree_map(lambda x: mx.contiguous(x[..., drop:used, :]), (self.keys, self.values))
         self._start += drop
 
-    def _packed(self, x: Any) -> Any:
+    def _quantize(self, x: Any) -> Any:
         return mx.quantize(x, group_size=self.group_size, bits=self.bits) if hasattr(self, "bits") else x
 
 
-def _written(buffer: Any, at: int, rows: Any) -> Any:
-    """`buffer` with `rows` [..., n, width] at `at`, grown if need be; both may be tuples of arrays."""
+def _write(buffer: Any, at: int, rows: Any) -> Any:
+    """`buffer` with `rows` [..., n, width] at `at`, grown if necessary; both may be tuples of arrays."""
     if not isinstance(rows, mx.array):
         buffers = buffer or [None] * len(rows)
-        return tuple(_written(old, at, new) for old, new in zip(buffers, rows, strict=True))
+        return tuple(_write(old, at, new) for old, new in zip(buffers, rows, strict=True))
     end = at + rows.shape[-2]
-    room = 0 if buffer is None else buffer.shape[-2]
-    if end > room:
+    capacity = 0 if buffer is None else buffer.shape[-2]
+    if end > capacity:
         more = (end - at + _STEP - 1) // _STEP * _STEP
         fresh = mx.zeros((*rows.shape[:-2], more, rows.shape[-1]), rows.dtype)
         buffer = fresh if buffer is None else mx.concatenate([buffer[..., :at, :], fresh], axis=-2)

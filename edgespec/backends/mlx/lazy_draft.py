@@ -1,4 +1,4 @@
-"""Drafts that stay on the device, so that a target on the same device scores them before the host has seen them."""
+"""Drafts that stay on the device, where the target can score them before the host has read them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.mlx.library import computing
+from edgespec.backends.mlx.library import map_errors
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Draft
 
 
 class DeviceDraft(Draft):
-    """A chain of best tokens, an array [n] that may still be computed. Reading `tokens` waits for it."""
+    """A chain of best tokens in an array [n] that the device may still compute. Reading `tokens` waits for it."""
 
     array: Any
 
@@ -26,17 +26,17 @@ class DeviceDraft(Draft):
 
     @cached_property
     def tokens(self) -> Ints:
-        with computing():
-            found: Ints = np.array(self.array.astype(mx.int32))
-        return found
+        with map_errors():
+            tokens: Ints = np.array(self.array.astype(mx.int32))
+        return tokens
 
     def __len__(self) -> int:
         return len(self.parents)
 
 
-def chain_rows(certain: Sequence[int], draft: Draft) -> Any:
-    """[1, n] the tokens of a chain's forward, without waiting for those that are on the device."""
-    rows = mx.array(list(certain), mx.int32)
+def chain_rows(known_tokens: Sequence[int], draft: Draft) -> Any:
+    """[1, n] the tokens of a chain's forward. Does not wait for those that are on the device."""
+    rows = mx.array(list(known_tokens), mx.int32)
     if not isinstance(draft, DeviceDraft):
         return mx.concatenate([rows, mx.array(draft.tokens)])[None]
     return mx.concatenate([rows, draft.array.astype(mx.int32)])[None]

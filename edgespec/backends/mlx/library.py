@@ -1,4 +1,4 @@
-"""Importing MLX and mlx-lm without their side effects, and what the device is."""
+"""Imports MLX and mlx-lm without their side effects, describes the device, and maps errors."""
 
 from __future__ import annotations
 
@@ -18,34 +18,31 @@ _ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The accelerator that MLX computes on; sizes in bytes. `on_gpu` is False for the CPU builds."""
+    """The device that MLX computes on; sizes in bytes. `on_gpu` is False for the CPU builds."""
 
     name: str
     on_gpu: bool
-    working_set: int  # what the system recommends to keep at most; 0 where it does not say
+    working_set: int  # the system's recommended limit; 0 where it has none
 
 
 @cache
 def load_mlx() -> Any:
-    """The module mlx.core. mlx-lm is imported with it, its changes to the process undone.
-
-    Raises BackendUnavailable with what to install.
-    """
+    """The module mlx.core. Imports mlx-lm as well, and undoes its changes to the process. Raises BackendUnavailable."""
     if sys.platform == "win32":
         raise BackendUnavailable("MLX does not run on Windows.", hint="Use --backend llamacpp.")
     try:
-        with _process_settings():
+        with _preserve_process_settings():
             import mlx.core
             import mlx_lm
     except ImportError as error:
-        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_advice()) from error
+        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_install_hint()) from error
     del mlx_lm
     atexit.register(mlx.core.clear_streams)  # for the main thread; see `leave_thread`
     return mlx.core
 
 
 def leave_thread() -> None:
-    """The last call of a thread that has used MLX: without it the process may abort when the thread ends."""
+    """The last call of a thread that has used MLX. Without it the process may abort when the thread ends."""
     mx = load_mlx()
     mx.synchronize()
     mx.clear_streams()
@@ -53,7 +50,7 @@ def leave_thread() -> None:
 
 @cache
 def device() -> Device:
-    """What MLX computes on. Raises BackendUnavailable."""
+    """The device that MLX computes on. Raises BackendUnavailable."""
     mx = load_mlx()
     info = mx.device_info()
     on_gpu = mx.default_device() == mx.gpu
@@ -65,8 +62,8 @@ def device() -> Device:
 
 
 @contextlib.contextmanager
-def computing() -> Iterator[None]:
-    """Around whatever makes MLX compute: its errors become BackendError."""
+def map_errors() -> Iterator[None]:
+    """Inside, errors of MLX become BackendError."""
     try:
         yield
     except (EdgespecError, Cancelled):
@@ -78,17 +75,17 @@ def computing() -> Iterator[None]:
         raise BackendError(f"MLX failed: {reason}.", hint="Try again, or use --backend llamacpp.") from error
 
 
-def _advice() -> str:
+def _install_hint() -> str:
     if sys.platform == "darwin":
         return "Install it: pip install mlx-lm (Apple Silicon, macOS 14 or later), or use --backend llamacpp."
     return "Install it: pip install 'mlx-lm[cpu]', or use --backend llamacpp."
 
 
 @contextlib.contextmanager
-def _process_settings() -> Iterator[None]:
-    """Keep the descriptor limit and the environment, both of which importing mlx-lm changes.
+def _preserve_process_settings() -> Iterator[None]:
+    """Inside, importing mlx-lm changes neither the file descriptor limit nor the environment.
 
-    It lowers the hard limit too, which only a privileged process can raise again: so the call is not let through.
+    mlx-lm lowers the hard limit as well, which only a privileged process can raise again. So setrlimit does nothing.
     """
     import resource
 

@@ -13,9 +13,9 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.mlx.hooks import Hooks
+from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.keyvalues import Packing
-from edgespec.backends.mlx.library import computing, device
+from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft, hooks_for, layers_of
@@ -39,7 +39,7 @@ from edgespec.text.tokenizer import Tokenizer
 
 _GROUP = 32  # elements that share a scale in a quantized cache, as in llama.cpp's
 _PACKINGS = {"f16": None, "q8_0": Packing(8, _GROUP), "q4_0": Packing(4, _GROUP)}
-_BATCH_BYTES = 256 * 2**20  # weights that are read between two reports
+_BATCH_BYTES = 256 * 2**20  # of weights that are read between two reports
 
 
 class MlxModel:
@@ -48,24 +48,22 @@ class MlxModel:
     def __init__(
         self, model: Any, tokenizer: Tokenizer, template: str | None, context_size: int, packing: Packing | None
     ) -> None:
-        """Tries the model out (see `probe`). Raises BackendError."""
+        """Probes the model (see `probe`). Raises BackendError."""
         self.tokenizer = tokenizer
         self.chat_template = template
         self.context_size = context_size
         self._model = model
         self._packing = packing
-        self._hooks: Hooks | None = None
-        count = get_total_parameters(model)  # while the weights are as they were stored
+        self._hooks: LayerHooks | None = None
+        count = get_total_parameters(model)  # before a cast changes their size
         size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
         self._description = f"{model.model_type} {size}, {compute_bits_per_weight(model):.1f} bits a weight (MLX)"
         try:
-            self._findings = probe(self._open_forwards, tokenizer.vocab_size)
+            self._probed = probe(self._open_runner, tokenizer.vocab_size)
         except BackendError as error:
             if packing is None:
                 raise
-            raise BackendError(
-                error.message, hint="Drop --kv-type: not every model's cache can be quantized."
-            ) from error
+            raise BackendError(error.message, hint="Drop --kv-type: not every cache can be quantized.") from error
 
     @property
     def description(self) -> str:
@@ -74,21 +72,21 @@ class MlxModel:
 
     @property
     def no_batching_reason(self) -> str | None:
-        return "MLX computes the answers of this program one by one"
+        return "MLX sessions do not share forwards"
 
     @property
     def no_tree_reason(self) -> str | None:
-        return self._findings.refusal
+        return self._probed.no_tree_reason
 
     @property
     def layer_count(self) -> int:
         return len(layers_of(self._model))
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
-        """A session with caches of its own; `check` is polled between chunks and layers of a prefill."""
-        form = self._findings.form
-        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, form is not None, frozenset())
-        return MlxSession(self._open_forwards, form, capabilities, check)
+        """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
+        tree_layout = self._probed.tree_layout
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, frozenset())
+        return MlxSession(self._open_runner, tree_layout, capabilities, check)
 
     def self_draft(
         self,
@@ -98,20 +96,20 @@ class MlxModel:
         progress: Callable[[float], None] = lambda fraction: None,
         check: CheckCancelled = lambda: None,
     ) -> MlxSelfDraft:
-        """See backends.Model. Nothing takes so long to make that `folder` would be used.
+        """See backends.Model; `folder` is not used.
 
-        Low-bit weights are read through the model's own layers: a second draft that has any needs the first closed.
+        A low-bit draft changes the model's own layers, so it has to be closed before the next is loaded.
         """
-        forwards = self._open_forwards()
+        runner = self._open_runner()
         if self._hooks is None:
-            self._hooks = hooks_for(forwards)
+            self._hooks = hooks_for(runner)
         return MlxSelfDraft(
-            forwards, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
+            runner, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
         )
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
         """See backends.Model."""
-        raise InvalidRequest("MLX makes no embeddings here.", hint="Serve the model with --backend llamacpp.")
+        raise InvalidRequest("edgespec makes no embeddings on MLX.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None:
         if self._hooks is not None:
@@ -119,7 +117,7 @@ class MlxModel:
         self._model = self._hooks = None
         mx.clear_cache()
 
-    def _open_forwards(self) -> ModelRunner:
+    def _open_runner(self) -> ModelRunner:
         if self._model is None:
             raise BackendError("the model has been closed.", hint="Open it again.")
         return ModelRunner(self._model, self._packing)
@@ -134,12 +132,12 @@ def load(
 ) -> MlxModel:
     """Load a folder with config.json, safetensors and a tokenizer, or a packaged GGUF file.
 
-    Computes in the type of the weights on a GPU, in single precision on a CPU, which emulates half precision.
+    Computes in the type of the weights on a GPU, and in float32 on a CPU, which emulates half precision.
     `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
     """
     if options.exact:
         raise InvalidRequest(
-            "MLX has no mode in which results are equal for any number of rows.", hint="Use --backend llamacpp."
+            "MLX has no mode whose results do not depend on the number of rows.", hint="Use --backend llamacpp."
         )
     maybe_set_recommended_wired_limit()
     if path.is_dir():
@@ -160,13 +158,13 @@ def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
         tokenizer = HfTokenizer(wrapper, _logits_width(model))
     except (EdgespecError, Cancelled):
         raise
-    except (Exception, SystemExit) as error:  # one of mlx-lm's classes ends the process where a package is missing
-        raise _refused(path, error) from error
+    except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
+        raise _load_error(path, error) from error
     return model, tokenizer, template_from_folder(path), folder.trained_context
 
 
 def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
-    """The vocabulary is llama.cpp's, which is installed wherever this is."""
+    """With the tokenizer of llama.cpp."""
     from edgespec.backends.llamacpp.model import load as load_gguf
 
     vocabulary = load_gguf(path, LoadOptions(), vocabulary_only=True)
@@ -175,13 +173,13 @@ def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
 
 
 def _logits_width(model: Any) -> int:
-    """Without computing anything: shapes of lazy arrays are known."""
+    """The last dimension of a lazy array; nothing is computed."""
     width: int = model(mx.array([[0]], mx.int32)).shape[-1]
     return width
 
 
 def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
-    """Have the weights read from the files, a few at a time."""
+    """Read the weights from the files, a batch at a time. Raises BackendError, Cancelled."""
     weights = [array for _, array in tree_flatten(model.parameters())]
     total = sum(array.nbytes for array in weights) or 1
     done, batch, size = 0, [], 0
@@ -190,18 +188,18 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
         size += array.nbytes
         if size >= _BATCH_BYTES or i == len(weights) - 1:
             check()
-            with computing():
+            with map_errors():
                 mx.eval(batch)
             done, batch, size = done + size, [], 0
             progress(done / total)
 
 
-def _refused(path: Path, error: BaseException) -> EdgespecError:
+def _load_error(path: Path, error: BaseException) -> EdgespecError:
     reason = reason_of(error)
     if isinstance(error, MemoryError):
-        return BackendError("there is no memory left to load the model.", hint="Use a smaller model.")
+        return BackendError("the model does not fit into memory.", hint="Use a smaller model.")
     if isinstance(error, ImportError):
-        return BackendUnavailable(f"MLX cannot open {path.name}: {reason}.", hint="Install what it names.")
+        return BackendUnavailable(f"MLX cannot open {path.name}: {reason}.", hint="Install the package that it names.")
     shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
     return InvalidModelFile(
         f"mlx-lm {version('mlx-lm')} cannot open {path.name}: {shown}.",

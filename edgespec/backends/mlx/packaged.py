@@ -1,4 +1,4 @@
-"""The embedded pair for MLX: the GGUF files that llama.cpp opens, whose Q8_0 blocks are 8-bit groups of 32 here."""
+"""Loads the packaged pair, Q8_0 GGUF files, as MLX models with 8-bit groups of 32."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from edgespec.formats.tensor_names import PARTS
 
 
 def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
-    """A llama whose matrices are all Q8_0, and its settings by mlx-lm's names. Raises InvalidModelFile."""
+    """A llama model whose matrices are all Q8_0, and its configuration in mlx-lm's keys. Raises InvalidModelFile."""
     arrays, metadata = mx.load(str(path), return_metadata=True)
     if metadata.get("general.architecture") != "llama":
-        raise InvalidModelFile(f"{path.name} is no llama, and MLX opens no other GGUF.", hint="Use --backend llamacpp.")
+        raise InvalidModelFile(
+            f"MLX opens GGUF files of llama models only, and {path.name} is not one.", hint="Use --backend llamacpp."
+        )
 
     def number(key: str) -> Any:
         return metadata[f"llama.{key}"].item()

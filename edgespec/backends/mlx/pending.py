@@ -1,4 +1,4 @@
-"""What a session keeps of its forwards until they are committed or undone, and who may have begun one for it."""
+"""Forwards of a session that are not committed yet, and the protocol of a draft that runs behind its target."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from edgespec.core.protocols import Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A state of the caches that can be gone back to, `position` tokens long."""
+class Snapshot:
+    """A state of the caches that holds `position` tokens and can be restored."""
 
     position: int
-    saved: list[Any]
+    caches: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A forward that has not been committed."""
+class PendingForward:
+    """A forward that was not committed yet, and the caches before it."""
 
     root: int
     draft: Draft
-    before: Mark
+    before: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """A plain forward that was started on the first token of `scores` before the host had read it."""
+class AheadForward:
+    """A plain forward that was started on the first token of `scores` before the host had read that token."""
 
     scores: MlxScores
     logits: Any
-    before: Mark
+    before: Snapshot
 
 
-class Attached(Protocol):
-    """Whoever keeps provisional rows of its own behind a session's."""
+class AttachedDraft(Protocol):
+    """A draft session that keeps provisional rows of its own behind a target's."""
 
-    def resuming(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
-        """What runs the rows [1, n] of this chain from where the borrower has got to with them, to the scores [n, V]
-        that a whole forward would give; None where it has nothing of them."""
+    def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
+        """A function from the rows [1, n] of this chain to their scores [n, V], which uses what the draft has computed
+        of them; None where it has computed nothing of them."""

@@ -1,10 +1,10 @@
-"""ModelRunner of a model over its caches: a chain, or a draft tree in one of three forms.
+"""Forwards of a model over its caches: a chain, or a draft tree in one of three layouts.
 
-row       one batch row; the mask says who sees whom, and rotary positions follow depth. The cheapest
-nodes     a batch row for each node, all seeing the same cache. For models whose positions do not pass mx.fast.rope
-branches  a batch row for each leaf, on copies of the caches. For recurrent states; copies the whole prefix
+row       one batch row with a tree mask; rotary positions follow depth. The cheapest layout
+nodes     a batch row for each node over the same cache, for models whose positions do not pass through mx.fast.rope
+branches  a batch row for each leaf over copies of the caches, for recurrent states. Copies the whole prefix
 
-Which one a model takes is tried when it is loaded (see `probe`), for it cannot be told from its code.
+`probe` tries the layouts when a model is loaded, because the code of a model does not tell which ones it takes.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.mlx.caches import Caches
+from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
 from edgespec.backends.mlx.keyvalues import Packing
-from edgespec.backends.mlx.layout import Layout, tree_positions
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import branches, depths, leaves, path_to
 
-Form = Literal["row", "nodes", "branches"]
+TreeLayout = Literal["row", "nodes", "branches"]
 
 
 class ModelRunner:
-    """A model with one sequence's caches. Scores come back as lazy arrays [rows, V]."""
+    """A model with the caches of one sequence. Scores are lazy arrays [rows, V]."""
 
     def __init__(self, model: Any, packing: Packing | None = None) -> None:
-        """With empty caches, quantized where `packing` says how. Raises BackendError for caches of unknown kinds."""
-        self.layout = Layout()
-        self.caches = Caches(model, self.layout, packing)
+        """With empty caches, quantized by `packing`. Raises BackendError for caches of unknown classes."""
+        self.context = ForwardContext()
+        self.caches = Caches(model, self.context, packing)
         self.model = model
 
-    def chain(self, tokens: Sequence[int]) -> Any:
-        """Run `tokens`, one after another."""
-        return self.rows(mx.array([list(tokens)], mx.int32))
+    def run_chain(self, tokens: Sequence[int]) -> Any:
+        """Run `tokens` one after another."""
+        return self.run(mx.array([list(tokens)], mx.int32))
 
-    def rows(self, tokens: Any) -> Any:
-        """The same for an array [1, n]."""
+    def run(self, tokens: Any) -> Any:
+        """Run the tokens of an array [1, n] one after another."""
         return self.model(tokens, cache=self.caches.entries)[0]
 
-    def tree(self, form: Form, position: int, root: int, draft: Draft) -> Any:
-        """Run a root at `position` and its draft nodes. With 'branches' the caches stay as they are."""
-        if form == "branches":
-            return self._branches(root, draft)
+    def run_tree(self, tree_layout: TreeLayout, position: int, root: int, draft: Draft) -> Any:
+        """Run a root at `position` and its draft nodes. With 'branches' the caches do not change."""
+        if tree_layout == "branches":
+            return self._run_branches(root, draft)
         tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
-        with self.layout.drafting(draft, position, by_nodes=form == "nodes") as tree:
-            if form == "nodes":
+        with self.context.build_tree(draft, position, is_batched=tree_layout == "nodes") as tree:
+            if tree_layout == "nodes":
                 return self.model(tokens[:, None], cache=self.caches.entries)[:, 0]
             with tree_positions(tree.depth):
                 return self.model(tokens[None], cache=self.caches.entries)[0]
 
-    def _branches(self, root: int, draft: Draft) -> Any:
+    def _run_branches(self, root: int, draft: Draft) -> Any:
         ends, depth = leaves(draft), depths(draft)
-        tokens = np.zeros((len(ends), int(depth.max()) + 1), np.int32)  # what pads a short branch, nothing sees
+        tokens = np.zeros((len(ends), int(depth.max()) + 1), np.int32)  # nothing attends to the padding
         tokens[:, 0] = root
         for branch, leaf in enumerate(ends):
             path = list(path_to(draft, leaf))
             tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
-        logits = self.model(mx.array(tokens), cache=self.caches.branched(len(ends)))
+        logits = self.model(mx.array(tokens), cache=self.caches.branch(len(ends)))
         member = [0, *(each[0] for each in branches(draft))]
         return logits[mx.array(member), mx.array([0, *depth.tolist()])]

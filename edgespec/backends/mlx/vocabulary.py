@@ -11,12 +11,12 @@ from typing import Any
 from edgespec.backends.ids import IdRange
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Ends of a turn that model folders do not always list beside the end of the text.
+# Ends of a turn, which model folders do not always list.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end_of_turn|>")
 
 
 class HfTokenizer(IdRange):
-    """Tokenizer over mlx-lm's wrapper. Ids beyond the vocabulary are padding of the embedding, spelled [PAD<id>]."""
+    """Tokenizer over mlx-lm's wrapper. Ids beyond the vocabulary pad the embedding; their text is [PAD<id>]."""
 
     def __init__(self, wrapper: Any, vocab_size: int) -> None:
         """`vocab_size` is the width of the model's logits."""
@@ -25,7 +25,7 @@ class HfTokenizer(IdRange):
         self.bos: int | None = self.id_or_none(wrapper.bos_token_id)
         self.eos: int | None = self.id_or_none(wrapper.eos_token_id)
         self.add_bos: bool = self.bos is not None and wrapper.encode("a")[:1] == [self.bos]
-        self._n_spelled = min(len(wrapper), vocab_size)
+        self._n_entries = min(len(wrapper), vocab_size)
 
     @cached_property
     def end_of_generation(self) -> frozenset[int]:
@@ -36,19 +36,19 @@ class HfTokenizer(IdRange):
         )
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        text = text.encode("utf-8", "replace").decode("utf-8")  # half surrogates have no bytes
-        found: list[int] = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=not parse_special)
-        if max(found, default=0) >= self.vocab_size:  # a token added to the tokenizer that the model knows nothing of
-            found = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return found
+        text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates have no bytes
+        ids: list[int] = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=not parse_special)
+        if max(ids, default=0) >= self.vocab_size:  # an added token that the model does not have
+            ids = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return ids
 
     def special_text(self, token: int) -> str:
         self.check(token)
-        text = self._wrapper.convert_ids_to_tokens(token) if token < self._n_spelled else None
+        text = self._wrapper.convert_ids_to_tokens(token) if token < self._n_entries else None
         return text or f"[PAD{token}]"
 
     def render(self, token: int) -> bytes:
-        if token in self._silent or token >= self._n_spelled:
+        if token in self._control_tokens or token >= self._n_entries:
             return b""
         added = self._wrapper.added_tokens_decoder.get(token)
         if added is not None:
@@ -57,14 +57,14 @@ class HfTokenizer(IdRange):
         return self._bytes_of(text) if text else b""
 
     @cached_property
-    def _silent(self) -> frozenset[int]:
-        """Control tokens, which are no text."""
+    def _control_tokens(self) -> frozenset[int]:
+        """Control tokens, which add no bytes to the text."""
         special = {token for token, added in self._wrapper.added_tokens_decoder.items() if added.special}
         return frozenset(special | set(self._wrapper.all_special_ids) | self.end_of_generation)
 
     @cached_property
     def _bytes_of(self) -> Callable[[str], bytes]:
-        """How an entry of the vocabulary spells its bytes: byte-level BPE, SentencePiece, or as it stands."""
+        """The function from an entry of the vocabulary to its bytes: byte-level BPE, SentencePiece, or plain UTF-8."""
         backend = getattr(self._wrapper, "backend_tokenizer", None)
         kinds = _decoder_kinds(json.loads(backend.to_str()).get("decoder")) if backend is not None else set()
         if "ByteLevel" in kinds:

@@ -11,8 +11,9 @@ from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.batching import SOLO, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Scores, Session
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.sampling import SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import ContextOverflow, RollbackError
 

@@ -1,0 +1,147 @@
+"""Tokens of one sequence and the model's caches, which hold all of them but the last few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.pending import Snapshot
+from edgespec.backends.mlx.tree_layouts import ModelRunner
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import BackendError, Cancelled
+
+_CLEAR_PERIOD = 256  # tokens
+
+
+class CachedTokens:
+    """A token sequence with the caches of `runner`.
+
+    Caches that cannot be trimmed (recurrent layers) return to a snapshot when a draft is rejected. They then lack the
+    accepted tokens, the last `lag` of the sequence, until those run again with the next forward.
+    """
+
+    def __init__(self, open_runner: Callable[[], ModelRunner], check: CheckCancelled) -> None:
+        self.runner = open_runner()
+        self.tokens: list[int] = []
+        self.lag = 0
+        self.snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
+        self._open_runner = open_runner
+        self._check = check
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lagging_tokens(self) -> list[int]:
+        """The last tokens, which the caches do not hold."""
+        return self.tokens[len(self.tokens) - self.lag :]
+
+    def take_snapshot(self, *, deep: bool = False) -> Snapshot:
+        """The caches as they are; a deep one outlives any number of further tokens."""
+        return Snapshot(len(self.tokens) - self.lag, self.runner.caches.take_snapshot(deep=deep))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return the caches to `snapshot`, which was taken at the present length."""
+        self.runner.caches.restore(snapshot.caches)
+
+    def start(self, run: Callable[..., Any], *args: Any, undo: Snapshot | None = None) -> Any:
+        """Scores [n, V] of a forward that was handed to the device. On failure the caches return to `undo`.
+
+        Raises BackendError, Cancelled.
+        """
+        try:
+            with map_errors():
+                logits = run(*args)
+                mx.async_eval(logits, self.runner.caches.recurrent)
+        except (BackendError, Cancelled):
+            if undo is not None:
+                self.restore(undo)
+            raise
+        return logits
+
+    def run(self, tokens: Sequence[int]) -> None:
+        """Run accepted tokens without scores, and wait. On failure the caches are as before.
+
+        Raises BackendError, Cancelled.
+        """
+        before = self.runner.caches.take_snapshot()
+        try:
+            with map_errors(), self.runner.context.poll_layers(self._check):
+                self.runner.run_chain(tokens)  # MLX computes only what is evaluated, so no scores
+                mx.eval(self.runner.caches.state)
+        except (BackendError, Cancelled):
+            self.runner.caches.restore(before)
+            raise
+        mx.clear_cache()
+
+    def settle(self) -> None:
+        """Run the tokens that the caches lack."""
+        if self.lag:
+            self.run(self.lagging_tokens)
+            self.lag = 0
+
+    def commit_chain(self, kept: Sequence[int], n_rejected: int, before: Snapshot) -> None:
+        """Append `kept`, the first rows of a chain's forward, and drop the `n_rejected` rows after them."""
+        start = self._append(kept)
+        caches = self.runner.caches
+        if n_rejected and not caches.can_trim:
+            caches.restore(before.caches)
+            self.lag = len(self.tokens) - before.position
+            return
+        self.lag = 0
+        if n_rejected:
+            caches.trim_to(start + len(kept))
+
+    def commit_rows(self, kept: Sequence[int], rows: list[int]) -> None:
+        """Append `kept`, which were these `rows` of a tree's forward, and drop the others."""
+        start = self._append(kept)
+        self.lag = 0
+        self.runner.caches.gather(start, rows)
+
+    def commit_copies(self, kept: Sequence[int]) -> None:
+        """Append `kept`, whose forward ran on copies of the caches."""
+        self._append(kept)
+        self.lag = len(kept)
+
+    def trim_to(self, position: int) -> int:
+        """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
+        caches, held = self.runner.caches, len(self.tokens) - self.lag
+        if position >= held:
+            reached, self.lag = position, position - held
+        elif caches.can_trim_to(position):
+            caches.trim_to(position)
+            reached, self.lag = position, 0
+        else:
+            reached = self._restore_latest(position)
+        del self.tokens[reached:]
+        self.snapshots = {name: each for name, each in self.snapshots.items() if each.position <= reached}
+        return reached
+
+    def close(self) -> None:
+        """Free the caches."""
+        del self.runner
+        self.snapshots = {}
+        mx.clear_cache()
+
+    def _append(self, kept: Sequence[int]) -> int:
+        start = len(self.tokens)
+        self.tokens += kept
+        if len(self.tokens) // _CLEAR_PERIOD > start // _CLEAR_PERIOD:
+            mx.clear_cache()  # buffers that the caches have outgrown
+        return start
+
+    def _restore_latest(self, position: int) -> int:
+        """Restore the latest snapshot at or before `position`, else empty caches; returns how many tokens are left."""
+        caches = self.runner.caches
+        usable = [s for s in self.snapshots.values() if s.position <= position and caches.can_restore(s.caches)]
+        self.lag = 0
+        if usable:
+            latest = max(usable, key=lambda snapshot: snapshot.position)
+            self.restore(latest)
+            return latest.position
+        self.runner = self._open_runner()
+        self.snapshots = {}
+        return 0
