@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Budget, Controller, Decision, Draft, Scores, Step, Verdict
+from edgespec.core.protocols import Budget, Controller, Decision, Draft, Step, Verdict
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 

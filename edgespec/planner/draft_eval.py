@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.controller.cost_model import Profile, best_chain
-from edgespec.controller.profiler import drafting, measure
+from edgespec.controller.cost_model import Profile, choose_chain_length
+from edgespec.controller.profiler import measure, measure_draft
 from edgespec.core.arrays import Ints
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Draft, Session
@@ -60,11 +60,11 @@ class Evaluator:
         before = self._text[: self._start]
         read_prompt(self._target, before)
         agreed = float((self._chosen(draft) == self._choices).mean())
-        draft_s, _ = drafting(draft, self._text, self._start, self._check)
-        length, speedup = best_chain(self.profile.rows, draft_s, agreed)
+        draft_s, _ = measure_draft(draft, self._text, self._start, self._check)
+        length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
         plain_s = self.profile.rows[1]
         if slows:
-            now_s, _ = drafting(self._target, self._text, self._start, self._check)
+            now_s, _ = measure_draft(self._target, self._text, self._start, self._check)
             speedup *= min(1.0, plain_s / now_s)
         return DraftEval(agreed, draft_s / plain_s, length, speedup)
 
