@@ -1,39 +1,41 @@
-"""Embed a small llama model's exact function in a larger llama shape: its tokens at the large model's cost.
+"""Embed a small llama model's function in a larger llama shape: the small model's tokens at the large model's cost.
 
     uv run python -m laboratory.cost_faithful 1b out.gguf [--source small.gguf] [--type Q4_0] [--check]
     uv run python -m laboratory.cost_faithful 100m folder [--source folder] [--type 4bit] [--group 64] [--check]
 
-Embeddings are padded with zeros, norm weights scaled by sqrt(d/D) and their epsilon by d/D, the small heads placed
-within their kv groups; rows of attention output and ffn-down outside the small block are zero, so that the added width
-never reaches the residual stream; everything else is random, and added layers have zero outputs. The result computes
-the small model's logits (up to quantization) while it streams every byte and multiplies every block of the large one.
-Label figures from such models "cost-faithful": they say nothing of what a real model of that size accepts. The
-vocabulary stays the small one, so the large model's head is cheaper than that of a real one.
+Embeddings are padded with zeros. Norm weights are scaled by sqrt(d/D), their epsilon by d/D. The small heads go into
+their kv groups. Rows of attention output and ffn-down outside the small block are zero, so the added width does not
+reach the residual stream. Added layers have zero outputs; everything else is random. The result computes the small
+model's logits, up to quantization, and reads and multiplies all weights of the large one.
+
+Label figures from such models "cost-faithful": their acceptance is that of the small pair, not of real models of that
+size. The vocabulary stays the small one, so the head is cheaper than a real one's. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from benchmarks.harness import MODEL_PATH, TARGET, print_result
 from edgespec.errors import EdgespecError
 from laboratory.embedding.agreement import Agreement, compare, open_for_check
 from laboratory.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, storage_for
 from laboratory.embedding.files import write
-from laboratory.embedding.shapes import SHAPES, shape_for, tightest
+from laboratory.embedding.shapes import SHAPES, shape_for, tightest_shape
 from laboratory.embedding.sources import open_source
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "edgespec" / "assets" / "python-6m" / "target.gguf"
 GROUP, TOKENS = 64, 32
 
 
 def build(source: Path, destination: Path, shape: str, quant: str | None = None, group: int = GROUP) -> None:
     """Write `destination`: the function of `source` at the cost of SHAPES[shape] in `quant`.
 
-    A GGUF file where it is called .gguf, else a folder for MLX, whose 4 and 8 bits come in groups of `group`. Raises
+    `destination` is a GGUF file if its name ends in .gguf, else a folder for MLX; `group` is for 4bit and 8bit. Raises
     click.ClickException.
     """
     small = open_source(source)
@@ -44,9 +46,10 @@ def build(source: Path, destination: Path, shape: str, quant: str | None = None,
 def check(
     source: Path, built: Path, shape: str, quant: str | None = None, group: int = GROUP, tokens: int = TOKENS
 ) -> tuple[Agreement, Agreement]:
-    """What `build` wrote with these arguments, against the small model rounded in the same way, and as it is.
+    """Compare `built` with the small model: quantized in the same way, and as it is.
 
-    `tokens` follow each of a few prompts. Raises click.ClickException, EdgespecError.
+    The other arguments are those of `build`; `tokens` follow each of a few prompts. Raises click.ClickException,
+    EdgespecError.
     """
     small = open_source(source)
     large = shape_for(shape, small.shape)
@@ -54,7 +57,7 @@ def check(
     other = open_for_check(built)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"small{built.suffix}"
-        write(small, path, tightest(small.shape, large, storage.block), storage)
+        write(small, path, tightest_shape(small.shape, large, storage.block), storage)
         model = open_for_check(path)
         rounded = compare(model, other, storage.rounding, tokens)
         model.close()
@@ -68,9 +71,7 @@ def check(
 @click.command()
 @click.argument("shape", type=click.Choice(list(SHAPES)))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option(
-    "--source", type=click.Path(exists=True, path_type=Path), default=EMBEDDED, help="[default: the embedded target]"
-)
+@click.option("--source", type=MODEL_PATH, default=TARGET, help="[default: the embedded target]")
 @click.option(
     "--type",
     "quant",
@@ -80,21 +81,25 @@ def check(
 @click.option(
     "--group", type=click.Choice(["32", "64"]), default=str(GROUP), show_default=True, help="Of 4bit and 8bit."
 )
-@click.option("--check", "checks", is_flag=True, help="Compare tokens and logits with the small model's.")
+@click.option("--check", "checks", is_flag=True, help="Compare its tokens and logits with the small model's.")
 def main(shape: str, destination: Path, source: Path, quant: str | None, group: str, checks: bool) -> None:
-    """Embed SOURCE in a model of SHAPE at DESTINATION: a GGUF file where it is called .gguf, else a folder."""
+    """Embed the source in a model of SHAPE at DESTINATION: a GGUF file if it ends in .gguf, else a folder."""
+    result: dict[str, object] = {"shape": shape, "type": quant, "path": str(destination)}
     try:
         build(source, destination, shape, quant, int(group))
         files = [destination] if destination.is_file() else list(destination.iterdir())
-        click.echo(f"{destination}: {sum(file.stat().st_size for file in files):,} bytes")
+        result["bytes"] = sum(file.stat().st_size for file in files)
+        click.echo(f"{destination}: {result['bytes']:,} bytes", err=True)
         if checks:
             rounded, exact = check(source, destination, shape, quant, int(group))
-            click.echo(f"the small model rounded in the same way: {rounded}")
-            click.echo(f"the small model as it is: {exact.equal} of {exact.tokens} tokens agree")
+            click.echo(f"the small model quantized in the same way: {rounded}", err=True)
+            click.echo(f"the small model as it is: {exact.equal} of {exact.tokens} tokens agree", err=True)
             if rounded.faults or 2 * exact.equal < exact.tokens:
                 raise click.ClickException(f"{destination.name} does not compute the small model's function.")
+            result |= {"quantized": asdict(rounded), "exact": asdict(exact)}
     except EdgespecError as error:
         raise click.ClickException(f"{error.message} {error.hint}") from error
+    print_result("cost_faithful", result)
 
 
 if __name__ == "__main__":

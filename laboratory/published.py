@@ -1,10 +1,10 @@
-"""Published GGUF files in outline: their headers as the real ones are, and holes where their weights would be.
+"""Outlines of published GGUF files: real headers, and holes in place of the weights.
 
-Dimensions are those of each model's config.json on the hub; where llama.cpp's log of loading the file is public
-(gpt-oss-20b: 459 tensors and 11.27 GiB; Qwen3-32B: 707 tensors; gemma-3-27b-it: 808 tensors, 262,208 tokens), the
-tensors were compared with it. Quantization types follow llama.cpp's llama_tensor_get_type for Q4_K_M, and for Q4_0
-with an importance matrix. `gigabytes` is the published size, against which plan_names checks the outcome. Vocabularies
-have the real size, kind, special tokens and number of merges; all other words are made up.
+Dimensions are those of each model's config.json on the hub. Numbers of tensors agree with llama.cpp's log of loading
+the file where that is public (gpt-oss-20b: 459 tensors and 11.27 GiB; Qwen3-32B: 707 tensors; gemma-3-27b-it: 808
+tensors, 262,208 tokens). Quantization types follow llama.cpp's llama_tensor_get_type for Q4_K_M, and for Q4_0 with an
+importance matrix. Vocabularies have the real size, kind, special tokens and number of merges; all other words are
+invented.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ import numpy as np
 
 from edgespec.formats.ggml_types import GGML_TYPES, GgmlType
 
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # token_type
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # tokenizer.ggml.token_type
 ALIGNMENT = 32
 TYPES = {kind.name: (number, kind) for number, kind in GGML_TYPES.items()}
-# What llama.cpp takes for rows that are not whole blocks of 256.
+VALUE_TYPES = {
+    int: gguf.GGUFValueType.UINT32,
+    float: gguf.GGUFValueType.FLOAT32,
+    str: gguf.GGUFValueType.STRING,
+}
+# llama.cpp's types for rows that are not whole blocks of 256.
 FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`special` by id; ids from `padding` on are named and marked as padding. Without merges it is a sentencepiece."""
+    """`special` tokens by id; ids from `padding` on are unused. Without merges it is a SentencePiece vocabulary."""
 
     pre: str
     size: int
@@ -44,9 +49,9 @@ class Vocabulary:
         """(tokens, token types), both [size]."""
         tokens, types = [_word(n) for n in range(self.size)], [NORMAL] * self.size
         if self.merges:
-            tokens[:256] = _bytes()
+            tokens[:256] = _byte_characters()
         else:
-            for byte in range(256):  # where gemma has them
+            for byte in range(256):  # Gemma's place for byte tokens
                 tokens[238 + byte], types[238 + byte] = f"<0x{byte:02X}>", BYTE
         for n in range(self.size if self.padding is None else self.padding, self.size):
             tokens[n], types[n] = f"[PAD{n}]", UNUSED
@@ -57,7 +62,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a transformer; `experts` is (count, used) of a mixture."""
+    """Dimensions of a transformer; `experts` is (count, used) of a mixture; `keys` are further metadata."""
 
     architecture: str
     blocks: int
@@ -114,7 +119,7 @@ class Shape:
         return parts
 
     def _mixture(self) -> dict[str, tuple[int, ...]]:
-        """The rest of a block of gpt-oss."""
+        """The other tensors of a gpt-oss block."""
         assert self.experts is not None
         w, n = self.width, self.experts[0]
         return {
@@ -136,8 +141,8 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Published:
-    """One file of a repository, quantized to `quant`: Q4_K_M, Q4_0 or MXFP4."""
+class PublishedFile:
+    """One file of a repository: `gigabytes` (10^9) is its published size, `quant` is Q4_K_M, Q4_0 or MXFP4."""
 
     repo: str
     path: str
@@ -146,14 +151,14 @@ class Published:
     shape: Shape
 
     def write(self, root: Path) -> int:
-        """Write ROOT/repo/path with the whole file's length; returns where its data begins (bytes)."""
+        """Write ROOT/repo/path with the real file's length; returns where its data begins (bytes)."""
         path = root / self.repo / self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(path, self.shape.architecture)
-        _metadata(writer, self.shape)
+        _add_metadata(writer, self.shape)
         size = 0
         for name, shape in self.shape.tensors():
-            number, kind = TYPES[self._kind(name, shape)]
+            number, kind = TYPES[self._type_name(name, shape)]
             rows, nbytes = _rows(shape, kind), kind.nbytes(math.prod(shape))
             raw = gguf.GGMLQuantizationType(number)
             writer.add_tensor_info(name, rows, np.dtype(np.uint8), nbytes, raw_dtype=raw)
@@ -166,8 +171,8 @@ class Published:
         os.truncate(path, start + size)
         return start
 
-    def _kind(self, name: str, shape: tuple[int, ...]) -> str:
-        """llama.cpp's choice of a type for one tensor."""
+    def _type_name(self, name: str, shape: tuple[int, ...]) -> str:
+        """The type that llama.cpp chooses for one tensor."""
         part = name.split(".", 2)[-1] if name.startswith("blk.") else name
         if len(shape) == 1 or not part.endswith(".weight") or part == "ffn_gate_inp.weight":
             return "F32"
@@ -188,23 +193,23 @@ class Published:
         return FALLBACK.get(kind, kind) if shape[0] % 256 else kind
 
 
-def _bytes() -> list[str]:
-    """The 256 characters that byte-level BPE writes bytes with, the printable ones first, as vocabularies have them."""
+def _byte_characters() -> list[str]:
+    """[256] characters that byte-level BPE writes bytes with, printable ones first, in the order of vocabularies."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [chr(byte) for byte in plain] + [chr(256 + n) for n in range(256 - len(plain))]
 
 
 def _word(n: int) -> str:
-    """A made-up word of its own for every number, about as long as tokens are."""
+    """A unique invented word, about as long as a token."""
     return "\u0120" + "".join(chr(97 + (n // 26**place) % 26) for place in range(4))
 
 
 def _rows(shape: tuple[int, ...], kind: GgmlType) -> tuple[int, ...]:
-    """Slowest dimension first, rows in bytes."""
+    """Dimensions, slowest first; the row is in bytes."""
     return (*reversed(shape[1:]), kind.nbytes(shape[0]))
 
 
-def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_block_count(shape.blocks)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -224,8 +229,7 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_used_count(used)
         writer.add_expert_feed_forward_length(shape.ffn)
     for key, value in shape.keys.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(f"{shape.architecture}.{key}", value)
+        writer.add_key_value(f"{shape.architecture}.{key}", value, VALUE_TYPES[type(value)])
     vocabulary = shape.vocabulary
     tokens, types = vocabulary.columns()
     writer.add_tokenizer_model("gpt2" if vocabulary.merges else "llama")

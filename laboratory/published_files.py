@@ -1,10 +1,10 @@
-"""The files behind some names of models.toml, in outline (laboratory.published says where the figures come from)."""
+"""Outlines of the files behind some names of models.toml; laboratory.published states the sources."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from laboratory.published import Published, Shape, Vocabulary
+from laboratory.published import PublishedFile, Shape, Vocabulary
 
 _LLAMA_WORDS = Vocabulary(
     "llama-bpe", 128256, 280147,
@@ -28,8 +28,8 @@ _GEMMA_WORDS = Vocabulary(
     {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 105: "<start_of_turn>", 106: "<end_of_turn>"},
     eos=106, bos=2, add_bos=True,
 )  # fmt: skip
-# The models that see have a token for a soft image, and padding up to a multiple of 64.
-_SEEING_WORDS = replace(
+# Models with vision have a soft image token, and padding up to a multiple of 64.
+_VISION_WORDS = replace(
     _GEMMA_WORDS, size=262208, special={**_GEMMA_WORDS.special, 262144: "<image_soft_token>"}, padding=262145
 )
 
@@ -46,7 +46,7 @@ _QWEN_32B = Shape(
 _QWEN_0_6B = replace(_QWEN_32B, blocks=28, width=1024, ffn=3072, heads=16, tied=True)
 _GEMMA_27B = Shape(
     "gemma3", blocks=62, width=5376, ffn=21504, heads=32, kv_heads=16, head=128, context=131072, rope_base=1e6,
-    epsilon=1e-6, vocabulary=_SEEING_WORDS, tied=True,
+    epsilon=1e-6, vocabulary=_VISION_WORDS, tied=True,
     keys={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
 )  # fmt: skip
 _GEMMA_1B = replace(
@@ -60,31 +60,31 @@ _OSS_20B = Shape(
           "rope.scaling.original_context_length": 4096},
 )  # fmt: skip
 
-FILES: dict[str, tuple[Published, ...]] = {
+FILES: dict[str, tuple[PublishedFile, ...]] = {
     "llama-8b-q4": (
-        Published(
+        PublishedFile(
             "lmstudio-community/Meta-Llama-3.1-8B-Instruct-GGUF", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", 4.92,
             "Q4_K_M", _LLAMA_8B,
         ),
     ),
     "qwen3-32b-q4": (
-        Published("unsloth/Qwen3-32B-GGUF", "Qwen3-32B-Q4_K_M.gguf", 19.76, "Q4_K_M", _QWEN_32B),
-        Published("unsloth/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q4_0.gguf", 0.382, "Q4_0", _QWEN_0_6B),
+        PublishedFile("unsloth/Qwen3-32B-GGUF", "Qwen3-32B-Q4_K_M.gguf", 19.76, "Q4_K_M", _QWEN_32B),
+        PublishedFile("unsloth/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q4_0.gguf", 0.382, "Q4_0", _QWEN_0_6B),
     ),
     "gemma-3-27b-q4": (
-        Published(
+        PublishedFile(
             "bartowski/google_gemma-3-27b-it-GGUF", "google_gemma-3-27b-it-Q4_K_M.gguf", 16.55, "Q4_K_M", _GEMMA_27B
         ),
-        Published(
+        PublishedFile(
             "bartowski/google_gemma-3-1b-it-GGUF", "google_gemma-3-1b-it-Q4_K_M.gguf", 0.81, "Q4_K_M", _GEMMA_1B
         ),
     ),
-    "gpt-oss-20b": (Published("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12.1, "MXFP4", _OSS_20B),),
+    "gpt-oss-20b": (PublishedFile("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12.1, "MXFP4", _OSS_20B),),
     "llama-70b-q4": (
-        Published(
+        PublishedFile(
             "bartowski/Llama-3.3-70B-Instruct-GGUF", "Llama-3.3-70B-Instruct-Q4_K_M.gguf", 42.52, "Q4_K_M", _LLAMA_70B
         ),
-        Published(
+        PublishedFile(
             "bartowski/Llama-3.2-1B-Instruct-GGUF", "Llama-3.2-1B-Instruct-Q4_K_M.gguf", 0.81, "Q4_K_M", _LLAMA_1B
         ),
     ),

@@ -1,1 +1,1 @@
-"""A small llama model's exact function inside a larger llama shape: sources, layout, encodings, files, agreement."""
+"""A small llama model embedded in a larger shape: see laboratory.cost_faithful."""

@@ -1,4 +1,4 @@
-"""Whether two models compute one function: greedy tokens and logits, side by side."""
+"""Compare two models that should compute the same function: greedy tokens and logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from edgespec.backends import BackendName, Model, open_model
+from benchmarks.harness import load_model
+from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.arrays import Logits
@@ -26,10 +27,12 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of `tokens` greedy tokens of a model, the `equal` ones are the other model's best after the same text, too.
+    """How far two models agree along one model's greedy output.
 
-    faults   differences that rounding does not explain: the model's own logits of the two tokens are further apart
-    largest  difference of any logit
+    tokens   tokens compared
+    equal    tokens that are the other model's best after the same text too
+    faults   differing tokens that rounding does not explain: the model's own logits of the two are too far apart
+    largest  largest difference of any logit
     """
 
     tokens: int
@@ -44,17 +47,15 @@ class Agreement:
 
 
 def open_for_check(path: Path) -> Model:
-    """On the runtime that the path's form belongs to."""
-    options = LoadOptions(context_size=512)
-    backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
-    return open_model(backend, path, options, progress=lambda f: None, check=lambda: None)
+    """Load a GGUF file on llama.cpp, a folder on MLX. Raises EdgespecError."""
+    return load_model("mlx" if path.is_dir() else "llamacpp", path, LoadOptions(context_size=512))
 
 
 def compare(model: Model, other: Model, rounding: float, tokens: int) -> Agreement:
     """Follow `tokens` greedy tokens of `model` after each of PROMPTS. Raises click.ClickException.
 
-    `rounding` is the share of the largest logit that `other` may be off because of how its numbers are stored; with
-    infinity no difference is a fault.
+    `rounding` is the error of a logit that storing `other` may cause, relative to the largest logit; with infinity no
+    difference is a fault.
     """
     equal = faults = 0
     largest = 0.0
@@ -62,7 +63,7 @@ def compare(model: Model, other: Model, rounding: float, tokens: int) -> Agreeme
     for prompt in PROMPTS:
         ids = encode_prompt(model.tokenizer, prompt, parse_special=True)
         if ids != encode_prompt(other.tokenizer, prompt, parse_special=True):
-            raise click.ClickException(f"the two tokenizers cut {prompt!r} differently.")
+            raise click.ClickException(f"the two tokenizers split {prompt!r} differently.")
         rows = _follow(sessions, ids, tokens)
         largest = max(largest, *(float(np.abs(mine - others).max()) for mine, others in rows))
         text = [int(mine.argmax()) for mine, _ in rows]
@@ -79,7 +80,7 @@ def compare(model: Model, other: Model, rounding: float, tokens: int) -> Agreeme
 
 
 def _follow(sessions: Sequence[Session], ids: Sequence[int], tokens: int) -> list[list[Logits]]:
-    """[tokens][sessions][V] scores along the greedy output of the first session."""
+    """[tokens][sessions][V] logits along the first session's greedy output."""
     for session in sessions:
         session.rewind(0)
         for _ in session.prefill(ids[:-1]):
@@ -87,13 +88,13 @@ def _follow(sessions: Sequence[Session], ids: Sequence[int], tokens: int) -> lis
     rows: list[list[Logits]] = []
     token = ids[-1]
     for _ in range(tokens):
-        rows.append([_next(session, token) for session in sessions])
+        rows.append([_forward(session, token) for session in sessions])
         token = int(rows[-1][0].argmax())
     return rows
 
 
-def _next(session: Session, token: int) -> Logits:
-    """[V] scores after one more token."""
+def _forward(session: Session, token: int) -> Logits:
+    """[V] logits after one more token."""
     z = session.forward(token, NO_DRAFT).logits(0).copy()
     session.commit(())
     return z

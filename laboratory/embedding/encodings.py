@@ -1,4 +1,4 @@
-"""How rows of numbers are stored: llama.cpp's types, and MLX's affine groups."""
+"""Encodings of rows of numbers: llama.cpp's types, and MLX's affine groups."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GGUF_TYPES = ("Q4_0", "Q8_0", "F16", "Q4_K")
 FOLDER_TYPES = ("4bit", "8bit", "F16", "BF16", "F32")
 BITS = {"4bit": 4, "8bit": 8}
 
-_DISTINCT = 256  # random rows, repeated in random order: billions of random numbers would take hours
-_CHUNK = 1024  # rows that are widened to the large width at a time
-_SPREAD = np.float32(0.02)
+_DISTINCT_ROWS = 256  # random rows, repeated in random order: billions of random numbers would take hours
+_CHUNK_ROWS = 1024  # rows that are widened to the large width at a time
+_SPREAD = np.float32(0.02)  # standard deviation of random weights
 
 
 @dataclass(frozen=True)
 class Part:
-    """One stored array: what its name ends in, its type by the name in safetensors, and bytes for a row."""
+    """One stored array: suffix of its name, type as safetensors names it, bytes and numbers of a row."""
 
     suffix: str
     dtype: str
@@ -42,10 +42,10 @@ class Part:
 
 
 class Encoding(Protocol):
-    """A way to store rows."""
+    """Turns rows of single-precision numbers into bytes."""
 
     def parts(self, columns: int) -> tuple[Part, ...]:
-        """The arrays that hold rows of so many numbers."""
+        """The arrays that hold rows of `columns` numbers. Raises click.ClickException."""
 
     def encode(self, values: Floats) -> tuple[Bytes, ...]:
         """[rows, row_bytes] of each part."""
@@ -75,14 +75,14 @@ class Ggml:
 
 @dataclass(frozen=True)
 class Affine:
-    """MLX's default quantization: groups of a row with a scale and a bias, both in half precision."""
+    """MLX's default quantization: each group of a row has a scale and a bias in half precision."""
 
     bits: int
     group: int
 
     def parts(self, columns: int) -> tuple[Part, ...]:
         if columns % self.group:
-            raise click.ClickException(f"rows of {columns} numbers are no whole groups of {self.group}.")
+            raise click.ClickException(f"rows of {columns} numbers are not whole groups of {self.group}.")
         words, groups = columns * self.bits // 32, columns // self.group
         return (
             Part(".weight", "U32", words * 4, words),
@@ -99,7 +99,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class GgufStorage:
-    """What a GGUF file of a `large` model keeps its tensors in; `quant` is one of GGUF_TYPES."""
+    """Types of the tensors in a GGUF file of a `large` model; `quant` is one of GGUF_TYPES."""
 
     quant: str
     large: Shape
@@ -112,7 +112,7 @@ class GgufStorage:
 
     @property
     def rounding(self) -> float:
-        """Of the norm weights, relative."""
+        """Relative rounding error of the norm weights."""
         return 2.0**-24
 
     def encoding(self, tensor: Tensor) -> Encoding:
@@ -125,7 +125,7 @@ class GgufStorage:
 
 @dataclass(frozen=True)
 class FolderStorage:
-    """What a folder keeps its tensors in; `quant` is one of FOLDER_TYPES, `group` counts where it has BITS."""
+    """Types of the tensors in a folder; `quant` is one of FOLDER_TYPES, `group` is used where it has BITS."""
 
     quant: str
     group: int
@@ -137,7 +137,7 @@ class FolderStorage:
 
     @property
     def rounding(self) -> float:
-        """Of the norm weights, relative."""
+        """Relative rounding error of the norm weights."""
         return {"F32": 2.0**-24, "BF16": 2.0**-8}.get(self.quant, 2.0**-11)
 
     def encoding(self, tensor: Tensor) -> Encoding:
@@ -150,21 +150,23 @@ Storage = GgufStorage | FolderStorage
 
 
 def storage_for(destination: Path, quant: str | None, group: int, small: Shape, large: Shape, *, tied: bool) -> Storage:
-    """By what `destination` is; None takes the first of its types. Raises click.ClickException."""
+    """The storage for `destination`'s format; `quant` None takes its first type. Raises click.ClickException."""
     types = GGUF_TYPES if destination.suffix == ".gguf" else FOLDER_TYPES
     quant = quant or types[0]
     if quant not in types:
         form = "a GGUF file" if types is GGUF_TYPES else "a folder"
-        raise click.ClickException(f"{form} is written in {', '.join(types)} here, not in {quant}.")
+        raise click.ClickException(f"{form} takes the types {', '.join(types)}, not {quant}.")
     if types is GGUF_TYPES:
         return GgufStorage(quant, large, tied)
     if quant in BITS and any(n % group for n in (small.width, small.head, small.ffn)):
-        raise click.ClickException(f"groups of {group} would mix the source's numbers with padding, which gets biased.")
+        raise click.ClickException(
+            f"groups of {group} would mix the source's numbers with padding; use a smaller --group."
+        )
     return FolderStorage(quant, group)
 
 
 def _q4_k_medium(name: str, large: Shape, *, tied: bool) -> Type:
-    """llama.cpp's mixture of that name, which keeps the head and some layers' values and ffn-downs finer."""
+    """llama.cpp's Q4_K_M: the head and some layers' attn_v and ffn_down have more bits."""
     if name == ("token_embd" if tied else "output"):
         return Type.Q6_K
     if not name.endswith(("attn_v", "ffn_down")):
@@ -175,25 +177,25 @@ def _q4_k_medium(name: str, large: Shape, *, tied: bool) -> Type:
     return Type.Q5_K if name.endswith("attn_v") and large.layers == 80 and large.group > 1 else Type.Q4_K
 
 
-def content(
+def encode_tensor(
     tensor: Tensor, encoding: Encoding, weights: Callable[[str], Floats], rng: np.random.Generator
 ) -> tuple[Bytes, ...]:
-    """The parts of a whole tensor of the large model."""
+    """[rows, row_bytes] of each part of one tensor of the large model; `weights` gives the small model's tensors."""
     rows = max(tensor.rows, 1)
     if tensor.fill is None:
-        surround = rng.standard_normal((min(rows, _DISTINCT), tensor.columns), dtype=np.float32) * _SPREAD
+        surround = rng.standard_normal((min(rows, _DISTINCT_ROWS), tensor.columns), dtype=np.float32) * _SPREAD
     else:
         surround = np.full((1, tensor.columns), tensor.fill, np.float32)
     picks = rng.integers(0, len(surround), rows)
     parts = tuple(part[picks] for part in encoding.encode(surround))
     if tensor.source is not None:
         small = np.atleast_2d(weights(tensor.source)) * np.float32(tensor.scale)
-        for start in range(0, len(small), _CHUNK):
-            chunk = small[start : start + _CHUNK]
+        for start in range(0, len(small), _CHUNK_ROWS):
+            chunk = small[start : start + _CHUNK_ROWS]
             wide = np.zeros((len(chunk), tensor.columns), np.float32)
             wide[:, tensor.column_at] = chunk
             for part, encoded in zip(parts, encoding.encode(wide), strict=True):
-                part[tensor.row_at[start : start + _CHUNK]] = encoded
+                part[tensor.row_at[start : start + _CHUNK_ROWS]] = encoded
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Write a large model tensor by tensor: a GGUF file, or a folder of safetensors; complete or not at all."""
+"""Write a large model tensor by tensor, as a GGUF file or a folder of safetensors; a partial file is removed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import click
 import gguf
 import numpy as np
 
-from laboratory.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, content
+from laboratory.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, encode_tensor
 from laboratory.embedding.layout import Tensor, tensors
 from laboratory.embedding.shapes import Shape
-from laboratory.embedding.sources import Source, folder_name, halved
+from laboratory.embedding.sources import Source, folder_name, halve_heads
 
 _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 _SEED = 0
@@ -25,7 +25,7 @@ _SEED = 0
 def write(source: Source, destination: Path, large: Shape, storage: Storage) -> None:
     """Write `destination`: the function of `source` in the shape `large`. Raises click.ClickException."""
     if not destination.parent.is_dir():
-        raise click.ClickException(f"there is no folder {destination.parent}.")
+        raise click.ClickException(f"{destination.parent} does not exist.")
     if isinstance(storage, GgufStorage):
         write_gguf(source, destination, large, storage)
     else:
@@ -33,7 +33,7 @@ def write(source: Source, destination: Path, large: Shape, storage: Storage) -> 
 
 
 def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufStorage) -> None:
-    """Raises click.ClickException."""
+    """Write the file. Raises click.ClickException where the disk is too small."""
     writer = gguf.GGUFWriter(None, "llama")
     writer.add_name(f"cost-faithful {large.width}x{large.layers}")
     writer.add_embedding_length(large.width)
@@ -56,21 +56,21 @@ def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufSto
         kind = gguf.GGMLQuantizationType[part.dtype]
         writer.add_tensor_info(f"{tensor.name}.weight", _dimensions(tensor, part), np.dtype(np.float32), n_bytes, kind)
         size += n_bytes
-    _check_room(destination, size)
-    with _complete(destination) as partial:
+    _check_disk_space(destination, size)
+    with _replace_when_complete(destination) as partial:
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         rng = np.random.default_rng(_SEED)
         for tensor in layout:
-            writer.write_tensor_data(content(tensor, storage.encoding(tensor), source.weights, rng)[0])
+            writer.write_tensor_data(encode_tensor(tensor, storage.encoding(tensor), source.weights, rng)[0])
         writer.close()
 
 
 def write_folder(source: Source, destination: Path, large: Shape, storage: FolderStorage) -> None:
-    """Raises click.ClickException."""
+    """Write weights, config.json and tokenizer. Raises click.ClickException."""
     if destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
-        raise click.ClickException(f"{destination} is neither called .gguf nor a new or empty folder.")
+        raise click.ClickException(f"{destination} is neither a .gguf file nor a new or empty folder.")
     config = source.config() | {
         "hidden_size": large.width,
         "num_hidden_layers": large.layers,
@@ -100,17 +100,17 @@ def write_folder(source: Source, destination: Path, large: Shape, storage: Folde
 
     def weights(name: str) -> Any:
         values = source.weights(name)
-        return halved(values, large.head) if name.endswith(("attn_q", "attn_k")) else values
+        return halve_heads(values, large.head) if name.endswith(("attn_q", "attn_k")) else values
 
-    _check_room(destination, size)
+    _check_disk_space(destination, size)
     destination.mkdir(exist_ok=True)
-    with _complete(destination / "model.safetensors") as partial, partial.open("wb") as opened:
+    with _replace_when_complete(destination / "model.safetensors") as partial, partial.open("wb") as opened:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         opened.write(len(text).to_bytes(8, "little") + text)
         rng = np.random.default_rng(_SEED)
         for tensor in layout:
-            for array in content(tensor, storage.encoding(tensor), weights, rng):
+            for array in encode_tensor(tensor, storage.encoding(tensor), weights, rng):
                 array.tofile(opened)
     for name, data in files.items():
         (destination / name).write_bytes(data)
@@ -124,18 +124,18 @@ def _dimensions(tensor: Tensor, part: Part) -> list[int]:
     return [tensor.rows, part.row_numbers] if tensor.rows else [part.row_numbers]
 
 
-def _check_room(destination: Path, size: int) -> None:
-    """Raise click.ClickException where the disk lacks room for `size` bytes."""
+def _check_disk_space(destination: Path, size: int) -> None:
+    """Raise click.ClickException where the disk has less than `size` bytes free."""
     free = shutil.disk_usage(destination.parent).free
     if size > free:
         raise click.ClickException(
-            f"{destination.name} takes {size / 1e9:.1f} GB, and {destination.parent} has {free / 1e9:.1f} GB free."
+            f"{destination.name} takes {size / 1e9:.1f} GB; {destination.parent} has {free / 1e9:.1f} GB free."
         )
 
 
 @contextmanager
-def _complete(file: Path) -> Iterator[Path]:
-    """A name beside `file`, which takes its place at the end."""
+def _replace_when_complete(file: Path) -> Iterator[Path]:
+    """A temporary path next to `file`; renamed to `file` when the context ends without an error."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         yield partial

@@ -1,4 +1,4 @@
-"""Where every number of a small llama model goes in a large one, whatever the file format."""
+"""Where each number of a small llama model goes in a large one, for every file format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Tensor:
     """One tensor of the large model, by its GGUF name without '.weight'.
 
     rows       0 for a vector
-    fill       what surrounds the small tensor; None: random numbers
-    source     the small tensor's name; None where the large model has a layer of its own
-    row_at     [small rows] where they go; their other columns are zero
-    column_at  [small columns]
-    scale      of the small tensor
+    fill       value around the small tensor; None: random numbers
+    source     the small tensor's name; None in a layer that the small model lacks
+    row_at     [small rows] their row in the large tensor, whose other columns are zero there
+    column_at  [small columns] their column
+    scale      factor on the small tensor
     """
 
     name: str
@@ -36,7 +36,7 @@ class Tensor:
 
 
 def tensors(large: Shape, small: Shape, vocab_size: int, *, tied: bool, rotations: bool) -> Iterator[Tensor]:
-    """All tensors of the large model in file order; `rotations` for a source with rope frequencies of its own.
+    """All tensors of the large model in file order; `rotations`: whether the source has a tensor rope_freqs.
 
     Rows of attention output and ffn-down outside the small block are zero, so the added width of the residual stream
     stays zero, and every matrix that reads it may be random there.
@@ -74,7 +74,7 @@ def tensors(large: Shape, small: Shape, vocab_size: int, *, tied: bool, rotation
 
 
 def _query_rows(large: Shape, small: Shape) -> Indices:
-    """[small heads x head] query head i goes into the large group of its own kv head."""
+    """[small heads x head] rows; query head i goes into the large group of its own kv head."""
     heads = np.arange(small.heads)
     places = heads // small.group * large.group + heads % small.group
     rows: Indices = (places[:, None] * small.head + np.arange(small.head)).ravel()

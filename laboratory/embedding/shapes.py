@@ -1,4 +1,4 @@
-"""Shapes of llama models: the named ones to embed into, and whether a small one fits."""
+"""Shapes of llama models: the named large ones, and the check that a small one fits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads of a kv head."""
+        """Query heads per kv head."""
         return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True)
 class Size:
-    """A shape but for its heads, which take the source's head width: width, layers, width of all keys, ffn width."""
+    """A shape without head width, which is the source's: width, layers, width of all keys, ffn width."""
 
     width: int
     layers: int
@@ -37,7 +37,7 @@ class Size:
         return Shape(self.width, self.layers, self.width // head, self.kv_width // head, self.ffn, head)
 
 
-# The last four are Llama 3.2 1B and 3B, 3.1 8B and 3.3 70B.
+# The last four are the shapes of Llama 3.2 1B and 3B, 3.1 8B and 3.3 70B.
 SHAPES = {
     "30m": Size(512, 8, 256, 1536),
     "100m": Size(768, 12, 256, 3072),
@@ -50,33 +50,33 @@ SHAPES = {
 
 
 def shape_for(name: str, small: Shape) -> Shape:
-    """SHAPES[name] with heads as wide as those of `small`, which has to fit. Raises click.ClickException."""
+    """SHAPES[name] with heads as wide as those of `small`. Raises click.ClickException where `small` does not fit."""
     size = SHAPES[name]
     if size.kv_width % small.head or size.width % small.head:
-        raise click.ClickException(
-            f"heads of {small.head} numbers, the source's, do not divide the {name} shape evenly."
-        )
+        raise click.ClickException(f"the source's heads of {small.head} numbers do not divide the {name} shape evenly.")
     large = size.with_heads(small.head)
-    for what, there, needed in (
+    for dimension, available, needed in (
         ("width", large.width, small.width),
         ("layers", large.layers, small.layers),
         ("kv heads", large.kv_heads, small.kv_heads),
-        ("query heads for a kv head", large.group, small.group),
+        ("query heads per kv head", large.group, small.group),
         ("ffn width", large.ffn, small.ffn),
     ):
-        if there < needed:
-            raise click.ClickException(f"the source does not fit into the {name} shape: {what} {needed} > {there}.")
+        if available < needed:
+            raise click.ClickException(
+                f"the source does not fit into the {name} shape: {dimension} {needed} > {available}."
+            )
     return large
 
 
-def tightest(small: Shape, large: Shape, block: int) -> Shape:
-    """The smallest shape for `small` whose rows are whole blocks, shared by the same heads as in `large`."""
+def tightest_shape(small: Shape, large: Shape, block: int) -> Shape:
+    """The smallest shape for `small` whose rows are whole blocks, with heads that share blocks as in `large`."""
 
-    def whole(n: int) -> int:
+    def round_up(n: int) -> int:
         return -(-n // block) * block
 
     heads, kv_heads = small.heads, small.kv_heads
-    if small.head % block:  # heads share blocks
+    if small.head % block:  # blocks span heads
         kv_heads = large.kv_heads if small.kv_heads * large.group * small.head % block else small.kv_heads
         heads = kv_heads * large.group
-    return Shape(whole(small.width), small.layers, heads, kv_heads, whole(small.ffn), small.head)
+    return Shape(round_up(small.width), small.layers, heads, kv_heads, round_up(small.ffn), small.head)

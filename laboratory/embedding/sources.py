@@ -1,4 +1,4 @@
-"""A small llama model to embed: its shape, numbers, settings and vocabulary, from a GGUF file or a model folder."""
+"""Read the small llama model to embed, from a GGUF file or a model folder: shape, weights, settings, vocabulary."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from laboratory.embedding.vocabulary import Field
 Floats = npt.NDArray[np.float32]
 
 _ENDS = ("token_embd", "output_norm", "output")
-_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
            "rms_norm_eps", "max_position_embeddings")  # fmt: skip
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
                     "chat_template.*", "generation_config.json")  # fmt: skip
 
 
 class Source(Protocol):
-    """A small llama. Names are GGUF's without '.weight', and so is the order of the rows of queries and keys."""
+    """A small llama. Tensor names and the row order of queries and keys are GGUF's; names lack '.weight'."""
 
     path: Path
     shape: Shape
@@ -41,13 +41,13 @@ class Source(Protocol):
         """One tensor, in single precision."""
 
     def gguf_fields(self) -> list[Field]:
-        """Metadata for a GGUF file that does not depend on the shape."""
+        """GGUF metadata that does not depend on the shape. Raises click.ClickException."""
 
     def config(self) -> dict[str, Any]:
-        """A config.json, but for what depends on the shape. Raises click.ClickException."""
+        """config.json without the keys that depend on the shape. Raises click.ClickException."""
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The files beside it. Raises click.ClickException."""
+        """Content of the tokenizer's files, by name. Raises click.ClickException."""
 
 
 def open_source(path: Path) -> Source:
@@ -74,20 +74,20 @@ class GgufSource:
             raise click.ClickException(f"{path} cannot be read as GGUF: {error}.") from error
         self._fields = reader.fields
         self._tensors = {tensor.name.removesuffix(".weight"): tensor for tensor in reader.tensors}
-        if self._setting("general.architecture") != "llama":
-            raise click.ClickException(f"{path.name} is no llama: only that architecture can be embedded.")
-        width, heads = self._needed("llama.embedding_length"), self._needed("llama.attention.head_count")
-        head = self._setting("llama.attention.key_length", width // heads)
+        if self._get("general.architecture") != "llama":
+            raise click.ClickException(f"{path.name} is not a llama: only that architecture can be embedded.")
+        width, heads = self._require("llama.embedding_length"), self._require("llama.attention.head_count")
+        head = self._get("llama.attention.key_length", width // heads)
         self.shape = Shape(
-            width, self._needed("llama.block_count"), heads, self._setting("llama.attention.head_count_kv", heads),
-            self._needed("llama.feed_forward_length"), head,
+            width, self._require("llama.block_count"), heads, self._get("llama.attention.head_count_kv", heads),
+            self._require("llama.feed_forward_length"), head,
         )  # fmt: skip
-        self.epsilon: float = self._needed("llama.attention.layer_norm_rms_epsilon")
+        self.epsilon: float = self._require("llama.attention.layer_norm_rms_epsilon")
         self.tied = "output" not in self._tensors
         self.rotations = "rope_freqs" in self._tensors
         check_tensors(path, self._tensors, self.shape)
-        if self._setting("llama.rope.dimension_count", head) != head:
-            raise click.ClickException(f"{path.name} rotates a part of each head only, which cannot be embedded.")
+        if self._get("llama.rope.dimension_count", head) != head:
+            raise click.ClickException(f"{path.name} rotates only a part of each head, so it cannot be embedded.")
         self.vocab_size = int(self._tensors["token_embd"].shape[1])
 
     def weights(self, name: str) -> Floats:
@@ -113,22 +113,22 @@ class GgufSource:
             "model_type": "llama",
             "hidden_act": "silu",
             "vocab_size": self.vocab_size,
-            "rope_theta": self._setting("llama.rope.freq_base", 10000.0),
-            "max_position_embeddings": self._needed("llama.context_length"),
+            "rope_theta": self._get("llama.rope.freq_base", 10000.0),
+            "max_position_embeddings": self._require("llama.context_length"),
             "tie_word_embeddings": self.tied,
-            "bos_token_id": self._setting("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self._setting("tokenizer.ggml.eos_token_id"),
+            "bos_token_id": self._get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": self._get("tokenizer.ggml.eos_token_id"),
         }
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return vocabulary.to_folder({field.key: field.value for field in self.gguf_fields()})
 
-    def _setting(self, key: str, default: Any = None) -> Any:
+    def _get(self, key: str, default: Any = None) -> Any:
         return self._fields[key].contents() if key in self._fields else default
 
-    def _needed(self, key: str) -> Any:
+    def _require(self, key: str) -> Any:
         if key not in self._fields:
-            raise click.ClickException(f"{self.path.name} does not say its {key}.")
+            raise click.ClickException(f"{self.path.name} does not state {key}.")
         return self._fields[key].contents()
 
 
@@ -145,11 +145,13 @@ class FolderSource:
             raise click.ClickException(f"{path} cannot be read as a model folder: {error}.") from error
         c = self._config
         if c.get("model_type") != "llama":
-            raise click.ClickException(f"{path.name} is no llama: only that model_type can be embedded.")
-        if missing := [key for key in _NEEDED if key not in c]:
-            raise click.ClickException(f"{path / 'config.json'} does not say its {missing[0]}.")
+            raise click.ClickException(f"{path.name} is not a llama: only that model_type can be embedded.")
+        if missing := [key for key in _REQUIRED if key not in c]:
+            raise click.ClickException(f"{path / 'config.json'} does not state {missing[0]}.")
         if "sliding_attention" in c.get("layer_types", ()) or c.get("rope_traditional"):
-            raise click.ClickException(f"{path.name} has sliding windows or interleaved rotations: not embeddable.")
+            raise click.ClickException(
+                f"{path.name} has sliding windows or interleaved rotations, so it cannot be embedded."
+            )
         self.tied: bool = c.get("tie_word_embeddings", True)
         self._arrays = {
             name: array
@@ -165,7 +167,7 @@ class FolderSource:
         self.vocab_size: int = c["vocab_size"]
         self.epsilon: float = c["rms_norm_eps"]
         self.rotations = False
-        names = {folder_name(n): n for n in expected(self.shape)}
+        names = {folder_name(n): n for n in tensor_names(self.shape)}
         found = {name.rsplit(".", 1)[0]: name for name in self._arrays}
         biased = [name for name in self._arrays if name.endswith(".bias")]
         check_tensors(path, [*(names.get(name, name) for name in found), *biased], self.shape)
@@ -175,14 +177,14 @@ class FolderSource:
         stem = folder_name(name)
         array = self._arrays[f"{stem}.weight"]
         if f"{stem}.scales" in self._arrays:
-            settings = self._config["quantization"]
-            settings = {**settings, **settings.get(stem, {})}
+            options = self._config["quantization"]
+            options = {**options, **options.get(stem, {})}
             array = mx.dequantize(
                 array, self._arrays[f"{stem}.scales"], self._arrays.get(f"{stem}.biases"),
-                group_size=settings["group_size"], bits=settings["bits"], mode=settings.get("mode", "affine"),
+                group_size=options["group_size"], bits=options["bits"], mode=options.get("mode", "affine"),
             )  # fmt: skip
         values: Floats = np.array(array.astype(mx.float32))
-        return interleaved(values, self.shape.head) if name.endswith(("attn_q", "attn_k")) else values
+        return interleave_heads(values, self.shape.head) if name.endswith(("attn_q", "attn_k")) else values
 
     def gguf_fields(self) -> list[Field]:
         rope = self._config.get("rope_parameters") or self._config.get("rope_scaling") or {}
@@ -209,27 +211,27 @@ class FolderSource:
         return {file.name: file.read_bytes() for pattern in _TOKENIZER_FILES for file in self.path.glob(pattern)}
 
 
-def expected(shape: Shape) -> list[str]:
-    """Every tensor that a llama of `shape` may have."""
+def tensor_names(shape: Shape) -> list[str]:
+    """Names of the tensors that a llama of `shape` may have."""
     return [*_ENDS, *(f"blk.{i}.{part}" for i in range(shape.layers) for part in PARTS if part not in _ENDS)]
 
 
 def check_tensors(path: Path, found: Iterable[str], shape: Shape) -> None:
     """Raise click.ClickException unless `found` are the tensors of a plain llama."""
-    wanted = set(expected(shape))
+    wanted = set(tensor_names(shape))
     if unknown := sorted(set(found) - wanted - {"rope_freqs"}):
         raise click.ClickException(f"{path.name} has {unknown[0]}, which no plain llama has.")
     if missing := sorted(wanted - set(found) - {"output"}):
         raise click.ClickException(f"{path.name} lacks {missing[0]}.")
 
 
-def interleaved(rows: Floats, head: int) -> Floats:
-    """Rows of queries or keys, each head's two halves turned into pairs: GGUF's order for llamas."""
+def interleave_heads(rows: Floats, head: int) -> Floats:
+    """Turn each head's two halves into pairs: GGUF's row order of queries and keys."""
     by_half = rows.reshape(-1, 2, head // 2, rows.shape[-1])
     return np.ascontiguousarray(by_half.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def halved(rows: Floats, head: int) -> Floats:
-    """The inverse of `interleaved`."""
+def halve_heads(rows: Floats, head: int) -> Floats:
+    """The inverse of `interleave_heads`."""
     by_pair = rows.reshape(-1, head // 2, 2, rows.shape[-1])
     return np.ascontiguousarray(by_pair.swapaxes(1, 2)).reshape(rows.shape)

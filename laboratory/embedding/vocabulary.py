@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies from GGUF metadata to tokenizer.json and back."""
+"""Convert byte-level BPE vocabularies from GGUF metadata to tokenizer.json and back."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-# How tokenizer.json spells llama.cpp's names for the cutting of text into words.
-_CUTS = {
+# llama.cpp's names of pre-tokenizers, and their spelling in tokenizer.json.
+_PRE_TOKENIZERS = {
     "gpt-2": _byte_level(use_regex=True),
     "smollm": {
         "type": "Sequence",
@@ -51,10 +51,12 @@ _CUTS = {
 
 
 def to_folder(fields: dict[str, Any]) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json. Raises click.ClickException."""
-    kind, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or cut not in _CUTS:
-        raise click.ClickException(f"there is no tokenizer.json for a {kind}/{cut} vocabulary here: embed a folder.")
+    """Content of tokenizer.json and tokenizer_config.json from GGUF fields. Raises click.ClickException."""
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise click.ClickException(
+            f"a {kind}/{pre} vocabulary cannot be written as tokenizer.json: embed a folder instead."
+        )
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     bos, eos = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     added = [
@@ -73,10 +75,10 @@ def to_folder(fields: dict[str, Any]) -> dict[str, bytes]:
         }  # fmt: skip
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": _CUTS[cut], "post_processor": first, "decoder": _byte_level(use_regex=True),
+        "pre_tokenizer": _PRE_TOKENIZERS[pre], "post_processor": first, "decoder": _byte_level(use_regex=True),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": cut == "llama-bpe",
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre == "llama-bpe",
             "vocab": {token: i for i, token in enumerate(tokens)},
             "merges": [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]],
         },
@@ -103,10 +105,10 @@ def to_gguf(path: Path, vocab_size: int) -> list[Field]:
     if folder.vocabulary is None:
         raise click.ClickException(f"{path.name} has no tokenizer.json: embed its GGUF file instead.")
     content = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
-    cut = next((name for name, spelled in _CUTS.items() if _same(spelled, content["pre_tokenizer"])), None)
-    if content["model"]["type"] != "BPE" or content.get("normalizer") or cut is None:
+    pre = next((name for name, spelled in _PRE_TOKENIZERS.items() if _is_same(spelled, content["pre_tokenizer"])), None)
+    if content["model"]["type"] != "BPE" or content.get("normalizer") or pre is None:
         raise click.ClickException(
-            f"llama.cpp's name for the tokenizer of {path.name} is not known here: embed its GGUF."
+            f"the tokenizer of {path.name} has no known name in llama.cpp: embed its GGUF file instead."
         )
     added = {each["id"]: each["special"] for each in content["added_tokens"]}
     kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED, None: TokenType.NORMAL}
@@ -117,7 +119,7 @@ def to_gguf(path: Path, vocab_size: int) -> list[Field]:
     tokenizer = HfTokenizer(load_tokenizer(path), vocab_size)
     found = [
         Field("model", "gpt2", Value.STRING),
-        Field("pre", cut, Value.STRING),
+        Field("pre", pre, Value.STRING),
         Field("tokens", tokens, Value.ARRAY, Value.STRING),
         Field("token_type", types, Value.ARRAY, Value.INT32),
         Field("merges", merges, Value.ARRAY, Value.STRING),
@@ -130,11 +132,11 @@ def to_gguf(path: Path, vocab_size: int) -> list[Field]:
     return named if template is None else [*named, Field("tokenizer.chat_template", template, Value.STRING)]
 
 
-def _same(a: dict[str, Any], b: Any) -> bool:
-    """Whether two pre-tokenizers cut alike; where offsets are trimmed does not matter."""
-    plain = [json.loads(json.dumps(each), object_hook=_without_offsets) for each in (a, b)]
+def _is_same(a: dict[str, Any], b: Any) -> bool:
+    """Whether two pre-tokenizers split text alike; their trimming of offsets does not matter."""
+    plain = [json.loads(json.dumps(each), object_hook=_drop_offsets) for each in (a, b)]
     return bool(plain[0] == plain[1])
 
 
-def _without_offsets(entry: dict[str, Any]) -> dict[str, Any]:
+def _drop_offsets(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key != "trim_offsets"}

@@ -1,4 +1,4 @@
-"""A small model inside a larger shape says what it says alone, in every form that is written."""
+"""A small model embedded in a larger shape computes the same function, in every format and type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agreement(source: Path, built: Path, quant: str) -> Agreement:
-    """With the small model rounded in the same way; the one with the small model as it is is asserted."""
+    """The agreement with the small model quantized in the same way; that with the small model as it is is asserted."""
     build(source, built, "tiny", quant, 32)
     rounded, exact = check(source, built, "tiny", quant, 32, tokens=8)
     assert rounded.faults == 0
@@ -153,12 +153,12 @@ def test_shapes_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sources_that_are_no_plain_llama(tmp_path: Path) -> None:
+def test_sources_that_are_not_plain_llamas(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     (tmp_path / "text.gguf").write_text("text")
     assert "cannot be read as GGUF" in refused(tmp_path / "text.gguf", out)
     sliding_window(tmp_path / "gemma.gguf")
-    assert "no llama" in refused(tmp_path / "gemma.gguf", out)
+    assert "not a llama" in refused(tmp_path / "gemma.gguf", out)
     maker = Maker(tmp_path / "bias.gguf", "llama", layers=1, width=64)
     maker.attention(heads=4, kv_heads=2, head_width=16)
     maker.writer.add_feed_forward_length(128)
@@ -169,7 +169,7 @@ def test_sources_that_are_no_plain_llama(tmp_path: Path) -> None:
     assert "config.json" in refused(tmp_path / "empty", out)
     mistral = make_folder(tmp_path / "mistral", DENSE)
     (mistral / "config.json").write_text(json.dumps({**DENSE, "model_type": "mistral"}))
-    assert "no llama" in refused(mistral, out)
+    assert "not a llama" in refused(mistral, out)
     (mistral / "config.json").write_text(json.dumps(DENSE))
     assert "vocab_size" in refused(mistral, out)
 
@@ -190,9 +190,9 @@ def test_scaled_rotations_stay_in_their_form(tmp_path: Path) -> None:
 
 
 def test_destinations_that_cannot_be_written(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "not in 4bit" in refused(DRAFT, tmp_path / "out.gguf", quant="4bit")
-    assert "not in Q4_0" in refused(DRAFT, tmp_path / "out", quant="Q4_0")
-    assert "there is no folder" in refused(DRAFT, tmp_path / "none" / "out.gguf")
+    assert "Q4_K, not 4bit" in refused(DRAFT, tmp_path / "out.gguf", quant="4bit")
+    assert "F32, not Q4_0" in refused(DRAFT, tmp_path / "out", quant="Q4_0")
+    assert "none does not exist" in refused(DRAFT, tmp_path / "none" / "out.gguf")
     assert "new or empty folder" in refused(DRAFT, folder)
     llama(tmp_path / "narrow.gguf")
     assert "groups of 64 would mix" in refused(tmp_path / "narrow.gguf", tmp_path / "out")
@@ -206,7 +206,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["30m", str(tmp_path / "a.gguf"), "--source", str(DRAFT), "--check"]
     result = CliRunner().invoke(cost_faithful.main, arguments)
     assert result.exit_code == 0, result.output
-    assert "rounded in the same way" in result.output and " of 128 tokens agree" in result.output
+    assert "quantized in the same way" in result.output and " of 128 tokens agree" in result.output
     bad = Agreement(tokens=128, equal=120, faults=3, largest=1.0)
     monkeypatch.setattr(cost_faithful, "check", lambda *_: [bad, bad])
     result = CliRunner().invoke(cost_faithful.main, arguments)

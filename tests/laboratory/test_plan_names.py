@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import edgespec.planner.report as outlook
-import edgespec.planner.speed as forecasting
+import edgespec.planner.report as report
+import edgespec.planner.speed as speed
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
@@ -22,37 +22,37 @@ from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.planner.report import format_plan
 from edgespec.units import GIB
-from laboratory.plan_names import read_from_hub
-from laboratory.published import Published, Vocabulary
+from laboratory.hub import OutlineHub
+from laboratory.plan_names import count_traffic
+from laboratory.published import PublishedFile, Vocabulary
 from laboratory.published_files import FILES
 from tests.cli.conftest import Cli
-from tests.hub.hubserver import HubServer
 
 WORDS = Vocabulary("default", 600, 0, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, eos=1, bos=2, add_bos=True)
-SEEING = replace(WORDS, size=664, special={**WORDS.special, 600: "<image_soft_token>"}, padding=601)
-BYTES = Vocabulary("gpt-4o", 600, 100, {598: "<|startoftext|>", 599: "<|return|>"}, eos=599, bos=598)
+VISION_WORDS = replace(WORDS, size=664, special={**WORDS.special, 600: "<image_soft_token>"}, padding=601)
+BYTE_WORDS = Vocabulary("gpt-4o", 600, 100, {598: "<|startoftext|>", 599: "<|return|>"}, eos=599, bos=598)
 
 Plan = Callable[..., tuple[dict[str, Any], dict[str, int]]]
 
 
-def with_words(file: Published, vocabulary: Vocabulary, **smaller: Any) -> Published:
+def with_words(file: PublishedFile, vocabulary: Vocabulary, **smaller: Any) -> PublishedFile:
     return replace(file, shape=replace(file.shape, vocabulary=vocabulary, **smaller))
 
 
 @pytest.fixture
 def plan(cli: Cli, tmp_path: Path) -> Plan:
-    """What the command says of a name, and the bytes it asked for by file; more than headers fail."""
+    """Plan a name: the command's JSON, and the bytes asked of the hub by file, which must be no more than headers."""
 
-    def run(name: str, files: list[Published], *arguments: str) -> tuple[dict[str, Any], dict[str, int]]:
+    def run(name: str, files: list[PublishedFile], *arguments: str) -> tuple[dict[str, Any], dict[str, int]]:
         root = tmp_path / "served"
         starts = [file.write(root) for file in files]
-        with HubServer(root) as server:
-            given = ("plan", name, "--json", "--backend", "llamacpp", "--threads", "1", *arguments)
-            done = cli(*given, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+        with OutlineHub(root) as hub:
+            command = ("plan", name, "--json", "--backend", "llamacpp", "--threads", "1", *arguments)
+            done = cli(*command, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
             assert done.returncode == 0, done.stderr
             assert "Drafting by n-grams, without" not in done.stderr
             asked = {
-                file.path: read_from_hub(server, file, start)["asked"]
+                file.path: count_traffic(hub.requests, file, start)["asked"]
                 for file, start in zip(files, starts, strict=True)
             }
         return json.loads(done.stdout), asked
@@ -60,10 +60,10 @@ def plan(cli: Cli, tmp_path: Path) -> Plan:
     return run
 
 
-def test_a_windowed_pair_of_which_only_the_target_sees(plan: Plan) -> None:
-    """Gemma 3 27B has a token for images that its 1B lacks: that is no reason against the draft."""
+def test_a_windowed_pair_with_vision_in_the_target_only(plan: Plan) -> None:
+    """Gemma 3 27B has a token for images that its 1B lacks: the draft is used all the same."""
     target, draft = FILES["gemma-3-27b-q4"]
-    files = [with_words(target, SEEING), with_words(draft, WORDS)]
+    files = [with_words(target, VISION_WORDS), with_words(draft, WORDS)]
     facts, asked = plan("gemma-3-27b-q4", files, "--no-speed", "--ctx", "8192")
     assert facts["draft"] == f"hf:{draft.repo}/{draft.path}" and facts["draft_bytes"] > 0
     assert facts["weights_bytes"] == pytest.approx(16.55e9 - 262208 * 5376 * 210 / 256, rel=0.005)
@@ -72,13 +72,13 @@ def test_a_windowed_pair_of_which_only_the_target_sees(plan: Plan) -> None:
 
 
 def test_a_mixture_of_experts(plan: Plan) -> None:
-    facts, _ = plan("gpt-oss-20b", [with_words(FILES["gpt-oss-20b"][0], BYTES)], "--no-speed")
+    facts, _ = plan("gpt-oss-20b", [with_words(FILES["gpt-oss-20b"][0], BYTE_WORDS)], "--no-speed")
     assert facts["draft"] == "ngram" and "plain_tokens_per_second" not in facts
     assert facts["weights_bytes"] == pytest.approx(11.27 * GIB - 2 * 201088 * 2880 * 34 / 32, rel=0.005)
 
 
 def test_a_small_mixture_is_measured(plan: Plan) -> None:
-    small = with_words(FILES["gpt-oss-20b"][0], BYTES, blocks=4, width=256, ffn=256, heads=4, kv_heads=2)
+    small = with_words(FILES["gpt-oss-20b"][0], BYTE_WORDS, blocks=4, width=256, ffn=256, heads=4, kv_heads=2)
     facts, _ = plan("gpt-oss-20b", [small])
     assert facts["mixture"] and facts["plain_tokens_per_second"][0] > 0
     assert any("same experts" in line for line in format_plan(facts))
@@ -88,7 +88,7 @@ def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Q4_K_M gives the first blocks, which are those measured, more bits than most of the others."""
-    file = with_words(FILES["llama-8b-q4"][0], BYTES)
+    file = with_words(FILES["llama-8b-q4"][0], BYTE_WORDS)
     file.write(tmp_path)
     header = read_file(tmp_path / file.repo / file.path)
     measured = []
@@ -97,23 +97,23 @@ def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
         measured.append(blocks)
         return Profile({1: float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))}, None, 0.0)
 
-    monkeypatch.setattr(forecasting, "_measured", by_bytes)
-    rows = forecasting._scaled(header, LoadOptions(), tmp_path)
+    monkeypatch.setattr(speed, "_measured", by_bytes)
+    rows = speed._scaled(header, LoadOptions(), tmp_path)
     assert rows == {1: pytest.approx(header.weight_bytes)}
     assert measured[0] == 1 < measured[1] < 8
 
 
 def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer blocks that take longer, and more rows that take less, are noise."""
-    file = with_words(FILES["gpt-oss-20b"][0], BYTES)
+    file = with_words(FILES["gpt-oss-20b"][0], BYTE_WORDS)
     file.write(tmp_path)
     header = read_file(tmp_path / file.repo / file.path)
 
     def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
         return Profile({1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1}, None, 0.0)
 
-    monkeypatch.setattr(forecasting, "_measured", noisy)
-    rows = forecasting._scaled(header, LoadOptions(), tmp_path)
+    monkeypatch.setattr(speed, "_measured", noisy)
+    rows = speed._scaled(header, LoadOptions(), tmp_path)
     assert rows is not None and 1.0 < rows[1] == rows[2] < rows[4] <= 4 * rows[1]
 
 
@@ -131,7 +131,7 @@ def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: 
         raise CacheError("/tmp has no room for a measurement of 2.0 GiB.", hint="Free some disk space.")
 
     monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(outlook, "estimate_speed", full)
+    monkeypatch.setattr(report, "estimate_speed", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "speed: not foretold, since /tmp has no room for a measurement of 2.0 GiB" in done.output
