@@ -26,7 +26,9 @@ class Comparison:
     smallest_expected: float
 
 
-def enumerated(engine: Engine, prompt: str, sampling: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
+def enumerate_distribution(
+    engine: Engine, prompt: str, sampling: SamplingParams, length: int
+) -> dict[tuple[int, ...], float]:
     """P(first `length` tokens) after `prompt`, from plain forwards; `sampling` should keep few tokens (top-k)."""
     vocab_size = engine.target.tokenizer.vocab_size
     session = engine.target.open_session(lambda: None)
@@ -52,13 +54,15 @@ def enumerated(engine: Engine, prompt: str, sampling: SamplingParams, length: in
     return distribution
 
 
-def compare(engine: Engine, prompt: str, sampling: SamplingParams, length: int, samples: int) -> Comparison:
+def compare_distribution(
+    engine: Engine, prompt: str, sampling: SamplingParams, length: int, samples: int
+) -> Comparison:
     """Generate `samples` times, with seeds 0, 1, 2 ..., and compare the first `length` tokens with their law.
 
     Two tokens more are asked for, so that drafts reach beyond those compared. Raises ValueError when the loop emits
     what the law gives no probability.
     """
-    distribution = enumerated(engine, prompt, sampling, length)
+    distribution = enumerate_distribution(engine, prompt, sampling, length)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(samples):
         *_, finished = engine.stream(Request(prompt, sampling, max_tokens=length + 2, seed=seed))

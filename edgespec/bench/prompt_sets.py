@@ -39,7 +39,7 @@ class BenchPrompt:
     turns: tuple[str, ...]
 
 
-def shipped(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
+def read_shipped_prompts(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
     """The prompts written for edgespec, all or those of some categories, always in the order of CATEGORIES."""
     for name in categories or ():
         if name not in CATEGORIES:
@@ -53,7 +53,7 @@ def shipped(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
     return prompts
 
 
-def some_of_each(prompts: Iterable[BenchPrompt], most: int) -> list[BenchPrompt]:
+def take_per_category(prompts: Iterable[BenchPrompt], most: int) -> list[BenchPrompt]:
     """The first `most` of each category, in the order they come in."""
     taken: dict[str, int] = {}
     chosen = []

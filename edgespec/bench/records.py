@@ -92,7 +92,7 @@ class Run:
 Record = Header | Cost | Run
 
 
-def read(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """The header and all after it; a last line that was cut off is ignored. Raises InvalidRequest."""
     try:
         lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]

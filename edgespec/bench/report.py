@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.bench.summary import Summary, printable, shown
+from edgespec.bench.summary import Summary, format_value, make_printable
 from edgespec.errors import CacheError
 
 
@@ -17,12 +17,12 @@ def write_report(summary: Summary, path: Path) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=lambda value: make_printable(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shown"] = shown
+    environment.filters["shown"] = format_value
     page = environment.get_template("report.html.jinja").render(summary=summary, plots=plots)
     try:
         path.write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Run the arms of a bench interleaved: a record for each generation, as it is measured."""
+"""Run the arms of a benchmark interleaved; yields a record for each generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgespec.text.stream import Piece
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to decode. `gamma` None is the autopilot, which knows nothing of earlier prompts if `cold`."""
+    """One decoding configuration. `gamma` None is the autopilot, which starts each prompt untrained if `cold`."""
 
     name: str
     kind: DraftKind
@@ -38,14 +38,14 @@ _PLAIN = Arm(PLAIN, "none", 0)
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A prompt that does not fit into the context."""
+    """A prompt that does not fit in the context."""
 
     prompt: str
     reason: str
 
 
-def arms(draft: DraftKind, gammas: Sequence[int]) -> list[Arm]:
-    """Plain, the autopilot with every drafter there is, and fixed lengths of each."""
+def list_arms(draft: DraftKind, gammas: Sequence[int]) -> list[Arm]:
+    """Plain decoding, the autopilot with all drafters, and fixed draft lengths for each drafter."""
     kinds: list[DraftKind] = ["ngram", "model"] if draft == "model" else ["ngram"]
     fixed = [Arm(f"{kind} {gamma}", kind, gamma) for kind in kinds for gamma in gammas]
     return [_PLAIN, Arm(AUTOPILOT, draft, None), *fixed, Arm(f"{AUTOPILOT} cold", draft, None, cold=True)]
@@ -53,7 +53,7 @@ def arms(draft: DraftKind, gammas: Sequence[int]) -> list[Arm]:
 
 @dataclass(slots=True)
 class Bench:
-    """Each repeat goes through all prompts, and through the arms of each, there and on the next repeat back."""
+    """Each repeat runs all arms on every prompt; every second repeat runs the arms in reverse order."""
 
     engine: Engine
     arms: Sequence[Arm]
@@ -61,45 +61,46 @@ class Bench:
     temperatures: Sequence[float]
     repeats: int
     max_tokens: int
-    profile: Profile
+    _profile: Profile = field(init=False)
     _draft_stats: DraftStats = field(init=False)
     _plain: dict[tuple[str, float], tuple[list[int], Finished]] = field(init=False, default_factory=dict)
 
     @property
     def runs(self) -> int:
-        """Generations in all, the warm-up left out."""
+        """Number of generations, without the warm-up."""
         turns = sum(len(prompt.turns) for prompt in self.prompts)
         return len(self.arms) * self.repeats * turns * len(self.temperatures)
 
-    def run(self, check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
-        """Records of kind 'run'. Raises Cancelled, BackendError; what came before stays valid.
+    def run(self, profile: Profile, check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
+        """Yield records of kind 'run'; `profile` is the engine's. Raises Cancelled, BackendError.
 
-        What the engine had learned before is left as it was.
+        Records yielded before an error are valid. The engine's own statistics are restored at the end.
         """
-        known = self.engine.draft_stats
+        self._profile = profile
+        saved = self.engine.draft_stats
         session = self.engine.target.open_session(check)
-        left_out: set[str] = set()
+        skipped: set[str] = set()
         try:
             self._warm_up(session, check)
-            self._draft_stats = DraftStats(self.profile)
+            self._draft_stats = DraftStats(self._profile)
             for repeat in range(self.repeats):
                 for prompt in self.prompts:
                     for temperature in self.temperatures:
-                        if prompt.id in left_out:
+                        if prompt.id in skipped:
                             continue
                         try:
                             for arm in self.arms if repeat % 2 == 0 else reversed(self.arms):
                                 yield from self._converse(session, arm, prompt, temperature, repeat, check)
                         except ContextOverflow as error:
-                            left_out.add(prompt.id)
+                            skipped.add(prompt.id)
                             yield Skipped(prompt.id, error.message)
         finally:
-            self.engine.draft_stats = known
+            self.engine.draft_stats = saved
             session.close()
 
     def _warm_up(self, session: Session, check: CheckCancelled) -> None:
-        """Every arm once, on the first prompt that fits; not recorded."""
-        self._draft_stats = DraftStats(self.profile)
+        """Run every arm once on the first prompt that fits, without recording it."""
+        self._draft_stats = DraftStats(self._profile)
         for prompt in self.prompts:
             with suppress(ContextOverflow):
                 for arm in self.arms:
@@ -115,12 +116,12 @@ class Bench:
         repeat: int,
         check: CheckCancelled,
     ) -> Iterator[dict[str, Any]]:
-        """A record for each turn, which sees the answers to those before it."""
+        """Run all turns of a conversation; yields a record for each."""
         engine = self.engine
-        # The autopilot draws its drafts where it would without a seed, which here only pairs the arms.
+        # The seed only pairs the arms, so the autopilot takes the acceptance rule of an unseeded request.
         rule = Speculation(arm.kind).rule_for(temperature, seeded=False) if arm.gamma is None else "sample"
         engine.speculation = Speculation(arm.kind, arm.gamma, rule=rule)
-        engine.draft_stats = DraftStats(self.profile) if arm.cold else self._draft_stats
+        engine.draft_stats = DraftStats(self._profile) if arm.cold else self._draft_stats
         messages: list[Message] = []
         for at, turn in enumerate(prompt.turns):
             messages.append(Message("user", turn))
@@ -128,12 +129,12 @@ class Bench:
             answer, steps = "", []
             for event in engine.stream(request, check):
                 if isinstance(event, Piece):
-                    answer += event.text if event.channel == "answer" else ""  # reasoning is no part of a chat
+                    answer += event.text if event.channel == "answer" else ""  # reasoning is not sent back
                 elif isinstance(event, Step):
                     steps.append(event)
                 elif isinstance(event, Finished):
                     finished = event
-            check()  # a cancelled generation is no measurement
+            check()  # a cancelled generation is not recorded
             messages.append(Message("assistant", answer))
             key = (f"{prompt.id}/{at + 1}", temperature)
             text = engine.encode(request.prompt)
@@ -141,7 +142,7 @@ class Bench:
                 self._plain[key] = text, finished
             plain_text, plain = self._plain[key]
             copied_tokens, copied_s = repetition_speed(text, steps)
-            comparable = temperature == 0 and text == plain_text  # or an answer before has already parted
+            comparable = temperature == 0 and text == plain_text  # unequal once an earlier answer diverged
             yield {
                 "kind": "run",
                 "arm": arm.name,
@@ -153,20 +154,20 @@ class Bench:
                 "metrics": finished.metrics.to_dict(),
                 "copied_tokens": copied_tokens,
                 "copied_s": copied_s,
-                "bound_s": self._bound(plain, steps) if arm.gamma is None else None,
-                "fork": self._fork(session, text, plain, finished) if comparable else None,
+                "bound_s": self._lower_bound(plain, steps) if arm.gamma is None else None,
+                "fork": _compare(session, text, plain, finished) if comparable else None,
             }
 
-    def _bound(self, plain: Finished, steps: Sequence[Step]) -> float | None:
-        """Seconds of these rounds by the profile alone, at the speed of plain decoding's last run of the prompt."""
-        costs, tpot_s = CostModel(self.profile), plain.metrics.tpot_s
+    def _lower_bound(self, plain: Finished, steps: Sequence[Step]) -> float | None:
+        """Seconds for these rounds by the cost profile, scaled to the speed of plain decoding's last run."""
+        costs, tpot_s = CostModel(self._profile), plain.metrics.tpot_s
         if tpot_s is None:
             return None
-        drafted_s = (self.profile.draft_s or 0.0) * sum(step.decision.walked for step in steps if step.decision)
+        drafted_s = (self._profile.draft_s or 0.0) * sum(step.decision.walked for step in steps if step.decision)
         forwards_s = sum(costs.seconds(step.n_drafted + 1) for step in steps[1:])
         return (forwards_s + drafted_s) * tpot_s / costs.seconds(1)
 
-    @staticmethod
-    def _fork(session: Session, prompt: Sequence[int], plain: Finished, other: Finished) -> dict[str, Any] | None:
-        fork = first_divergence(session, prompt, plain.tokens, other.tokens)
-        return {**asdict(fork), "near_tie": fork.is_near_tie} if fork else None
+
+def _compare(session: Session, prompt: Sequence[int], plain: Finished, other: Finished) -> dict[str, Any] | None:
+    divergence = first_divergence(session, prompt, plain.tokens, other.tokens)
+    return {**asdict(divergence), "near_tie": divergence.is_near_tie} if divergence else None

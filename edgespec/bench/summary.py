@@ -103,7 +103,7 @@ class Section:
             "oracle / plain": str(self.oracle or "-"),
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
             "over": f"{self.finished} prompts, by temperature, that every arm has",
-            "achieved / bound (autopilot)": shown(autopilot.achieved if autopilot else None),
+            "achieved / bound (autopilot)": format_value(autopilot.achieved if autopilot else None),
             "where the text repeats": f"{repeating} x plain, {repeating.n} prompts" if repeating else "-",
         }
 
@@ -146,29 +146,29 @@ class Summary:
         return asdict(self)
 
 
-def shown(value: float | None, form: str = ".2f") -> str:
+def format_value(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """`text` on one line, without characters that steer a terminal or that no file can hold."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def table(summary: Summary) -> str:
+def format_table(summary: Summary) -> str:
     """Text for a terminal, at most 100 columns wide."""
     label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
     lines = [*_wrapped(label), *_wrapped(summary.header.facts()), *_wrapped(summary.counts())]
     for part in summary.parts:
         lines += ["", part.title, *_rows("arm", {g.arm: g for g in part.arms}), ""]
-        lines += [printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
+        lines += [make_printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
         lines += _rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
         lines += _rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
     return "\n".join(lines)
 
 
 def _wrapped(facts: dict[str, str]) -> list[str]:
-    return textwrap.wrap(printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
+    return textwrap.wrap(make_printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
 
 
 def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
@@ -176,14 +176,14 @@ def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
     form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
     rows = [
         form.format(
-            printable(name),
+            make_printable(name),
             g.speedup.n if g.speedup else 0,
             str(g.speedup or "-"),
-            shown(g.worst_decile),
-            shown(g.below_one, ".0%"),
-            shown(g.tau),
-            shown(g.acceptance_rate, ".0%"),
-            shown(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+            format_value(g.worst_decile),
+            format_value(g.below_one, ".0%"),
+            format_value(g.tau),
+            format_value(g.acceptance_rate, ".0%"),
+            format_value(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
         )
         for name, g in groups.items()
     ]

@@ -1,4 +1,4 @@
-"""`edgespec bench`: every way to decode, interleaved over prompts by category; a table, raw data and a report."""
+"""`edgespec bench`: compare decoding configurations on prompts by category; a table, raw data and an HTML report."""
 
 from __future__ import annotations
 
@@ -10,127 +10,169 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_options, open_request
+from edgespec.cli.options import OptionWithSynonym, load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
-    from edgespec.bench.runner import Skipped
+    from edgespec.bench.runner import Bench, Skipped
+    from edgespec.bench.summary import Summary
+    from edgespec.cli.host import Host
     from edgespec.core.protocols import CheckCancelled
+    from edgespec.service.load import LoadedModel
 
-_PROFILED_S = 10.0
+_PROFILE_S = 10.0
 
 
 @click.command("bench")
 @click.argument("model", metavar="[REF]", required=False)
-@click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|REF",
-              help="The registry's draft model, lookups only, or a model of your choice.")  # fmt: skip
-@click.option("--category", "categories", multiple=True, help="Of the shipped prompts; repeatable. [default: all]")
-@click.option("--prompts", type=click.Path(dir_okay=False, path_type=Path),
-              help="JSONL of your own, lines of {'prompt': ...} or in Spec-Bench's form.")  # fmt: skip
-@click.option("--per-category", type=click.IntRange(1), default=2, show_default=True, help="Prompts of each, at most.")
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer.")
+@click.option(
+    "--draft",
+    default="auto",
+    show_default=True,
+    metavar="auto|model|ngram|REF",
+    help="Drafter: the registry's draft model, n-gram lookup, or a draft model of your choice.",
+)
+@click.option("--category", "categories", multiple=True, help="Prompt category; repeatable. [default: all]")
+@click.option(
+    "--prompts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSONL file of prompts: {'prompt': ...} or Spec-Bench's format.",
+)
+@click.option("--per-category", type=click.IntRange(1), default=2, show_default=True, help="Prompts per category.")
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per answer.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--gamma", "gammas", type=click.IntRange(1, 63), multiple=True,
-              help="Fixed draft lengths to compare with; repeatable. [default: 1 to 8]")  # fmt: skip
+@click.option(
+    "--draft-max",
+    "draft_lengths",
+    cls=OptionWithSynonym,
+    synonym="--gamma",
+    type=click.IntRange(1, 63),
+    multiple=True,
+    metavar="N",
+    help="Fixed number of draft tokens to compare; repeatable. [default: 1 to 8]",
+)
 @click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, help="Repeatable. [default: 0]")
-@click.option("--label", default="", help="What the figures have to be called, such as 'cost-faithful 1B'.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("edgespec-bench"),
-              show_default=True, help="Folder for the raw data and the report.")  # fmt: skip
+@click.option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("edgespec-bench"),
+    show_default=True,
+    help="Folder for the raw data and the report.",
+)
 @load_options
 def bench_command(
     model: str | None,
     categories: tuple[str, ...],
     prompts: Path | None,
     per_category: int,
-    gammas: tuple[int, ...],
+    draft_lengths: tuple[int, ...],
     temperatures: tuple[float, ...],
     label: str,
     out: Path,
-    **given: Any,
+    **options: Any,
 ) -> int:
     """Compare plain decoding, fixed draft lengths and the autopilot on this machine.
 
-    Writes every generation as a line of JSONL and a report as HTML; ends with one line of JSON. Ctrl-C keeps what was
-    measured.
+    Writes every generation as a line of JSONL and a report as HTML; stdout ends with one line of JSON. Ctrl-C stops the
+    benchmark and keeps the results so far.
     """
-    from edgespec.bench.records import read
+    from edgespec.bench.records import read_records
     from edgespec.bench.report import write_report
-    from edgespec.bench.runner import Bench, Skipped, arms
+    from edgespec.bench.runner import Bench, list_arms
     from edgespec.bench.stats import summarize
-    from edgespec.bench.summary import table
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
-    from edgespec.cli.terminal import Progress
-    from edgespec.controller.store import machine
     from edgespec.core.sampling import SamplingParams
-    from edgespec.errors import Cancelled, InvalidRequest
+    from edgespec.errors import InvalidRequest
 
-    chosen = _chosen(prompts, categories, per_category)
+    selected = _select_prompts(prompts, categories, per_category)
     for temperature in temperatures:
-        SamplingParams(temperature=temperature)  # refuse what is wrong before anything is loaded
-    if given["draft"] == "none":
+        SamplingParams(temperature=temperature)  # raises before anything is loaded
+    if options["draft"] == "none":
         raise InvalidRequest("there is nothing to compare without a draft.", hint="Use --draft auto or ngram.")
-    host = Host(open_request(model, given), verbose=given["verbose"])
-    loaded, engine = host.loaded, host.loaded.engine
-    ways = arms(engine.speculation.kind, sorted(set(gammas)) or range(1, 9))
+    host = Host(load_config(model, options), verbose=options["verbose"])
+    engine = host.loaded.engine
+    arms = list_arms(engine.speculation.kind, sorted(set(draft_lengths)) or range(1, 9))
+    bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
     out.mkdir(parents=True, exist_ok=True)
-    progress = Progress("benchmark")
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    header = {
-        "kind": "header",
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        **machine(),
-        "files": loaded.store.digests if loaded.store else {},
-        "backend": loaded.backend,
-        "model": loaded.name,
-        "draft": loaded.draft,
-        "threads": loaded.setting.threads or 0,
-        "context_size": engine.target.context_size,
-        "max_tokens": given["max_tokens"],
-        "repeats": given["repeats"],
-        "label": label,
-    }
-
-    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
-        profile = engine.measure(_PROFILED_S, check)
-        yield {"kind": "cost", "position": 32, "rows": profile.rows, "draft_s": profile.draft_s}
-        bench = Bench(engine, ways, chosen, temperatures or (0.0,), given["repeats"], given["max_tokens"], profile)
-        progress.expect(bench.runs)
-        yield from bench.run(check)
-
-    interrupted = False
-    with raw.open("w", encoding="utf-8") as file, progress:
-        file.write(json.dumps(header) + "\n")
-        try:
-            for found in host.work(work):
-                if isinstance(found, Skipped):
-                    progress.note(f"{found.prompt} is left out: {found.reason}")
-                    continue
-                file.write(json.dumps(found) + "\n")
-                file.flush()
-                if found["kind"] == "run":
-                    progress.step(found["prompt"])
-        except Cancelled:
-            interrupted = True
+    interrupted = _record(host, bench, _header(host.loaded, bench, label), raw)
     host.close()
-    summary = summarize(read(raw))
-    report = raw.with_suffix(".html")
-    write_report(summary, report)
-    click.echo(table(summary))
-    click.echo(f"raw data: {raw}\nreport:   {report}", err=True)
-    found = {name: value for part in summary.parts for name, value in part.findings().items()}
-    click.echo(json.dumps({"bench": loaded.name, "interrupted": interrupted, "raw": str(raw), **found}))
+    summary = summarize(read_records(raw))
+    write_report(summary, raw.with_suffix(".html"))
+    _print(summary, {"bench": host.loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
     return INTERRUPTED if interrupted else 0
 
 
-def _chosen(prompts: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
+def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
     """The prompts to run, `per_category` of each. Raises InvalidRequest."""
-    from edgespec.bench.prompt_sets import read_prompts, shipped, some_of_each
+    from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
     from edgespec.errors import InvalidRequest
 
-    found = read_prompts(prompts) if prompts else shipped(categories or None)
-    if prompts and categories:
-        found = [prompt for prompt in found if prompt.category in categories]
-    if not found:
-        raise InvalidRequest(f"{prompts} has no prompts of these categories.", hint="Drop --category.")
-    return some_of_each(found, per_category)
+    prompts = read_prompts(file) if file else read_shipped_prompts(categories or None)
+    if file and categories:
+        prompts = [prompt for prompt in prompts if prompt.category in categories]
+    if not prompts:
+        raise InvalidRequest(f"{file} has no prompts of these categories.", hint="Drop --category.")
+    return take_per_category(prompts, per_category)
+
+
+def _header(loaded: LoadedModel, bench: Bench, label: str) -> dict[str, Any]:
+    """The first record of the raw data: the machine, the models and the settings."""
+    from edgespec.controller.store import describe_machine
+
+    return {
+        "kind": "header",
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        **describe_machine(),
+        "files": loaded.store.digests if loaded.store else {},
+        "backend": loaded.info.backend,
+        "model": loaded.info.name,
+        "draft": loaded.info.draft,
+        "threads": loaded.key.threads or 0,
+        "context_size": bench.engine.target.context_size,
+        "max_tokens": bench.max_tokens,
+        "repeats": bench.repeats,
+        "label": label,
+    }
+
+
+def _record(host: Host, bench: Bench, header: dict[str, Any], raw: Path) -> bool:
+    """Run the benchmark and write its records to `raw`, each at once; returns whether Ctrl-C ended it early."""
+    from edgespec.bench.runner import Skipped
+    from edgespec.cli.terminal import Progress
+    from edgespec.errors import Cancelled
+
+    progress = Progress("benchmark")
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
+        profile = bench.engine.measure(_PROFILE_S, check)
+        yield {"kind": "cost", "position": 32, "rows": profile.rows, "draft_s": profile.draft_s}
+        progress.expect(bench.runs)
+        yield from bench.run(profile, check)
+
+    with raw.open("w", encoding="utf-8") as file, progress:
+        file.write(json.dumps(header) + "\n")
+        try:
+            for record in host.work(work):
+                if isinstance(record, Skipped):
+                    progress.note(f"{record.prompt} is left out: {record.reason}")
+                    continue
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                if record["kind"] == "run":
+                    progress.step(record["prompt"])
+        except Cancelled:
+            return True
+    return False
+
+
+def _print(summary: Summary, outcome: dict[str, Any], raw: Path) -> None:
+    """The table and one line of JSON on stdout, the files' names on stderr."""
+    from edgespec.bench.summary import format_table
+
+    click.echo(format_table(summary))
+    click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
+    findings = {name: value for section in summary.parts for name, value in section.findings().items()}
+    click.echo(json.dumps({**outcome, **findings}))

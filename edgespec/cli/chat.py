@@ -1,4 +1,4 @@
-"""`edgespec chat`: the full screen on a terminal, line by line elsewhere."""
+"""`edgespec chat`: full-screen on a terminal, line by line elsewhere."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 
 import click
 
-from edgespec.cli.options import generation_options, open_request, sampling_params
+from edgespec.cli.options import generation_options, load_config, sampling_params
 
 
 @click.command("chat")
 @click.argument("model", required=False, metavar="[REF]")
-@click.option("--plain", is_flag=True, help="Line by line, as in a pipe, instead of the whole screen.")
-@click.option("--continue", "goes_on", is_flag=True, help="Go on with the last conversation.")
-@click.option("--resume", type=click.IntRange(min=1), metavar="ID", help="Go on with that one; /history lists them.")
-@click.option("--race", metavar="TEXT", help="Begin with a race: TEXT answered plainly and speculatively.")
+@click.option("--plain", is_flag=True, help="Chat line by line instead of full-screen.")
+@click.option("--continue", "continue_last", is_flag=True, help="Continue the last conversation.")
+@click.option(
+    "--resume", type=click.IntRange(min=1), metavar="ID", help="Continue a conversation; /history lists them."
+)
+@click.option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
 @generation_options
 def chat_command(
-    model: str | None, plain: bool, goes_on: bool, resume: int | None, race: str | None, **given: Any
+    model: str | None, plain: bool, continue_last: bool, resume: int | None, race: str | None, **options: Any
 ) -> int:
-    """Talk to a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
+    """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
 
-    Without REF the embedded pair answers; it completes Python code. F1 (or /help) lists keys and commands. On a
-    terminal conversations are kept in the data folder that `edgespec doctor` names.
+    Without REF, a small embedded model answers; it completes Python code. F1 (or /help) lists keys and commands.
+    Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
     from edgespec.cli.host import Host
     from edgespec.cli.repl import Repl
@@ -34,39 +36,39 @@ def chat_command(
     from edgespec.errors import InvalidRequest
     from edgespec.registry.schema import SamplingDefaults
 
-    wanted = open_request(model, given)
-    sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
-    chat = Chat(given["system"], SamplingParams(), given["max_tokens"], given["seed"], given["stop"])
-    if not plain and not given["verbose"] and _is_terminal():
+    request = load_config(model, options)
+    sampling_params(options, SamplingDefaults())  # raises before anything is loaded
+    chat = Chat(options["system"], SamplingParams(), options["max_tokens"], options["seed"], options["stop"])
+    if not plain and not options["verbose"] and _is_terminal():
         from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
         from edgespec.tui.commands import SlashCommands
-        from edgespec.tui.recorder import opened_store
+        from edgespec.tui.recorder import open_store
 
-        store = opened_store()
-        if goes_on and resume is None:
+        store = open_store()
+        if continue_last and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
-        sampling = partial(sampling_params, given)
+        sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
         client = EngineProcess()
         try:
-            app = ChatApp(wanted, chat, store, client, SlashCommands(), sampling=sampling, resume=resume, then=then)
+            app = ChatApp(request, chat, store, client, SlashCommands(), sampling=sampling, resume=resume, then=then)
             return app.run() or 0
         finally:
             client.close()
-    if goes_on or resume or race:
+    if continue_last or resume or race:
         raise InvalidRequest(
-            "--continue, --resume and --race need the whole screen.", hint="Leave out --plain, and use a terminal."
+            "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
-    host = Host(wanted, verbose=given["verbose"])
+    host = Host(request, verbose=options["verbose"])
     try:
-        chat.sampling = sampling_params(given, host.loaded.sampling)
-        return Repl(host, wanted, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
+        chat.sampling = sampling_params(options, host.loaded.info.sampling)
+        return Repl(host, request, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
     finally:
         host.close()
 
 
 def _is_terminal() -> bool:
-    """Whether a person sits at both ends, with a screen to draw on."""
+    """Whether stdin, stdout and stderr are a terminal that can draw a full screen."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     return all(each is not None and each.isatty() for each in streams) and os.environ.get("TERM") != "dumb"

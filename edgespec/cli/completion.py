@@ -1,4 +1,4 @@
-"""`edgespec completion`: the script that makes a shell complete edgespec's commands and options."""
+"""`edgespec completion`: shell completion scripts."""
 
 from __future__ import annotations
 

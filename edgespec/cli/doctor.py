@@ -1,6 +1,6 @@
-"""`edgespec doctor`: this machine, its runtimes and devices, what is missing, and the command that fixes it.
+"""`edgespec doctor`: report this machine, its runtimes and devices, and commands that fix problems.
 
-Works with no runtime installed: runtimes are probed in a child process, which may crash without harm.
+Runtimes are probed in child processes, so that a crash of one does no harm. No runtime has to be installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 _PROBE_S = 60
-_PROBE = """
+_REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
+_LLAMACPP_PROBE = """
 import json
 from dataclasses import asdict
 from edgespec.backends.llamacpp.library import library
@@ -36,9 +37,13 @@ print(json.dumps({"devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name":
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def doctor_command(as_json: bool) -> int:
-    """Check this machine. The exit code is 1 when nothing here can run a model."""
-    report = {"machine": _machine(), "runtimes": {"llamacpp": _llamacpp(), "mlx": _mlx()}, "cache": _cache()}
-    problems = _problems(report)
+    """Check this machine. The exit code is 1 if no runtime works."""
+    report = {
+        "machine": _describe_machine(),
+        "runtimes": {"llamacpp": _check_llamacpp(), "mlx": _check_mlx()},
+        "cache": _describe_cache(),
+    }
+    problems = _find_problems(report)
     if as_json:
         click.echo(json.dumps({**report, "problems": problems}, ensure_ascii=False))
     else:
@@ -46,7 +51,7 @@ def doctor_command(as_json: bool) -> int:
     return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
 
 
-def _machine() -> dict[str, Any]:
+def _describe_machine() -> dict[str, Any]:
     import platform
 
     import psutil
@@ -73,29 +78,26 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _llamacpp() -> dict[str, Any]:
+def _check_llamacpp() -> dict[str, Any]:
     version = _version("llama-cpp-python")
     if version is None:
         return {"state": "missing", "fix": "pip install llama-cpp-python"}
-    return {"version": version, **_tried(_PROBE, _REINSTALL)}
+    return {"version": version, **_probe(_LLAMACPP_PROBE, _REINSTALL)}
 
 
-_REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
-
-
-def _mlx() -> dict[str, Any]:
+def _check_mlx() -> dict[str, Any]:
     import platform
 
     version = _version("mlx-lm")
     if version is not None:
-        return {"version": version, **_tried(_MLX_PROBE, "pip install --upgrade mlx-lm")}
+        return {"version": version, **_probe(_MLX_PROBE, "pip install --upgrade mlx-lm")}
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return {"state": "missing", "fix": "pip install mlx-lm"}
     return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
 
 
-def _tried(program: str, fix: str) -> dict[str, Any]:
-    """What a runtime says of itself in a process of its own, which it may end."""
+def _probe(program: str, fix: str) -> dict[str, Any]:
+    """Run `program` in a child process and return its JSON output, or the reason why the runtime is broken."""
     import subprocess
 
     try:
@@ -108,14 +110,14 @@ def _tried(program: str, fix: str) -> dict[str, Any]:
         lines = child.stderr.strip().splitlines()
         return {
             "state": "broken",
-            "reason": lines[-1] if lines else f"it died with code {child.returncode}",
+            "reason": lines[-1] if lines else f"it exited with code {child.returncode}",
             "fix": fix,
         }
     return {"state": "works", **json.loads(child.stdout.splitlines()[-1])}
 
 
-def _cache() -> dict[str, Any]:
-    from edgespec.conversations.database import folder
+def _describe_cache() -> dict[str, Any]:
+    from edgespec.conversations.database import data_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
@@ -130,17 +132,17 @@ def _cache() -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(existing).free,
         "writable": existing.is_dir() and os.access(existing, os.W_OK),
         "config": str(config_dir()),
-        "conversations": str(folder()),
+        "conversations": str(data_folder()),
     }
 
 
-def _problems(report: dict[str, Any]) -> list[dict[str, str]]:
+def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
     problems = []
     for title, name in (("llama.cpp", "llamacpp"), ("MLX", "mlx")):
         runtime = report["runtimes"][name]
         if runtime["state"] in ("missing", "broken"):
-            told = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
-            problems.append({"problem": f"{title} {told}", "fix": runtime["fix"]})
+            state = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
+            problems.append({"problem": f"{title} {state}", "fix": runtime["fix"]})
     llama = report["runtimes"]["llamacpp"]
     if (
         llama["state"] == "works"
@@ -150,14 +152,12 @@ def _problems(report: dict[str, Any]) -> list[dict[str, str]]:
         flag = "-DGGML_CUDA=on" if shutil.which("nvidia-smi") else "-DGGML_HIP=on"
         problems.append(
             {
-                "problem": "there is a GPU, but llama.cpp was built without support for it",
+                "problem": "this machine has a GPU, but llama.cpp was built without GPU support",
                 "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}',
             }
         )
     if not report["cache"]["writable"]:
-        problems.append(
-            {"problem": f"the model cache {report['cache']['path']} cannot be written", "fix": "set HF_HOME"}
-        )
+        problems.append({"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"})
     return problems
 
 
@@ -166,7 +166,7 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
 
     machine, cache = report["machine"], report["cache"]
     click.echo(f"machine    {machine['system']}, Python {machine['python']}")
-    click.echo(f"cores      {machine['cores']} for computing, {machine['busy_cores']} busy now")
+    click.echo(f"cores      {machine['cores']} physical, {machine['busy_cores']} busy")
     click.echo(f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available")
     for name, runtime in report["runtimes"].items():
         version = f" {runtime['version']}" if runtime.get("version") else ""
@@ -182,4 +182,4 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     for problem in problems:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:
-        click.echo("\nEverything needed is here. Try: edgespec chat")
+        click.echo("\nNo problems found. Try: edgespec chat")

@@ -1,4 +1,4 @@
-"""`edgespec draft`: prepare, list and remove what models need to draft for themselves."""
+"""`edgespec draft`: prepare, list and remove self-drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_options, open_request
+from edgespec.cli.options import load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -21,7 +21,7 @@ RIVAL = "draft model"
 
 @click.group("draft")
 def draft_command() -> None:
-    """Drafts that models make of themselves: fewer layers, fewer bits, less context."""
+    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context."""
 
 
 @draft_command.command("build")
@@ -31,17 +31,18 @@ def draft_command() -> None:
     "methods",
     multiple=True,
     metavar="METHOD",
-    help="layerskip, qspec:BITS, planes, sparse, joined by '+'; repeatable. [default: all that may pay]",
+    help="layerskip, qspec:BITS, planes, sparse, joined by '+'; repeatable. [default: all]",
 )
-@click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for searching layers.")
+@click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
 def build_command(
-    model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **given: Any
+    model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any
 ) -> None:  # fmt: skip
-    """Make REF's low-bit copies, search the layers it can do without, try all of it, and keep the best for `auto`.
+    """Find the best self-draft of REF and remember it for `--draft auto`.
 
-    A draft model that is paired with REF is tried beside them. Ctrl-C keeps the copies that are finished.
+    Makes low-bit copies, searches for layers to skip, and measures each candidate and the paired draft model. Ctrl-C
+    keeps the finished copies.
     """
     from edgespec.backends.attached_draft import parse
     from edgespec.cli.host import on_worker
@@ -52,19 +53,19 @@ def build_command(
     from edgespec.registry.schema import load_registry
     from edgespec.service.load import build_drafts
 
-    asked = []
+    specs = []
     for text in methods:
-        if (method := parse(text)) is None:
-            raise InvalidRequest(f"'{text}' is no self-draft.", hint="Use layerskip, qspec, planes or sparse.")
-        asked.append(method)
-    request = open_request(model, {**given, "draft": "auto"})
+        if (spec := parse(text)) is None:
+            raise InvalidRequest(f"'{text}' is not a self-draft.", hint="Use layerskip, qspec, planes or sparse.")
+        specs.append(spec)
+    request = load_config(model, {**options, "draft": "auto"})
     reporter = TerminalReporter()
 
     def work(check: CheckCancelled) -> Iterator[tuple[SelfDraftSearch, Choice]]:
-        yield build_drafts(request, asked, seconds, load_registry(), Hub.from_environment(), reporter, check)
+        yield build_drafts(request, specs, seconds, load_registry(), Hub.from_environment(), reporter, check)
 
-    ((workshop, choice),) = on_worker(work)
-    tried = {**workshop.trials, **({RIVAL: workshop.rival} if workshop.rival else {})}
+    ((search, choice),) = on_worker(work)
+    tried = {**search.trials, **({RIVAL: search.rival} if search.rival else {})}
     rows = sorted(tried.items(), key=lambda each: -each[1].speedup)
     if as_json:
         result = {name: asdict(trial) for name, trial in rows}
@@ -72,30 +73,39 @@ def build_command(
         click.echo(json.dumps({"best": str(choice.method), "pays": choice.pays, "trials": result, RIVAL: rival}))
         return
     width = max(len(name) for name, _ in rows)
-    click.echo(f"{'draft':{width}}  agreement  cost of a token  length  x plain, foretold")
+    click.echo(f"{'draft':{width}}  agreement  cost of a token  length  x plain, expected")
     for name, t in rows:
         click.echo(f"{name:{width}}  {t.agreement:9.0%}  {t.cost:15.2f}  {t.length:6}  {t.speedup:.2f}")
     click.echo(
-        f"best: {choice.method}" if choice.pays else "none promises more than what there is; `auto` goes on without"
+        f"best: {choice.method}" if choice.pays else "no self-draft is expected to pay; `--draft auto` uses none"
     )
 
 
 @draft_command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def list_command(as_json: bool) -> None:
-    """What is kept for self-drafts, by model."""
-    from edgespec.planner.selfdraft_search import kept
+    """List cached self-drafts by model."""
+    from edgespec.planner.selfdraft_search import list_cached_drafts
     from edgespec.units import gib
 
-    found = kept()
+    found = list_cached_drafts()
     if as_json:
-        click.echo(json.dumps([
-            {"model": k.model, "bytes": k.size, "copies": [str(c) for c in k.copies], "choices": list(k.choices)}
-            for k in found
-        ]))  # fmt: skip
+        click.echo(
+            json.dumps(
+                [
+                    {
+                        "model": k.model,
+                        "bytes": k.size,
+                        "copies": [str(c) for c in k.copies],
+                        "choices": list(k.choices),
+                    }
+                    for k in found
+                ]
+            )
+        )
         return
     if not found:
-        click.echo("Nothing kept yet; `edgespec draft build NAME` prepares a model's self-drafts.")
+        click.echo("No self-drafts are cached; `edgespec draft build NAME` makes them.")
     for each in found:
         click.echo(f"{gib(each.size):>10}  {each.model}")
         for line in (*(copy.name for copy in each.copies), *each.choices):
@@ -105,12 +115,14 @@ def list_command(as_json: bool) -> None:
 @draft_command.command("rm")
 @click.argument("model", metavar="NAME")
 def rm_command(model: str) -> None:
-    """Remove what is kept for NAME, as `edgespec draft list` shows it; `all` removes everything."""
+    """Remove the cached self-drafts of NAME, as `edgespec draft list` shows it; `all` removes everything."""
     from edgespec.errors import UnknownModel
-    from edgespec.planner.selfdraft_search import kept, remove
+    from edgespec.planner.selfdraft_search import list_cached_drafts, remove_cached_draft
     from edgespec.units import gib
 
-    found = [each for each in kept() if model in ("all", each.model)]
+    found = [each for each in list_cached_drafts() if model in ("all", each.model)]
     if not found:
-        raise UnknownModel(f"nothing is kept for '{model}'.", hint="`edgespec draft list` shows the names.")
-    click.echo(f"freed {gib(sum(remove(each) for each in found))}", err=True)
+        raise UnknownModel(
+            f"there are no cached self-drafts of '{model}'.", hint="`edgespec draft list` shows the names."
+        )
+    click.echo(f"freed {gib(sum(remove_cached_draft(each) for each in found))}", err=True)

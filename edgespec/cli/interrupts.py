@@ -1,4 +1,4 @@
-"""Ctrl-C while a job runs: the first stops the job, which still says its last words; the second ends the program."""
+"""Ctrl-C while a job runs: the first press cancels the job, the second ends the program."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.service.worker import Job
+    from edgespec.service.stream import Stream
 
-INTERRUPTED = 130  # the shells' exit code for an end by Ctrl-C
+INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 
 
 @contextmanager
-def interruptible(job: Job[Any]) -> Iterator[None]:
-    """Within the block SIGINT belongs to the job. A handler that only sets a flag works inside native calls too."""
+def interruptible(job: Stream[Any]) -> Iterator[None]:
+    """Within the block, SIGINT cancels `job`. The handler only sets a flag, so it is safe during native calls."""
     presses = 0
 
     def on_interrupt(_signal: int, _frame: object) -> None:
@@ -27,7 +27,7 @@ def interruptible(job: Job[Any]) -> Iterator[None]:
             job.cancel()
             return
         sys.stdout.flush()
-        os._exit(INTERRUPTED)  # native code may be in the middle of a forward: there is nothing to wait for
+        os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

@@ -1,4 +1,4 @@
-"""The `edgespec` command: its subcommands, and the one place where errors become text and exit codes."""
+"""The `edgespec` command: its subcommands, and the conversion of errors to text and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.errors import Cancelled, EdgespecError
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 
-# In the order that --help shows them.
+# In the order of --help.
 _COMMANDS = {
     "chat": "edgespec.cli.chat",
     "run": "edgespec.cli.run",
@@ -38,7 +38,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command's module when the command is asked for."""
+    """Imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -57,31 +57,31 @@ class _Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            told = f" Did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"There is no command '{args[0]}'.{told}", ctx)
+            suggestion = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"There is no command '{args[0]}'.{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="edgespec")
 def cli() -> None:
-    """Run language models on this machine, decoded speculatively: as fast as it allows, the same distribution.
+    """Run language models locally with exact speculative decoding.
 
-    `edgespec chat` and `edgespec run` work offline with a small embedded pair; name a model for more.
+    `edgespec chat` and `edgespec run` work offline with a small embedded model; name a model for more.
     """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: runs the command and exits with its code."""
+    """Entry point: run a command and exit with its code."""
     sys.exit(run(argv))
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """The exit code of one command; every expected error is printed as a sentence and the next thing to do."""
+    """Run one command and return its exit code; every expected error is printed as a sentence and a hint."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # whatever the locale, a character it lacks is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):  # a character that the locale lacks must not end the program
             stream.reconfigure(errors="replace")
-    with suppress(OSError):  # stderr itself may be full or gone
+    with suppress(OSError):  # stderr may be closed
         return _run(argv)
     return OUTPUT_LOST
 
@@ -94,26 +94,26 @@ def _run(argv: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except EdgespecError as error:
-        click.echo(f"error: {_sentence(error.message)}", err=True)
-        click.echo(f"hint: {_sentence(error.hint)}", err=True)
+        click.echo(f"error: {_to_sentence(error.message)}", err=True)
+        click.echo(f"hint: {_to_sentence(error.hint)}", err=True)
         return error.exit_code
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except OSError as error:
-        click.echo(f"error: The system refused: {error.strerror or error}.", err=True)
-        click.echo("hint: Check free disk space, and the names and permissions of the files involved.", err=True)
+        click.echo(f"error: The operating system reports: {error.strerror or error}.", err=True)
+        click.echo("hint: Check free disk space and the permissions of the files.", err=True)
         return OUTPUT_LOST
-    except Exception as error:  # noqa: BLE001 - a bug of ours: the user gets a sentence, the traceback goes to a file
+    except Exception as error:  # noqa: BLE001 - an internal error: the traceback goes to a file
         from edgespec.cli.terminal import report_bug
 
         report_bug(error)
         return 70
 
 
-def _sentence(text: str) -> str:
+def _to_sentence(text: str) -> str:
     text = text.strip()
     first = text.split(" ", 1)[0].rstrip(":,")
-    if first.isalpha() and first != "edgespec":  # not the name of a file, a model, or the command
+    if first.isalpha() and first != "edgespec":  # not a file name, a model name or the command
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."

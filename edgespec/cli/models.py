@@ -1,4 +1,4 @@
-"""`edgespec pull`, `list`, `rm`: the models there are, and the ones that are here."""
+"""`edgespec pull`, `list`, `rm`: download, list and remove models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import backend_named, backend_option
+from edgespec.cli.options import backend_option, parse_backend
 
 if TYPE_CHECKING:
     from edgespec.hub.reference import Reference
 
 
-_backend_option = backend_option("Of an alias, the model for this runtime.")
+_backend_option = backend_option("Runtime whose model an alias stands for.")
 
 
 @click.command("pull")
@@ -23,16 +23,18 @@ _backend_option = backend_option("Of an alias, the model for this runtime.")
     default="auto",
     show_default=True,
     metavar="auto|model|none|REF",
-    help="The draft model to fetch along: the registry's, none, or one of your choice.",
+    help="Draft model to download too: the registry's, none, or one of your choice.",
 )
-@click.option("--ctx", type=click.IntRange(8), help="Context size to price. [default: the model's, at most 8192]")
+@click.option(
+    "--ctx", type=click.IntRange(8), help="Context size for the memory check. [default: the model's, at most 8192]"
+)
 @_backend_option
-@click.option("--force", is_flag=True, help="Download even if the memory looks too small.")
-@click.option("--verify", is_flag=True, help="Read what is already here in full and compare its hash.")
+@click.option("--force", is_flag=True, help="Download even if memory looks insufficient.")
+@click.option("--verify", is_flag=True, help="Read the downloaded files in full and compare their hashes.")
 def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: bool, verify: bool) -> None:
-    """Download a model and its draft, or resume a download.
+    """Download a model and its draft model, or resume a download.
 
-    Before the weights, the headers are read: tokenizers must match, and the memory must suffice.
+    Reads the headers first: the tokenizers must match and memory must suffice.
     """
     from edgespec.backends.options import LoadOptions
     from edgespec.cli.terminal import TerminalReporter
@@ -42,7 +44,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
-    request = LoadConfig(model, backend_named(backend), draft, load=LoadOptions(context_size=ctx), force=force)
+    request = LoadConfig(model, parse_backend(backend), draft, load=LoadOptions(context_size=ctx), force=force)
     planned = plan(request, load_registry(), hub, reporter)
     for source in (planned.target, *((planned.draft.source,) if planned.draft else ())):
         if verify and isinstance(source, HubGguf | HubMlx):
@@ -53,9 +55,9 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def list_command(as_json: bool) -> None:
-    """The aliases that edgespec knows, the models in the cache, and other programs'.
+    """List aliases, downloaded models, and GGUF files of LM Studio, Ollama and llama.cpp.
 
-    The last are GGUF files of LM Studio, Ollama and llama.cpp; `--model PATH` opens them where they are.
+    `--model PATH` loads a file of another program in place.
     """
     from edgespec.hub.hub import Hub
     from edgespec.registry.external_models import external_models
@@ -68,7 +70,11 @@ def list_command(as_json: bool) -> None:
     if as_json:
         result = {
             "aliases": [
-                {"name": e.alias, "description": e.description, **{b: _pair(e.pair(b)) for b in ("llamacpp", "mlx")}}
+                {
+                    "name": e.alias,
+                    "description": e.description,
+                    **{b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")},
+                }
                 for e in entries
             ],
             "cached": [
@@ -84,11 +90,11 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{entry.alias:{width}}  {entry.description}")
     click.echo()
     if not cached:
-        click.echo("Nothing downloaded yet; `edgespec pull NAME` downloads, `edgespec chat` needs no download.")
+        click.echo("No models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download.")
     for found in sorted(cached, key=lambda m: -m.last_used_s):
         click.echo(f"{gib(found.size):>10}  {found.kind:4}  {found.reference}")
     if others:
-        click.echo("\nOf other programs; --model PATH opens them:")
+        click.echo("\nOther programs' models; --model PATH loads them:")
     for other in others:
         click.echo(f"{gib(other.size):>10}  {other.name}  {other.path}")
 
@@ -96,9 +102,9 @@ def list_command(as_json: bool) -> None:
 @click.command("rm")
 @click.argument("model", metavar="REF")
 @_backend_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm_command(model: str, backend: str, yes: bool) -> None:
-    """Remove a downloaded model from the cache; an alias removes its target, not its draft."""
+    """Remove a downloaded model; an alias removes its target and keeps its draft model."""
     from edgespec.errors import UnknownModel
     from edgespec.hub.hub import Hub
     from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
@@ -108,18 +114,18 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
 
     reference: Reference = parse_reference(model)
     if isinstance(reference, Alias):
-        request, registry = LoadConfig(model, backend_named(backend)), load_registry()
+        request, registry = LoadConfig(model, parse_backend(backend)), load_registry()
         pair = registry.get(reference.name).pair(choose_backend(request, registry, Hub.from_environment()))
         reference = pair.target if pair else reference
     if not isinstance(reference, HubRepo | HubQuant | HubFile):
-        raise UnknownModel(f"{model} is not a downloaded model.", hint="`edgespec list` shows what can be removed.")
+        raise UnknownModel(f"{model} is not a downloaded model.", hint="`edgespec list` shows the downloaded models.")
     if not yes:
         click.confirm(f"Remove {reference} from the cache?", abort=True, err=True)
     freed = Hub.from_environment().remove(reference)
     click.echo(f"freed {gib(freed)}", err=True)
 
 
-def _pair(pair: Any) -> dict[str, object] | None:
+def _pair_to_json(pair: Any) -> dict[str, object] | None:
     if pair is None:
         return None
     return {"target": str(pair.target), "draft": str(pair.draft) if pair.draft else None, "verified": pair.verified}

@@ -1,4 +1,4 @@
-"""`edgespec plan`: before any download, does a model fit, what would run and draft it, and how fast would it be."""
+"""`edgespec plan`: memory, runtime, draft and expected speed of a model, before it is downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_options, open_request
+from edgespec.cli.options import load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 @click.command("plan")
 @click.argument("model", metavar="[REF]", required=False)
 @click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF", help="As for run.")
-@click.option("--no-speed", is_flag=True, help="Leave out the measurement, which takes a few seconds.")
+@click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
-def plan_command(model: str | None, no_speed: bool, as_json: bool, **given: Any) -> None:
-    """Whether REF fits, what would run and draft it, and how fast it would be here. Reads only its header.
+def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
+    """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
 
-    Speeds are put together from a few blocks of the same shape and quantization, measured on this machine.
+    The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine.
     """
     from edgespec.cli.host import on_worker
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import plan
-    from edgespec.planner.report import known, measured, table
+    from edgespec.planner.report import describe_plan, describe_speed, format_plan
     from edgespec.registry.schema import load_registry
 
-    request = open_request(model, {**given, "force": True})
+    request = load_config(model, {**options, "force": True})
     planned = plan(request, load_registry(), Hub.from_environment(), TerminalReporter())
-    facts = known(planned)
+    facts = describe_plan(planned)
     if not no_speed:
 
         def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
-            yield measured(planned, check)
+            yield describe_speed(planned, check)
 
         (speeds,) = on_worker(work)
         facts |= speeds
-    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(table(facts)))
+    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(format_plan(facts)))

@@ -1,4 +1,4 @@
-"""`edgespec ps` and `edgespec stop`: the models of a server that is running."""
+"""`edgespec ps` and `edgespec stop`: the models of a running server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TIMEOUT_S = 30.0
 
 
 def server_options(command: F) -> F:
-    """Which server, and the key for it."""
+    """Add the options that name a server and its key."""
     for option in (
         click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]"),
-        click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="Where the server is."),
+        click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="URL of the server."),
     ):
         command = option(command)
     return command
@@ -28,7 +28,7 @@ def server_options(command: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @server_options
 def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
-    """The models of the server that is running, and how they do."""
+    """List the models of a running server."""
     from edgespec.units import gib
 
     props = http_json("GET", url, "/props", api_key)
@@ -51,7 +51,7 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 @click.argument("model")
 @server_options
 def stop_command(model: str, url: str, api_key: str | None) -> None:
-    """Close MODEL in the server that is running, after the calls that it has; the next call opens it again."""
+    """Unload MODEL from a running server once its requests are done; the next request loads it again."""
     http_json("POST", url, "/unload", api_key, {"model": model}, timeout_s=None)
     click.echo(f"closed {model}")
 
@@ -64,7 +64,7 @@ def http_json(
     body: dict[str, str] | None = None,
     timeout_s: float | None = _TIMEOUT_S,
 ) -> Any:
-    """What the server answers. Raises InvalidRequest."""
+    """Send a request and return the server's JSON response. Raises InvalidRequest."""
     import httpx
 
     from edgespec.errors import InvalidRequest, reason_of
@@ -75,9 +75,12 @@ def http_json(
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise InvalidRequest(
-            f"no server of edgespec answers at {url}: {reason_of(error)}.", hint="Start it with edgespec serve."
+            f"no edgespec server answers at {url}: {reason_of(error)}.", hint="Start one with `edgespec serve`."
         ) from error
     if response.status_code != 200:
-        told = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
-        raise InvalidRequest(f"the server refuses: {told or response.status_code}", hint="")
+        message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
+        raise InvalidRequest(
+            f"the server rejects the request: {message or response.status_code}",
+            hint="`edgespec ps` lists its models.",
+        )
     return answer

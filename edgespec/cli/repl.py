@@ -1,15 +1,17 @@
-"""The plain chat loop: reads lines, streams answers, obeys slash commands. It holds no engine logic."""
+"""The plain chat loop: reads lines, streams answers, runs slash commands. It holds no engine logic."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 import click
 
 from edgespec.cli.host import Host
-from edgespec.cli.terminal import report_bug, summary
-from edgespec.conversations.chat import SETTINGS, Chat, change_speculation, path_of, speculation_told
+from edgespec.cli.terminal import format_summary, report_bug
+from edgespec.conversations.chat import Chat, change_speculation, describe_speculation, parse_path
+from edgespec.conversations.commands import SHARED, SYNONYMS, SlashCommand, apply_setting, format_help, parse_command
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
@@ -17,73 +19,70 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
-_HELP = """\
-/help                 this list
-/stats                figures of the last answer
-/spec on|off|auto|N   speculation on, off, as much as pays, or N drafted tokens at a time
-/draft KIND|REF       draft by auto, model, ngram, none, or a model of your choice
-/set [NAME VALUE]     show or change: {settings}
-/clear                forget the conversation
-/retry                answer the last question anew
-/undo                 take the last question and its answer back
-/save FILE            write the conversation to a file
-/load FILE            read it back
-/exit                 leave (Ctrl-D too)
-\"\"\"                   begins and ends a message of several lines
-Ctrl-C stops an answer and keeps its text; twice leaves."""
+_COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
+_KEYS = '''
+"""                      starts and ends a message of several lines
+Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
 
 
 class Repl:
     """One conversation on one terminal or pipe."""
 
-    def __init__(self, host: Host, opened_as: LoadConfig, chat: Chat, *, interactive: bool) -> None:
+    def __init__(self, host: Host, request: LoadConfig, chat: Chat, *, interactive: bool) -> None:
+        """`request` is what `host` has loaded."""
         self._host = host
-        self._request = opened_as
+        self._request = request
         self._chat = chat
         self._interactive = interactive
-        self._last: Metrics | None = None
-        self._commands = {
-            "help": self._help, "?": self._help, "stats": self._stats, "spec": self._spec, "draft": self._draft,
-            "set": self._set, "clear": self._clear, "retry": self._retry, "undo": self._undo, "save": self._save,
-            "load": self._load,
-        }  # fmt: skip
+        self._metrics: Metrics | None = None  # of the last answer
+        names = ("help", "stats", "spec", "draft", "set", "clear", "retry", "undo", "save", "load")
+        self._actions: dict[str, Callable[[str], None]] = {name: getattr(self, f"_{name}") for name in names}
 
     def loop(self) -> int:
-        """Until /exit or the end of input; returns the exit code."""
+        """Run until /exit or the end of input; returns the exit code."""
         if self._interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - importing it gives input() editing and history
             loaded = self._host.loaded
-            click.echo(f"{loaded.name} on {loaded.backend}, draft {loaded.draft}. /help for help, Ctrl-D to leave.")
-        pressed = False  # Ctrl-C at the prompt just before
+            click.echo(
+                f"{loaded.info.name} on {loaded.info.backend}, draft {loaded.info.draft}. /help for help, Ctrl-D to quit."
+            )
+        was_interrupted = False  # Ctrl-C at the previous prompt
         while True:
             try:
                 line = self._read()
-                pressed = False
-            except (EOFError, RuntimeError):  # the end of the input, or there never was one
+                was_interrupted = False
+            except (EOFError, RuntimeError):  # RuntimeError: there is no stdin
                 return 0
             except KeyboardInterrupt:
-                if pressed:
+                if was_interrupted:
                     return 0
-                pressed = True
-                click.echo("\nCtrl-C once more leaves.")
+                was_interrupted = True
+                click.echo("\nPress Ctrl-C once more to quit.")
                 continue
-            if line.strip() in ("/exit", "/bye", "/quit"):
+            if not self._handle(line):
                 return 0
-            try:
-                if line.startswith("/"):
-                    self._command(line[1:])
-                elif line.strip():
-                    self._chat.messages.append(Message("user", line))
-                    self._answer()
-            except EdgespecError as error:
-                click.echo(f"{error.message}\n{error.hint}", err=True)
-            except Cancelled:
-                click.echo("interrupted", err=True)
-            except OSError:
-                raise  # the terminal has gone
-            except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
-                report_bug(error)
+
+    def _handle(self, line: str) -> bool:
+        """Run a command or answer a message, and print errors; False for /exit."""
+        try:
+            if line.startswith("/"):
+                command, argument = parse_command(line[1:], _COMMANDS, SYNONYMS)
+                if command.name == "exit":
+                    return False
+                self._actions[command.name](argument)
+            elif line.strip():
+                self._chat.messages.append(Message("user", line))
+                self._answer()
+        except EdgespecError as error:
+            click.echo(f"{error.message}\n{error.hint}", err=True)
+        except Cancelled:
+            click.echo("interrupted", err=True)
+        except OSError:
+            raise  # the terminal is gone
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
+            report_bug(error)
+        return True
 
     def _read(self) -> str:
         line = input(">>> " if self._interactive else "")
@@ -94,23 +93,16 @@ class Repl:
             lines.append(input("... " if self._interactive else ""))
         return "\n".join(lines).removesuffix('"""').strip("\n")
 
-    def _command(self, line: str) -> None:
-        name, _, argument = line.partition(" ")
-        command = self._commands.get(name)
-        if command is None:
-            raise InvalidRequest(f"there is no command /{name}.", hint="/help lists them.")
-        command(argument.strip())
-
     def _answer(self) -> None:
-        """Generate for the conversation as it is; a refused question is taken back."""
+        """Generate for the present messages; a question that gets no answer is removed."""
         answer: list[str] = []
         notices: list[str] = []
         try:
             for event in self._host.stream(self._chat.request()):
                 if isinstance(event, Piece):
-                    reasoning = event.channel == "reasoning"
-                    click.echo(click.style(event.text, dim=True) if reasoning else event.text, nl=False)
-                    if not reasoning:
+                    is_reasoning = event.channel == "reasoning"
+                    click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
+                    if not is_reasoning:
                         answer.append(event.text)
                 elif isinstance(event, Notice):
                     notices.append(event.text)
@@ -120,23 +112,22 @@ class Repl:
             if answer:
                 self._chat.messages.append(Message("assistant", "".join(answer)))
             else:
-                self._chat.undo()  # a question without an answer would be in the way of the next one
+                self._chat.undo()  # templates require alternating roles
         click.echo()
         for text in notices:
             click.echo(f"note: {text}", err=True)
-        self._last = finished.metrics
+        self._metrics = finished.metrics
         if self._interactive or finished.reason == "cancelled":
-            click.echo(
-                click.style(summary(finished.metrics, self._host.loaded.draft, finished.reason), dim=True), err=True
-            )
+            line = format_summary(finished.metrics, self._host.loaded.info.draft, finished.reason)
+            click.echo(click.style(line, dim=True), err=True)
 
     def _help(self, _argument: str) -> None:
-        click.echo(_HELP.format(settings=", ".join(SETTINGS)))
+        click.echo(format_help(_COMMANDS.values()) + _KEYS)
 
     def _stats(self, _argument: str) -> None:
-        if self._last is None:
+        if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
-        for name, value in self._last.to_dict().items():
+        for name, value in self._metrics.to_dict().items():
             shown = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else value
             if isinstance(value, tuple):
                 shown = " ".join(f"{each:.2f}" for each in value) or "-"
@@ -146,24 +137,18 @@ class Repl:
         engine = self._host.loaded.engine
         if argument:
             change_speculation(engine, argument)
-        click.echo(speculation_told(engine.speculation, self._host.loaded.draft, is_paused=engine.is_paused))
+        click.echo(describe_speculation(engine.speculation, self._host.loaded.info.draft, is_paused=engine.is_paused))
 
     def _draft(self, argument: str) -> None:
         if argument:
             request = replace(self._request, draft=argument)
             self._host.change_draft(request)
             self._request = request
-        click.echo(f"draft: {self._host.loaded.draft}")
+        click.echo(f"draft: {self._host.loaded.info.draft}")
 
     def _set(self, argument: str) -> None:
-        name, _, value = argument.partition(" ")
-        if name:
-            self._chat.set(name.replace("-", "_"), value.strip())
-        chat = self._chat
-        for setting in SETTINGS:
-            current = chat.setting(setting)
-            if not name or setting == name.replace("-", "_"):
-                click.echo(f"{setting:18} {'-' if current is None else current}")
+        for name, value in apply_setting(self._chat, argument):
+            click.echo(f"{name:18} {value}")
 
     def _clear(self, _argument: str) -> None:
         self._chat.messages.clear()
@@ -173,22 +158,22 @@ class Repl:
         before = list(messages)
         question = self._chat.undo()
         if question is None:
-            raise InvalidRequest("there is no question to answer anew.", hint="Ask something first.")
+            raise InvalidRequest("there is no question to answer again.", hint="Ask something first.")
         messages.append(Message("user", question))
         try:
             self._answer()
         finally:
             if not messages or messages[-1].role != "assistant":
-                messages[:] = before  # no new answer: the old one stays
+                messages[:] = before  # without a new answer, keep the old one
 
     def _undo(self, _argument: str) -> None:
         question = self._chat.undo()
-        click.echo("nothing to take back" if question is None else f"took back: {question.splitlines()[0][:70]}")
+        click.echo("nothing to undo" if question is None else f"removed: {question.splitlines()[0][:70]}")
 
     def _save(self, argument: str) -> None:
-        self._chat.save(path_of(argument))
+        self._chat.save(parse_path(argument))
         click.echo(f"saved {len(self._chat.messages)} messages")
 
     def _load(self, argument: str) -> None:
-        self._chat.load(path_of(argument))
+        self._chat.load(parse_path(argument))
         click.echo(f"loaded {len(self._chat.messages)} messages")

@@ -1,4 +1,4 @@
-"""`edgespec run`: one prompt, its answer on stdout, statistics on stderr or everything as one JSON object."""
+"""`edgespec run`: answer one prompt on stdout, with statistics on stderr or everything as one JSON object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import generation_options, open_request, sampling_params
+from edgespec.cli.options import generation_options, load_config, sampling_params
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False)
 @click.option("--model", "-m", metavar="REF", help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.")
 @click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path), help="Read the prompt from a file.")
-@click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
+@click.option("--raw", is_flag=True, help="Send the prompt without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
-@click.option("--explain", is_flag=True, help="Say of every round what was drafted and why, on stderr.")
+@click.option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
 @generation_options
 def run_command(
-    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, explain: bool, **given: Any
+    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, explain: bool, **options: Any
 ) -> int:
-    """Answer one PROMPT (an argument, --file, or standard input) and exit.
+    """Answer one PROMPT (argument, --file, or standard input) and exit.
 
-    Without --model the embedded pair answers; it completes Python code.
+    Without --model, a small embedded model answers; it completes Python code.
     """
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
-    from edgespec.cli.terminal import explanation, summary
+    from edgespec.cli.terminal import explain_rounds, format_summary
     from edgespec.core.protocols import Step
     from edgespec.engine.events import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.text.stream import Piece
 
-    text = _prompt(prompt, file)
-    sampling_params(given, SamplingDefaults())  # refuse what is wrong before anything is loaded
-    host = Host(open_request(model, given), verbose=given["verbose"])
-    request = _request(text, raw, given, host.loaded)
-    spoken: dict[str, list[str]] = {"answer": [], "reasoning": []}
+    text = _read_prompt(prompt, file)
+    sampling_params(options, SamplingDefaults())  # raises before anything is loaded
+    host = Host(load_config(model, options), verbose=options["verbose"])
+    request = _build_request(text, raw, options, host.loaded)
+    texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
     steps: list[Step] = []
     notices: list[str] = []
     for event in host.stream(request):
         if isinstance(event, Piece):
-            spoken[event.channel].append(event.text)
+            texts[event.channel].append(event.text)
             if not as_json:
                 click.echo(event.text, nl=False, err=event.channel == "reasoning")
         elif isinstance(event, Step):
@@ -58,47 +58,47 @@ def run_command(
         elif isinstance(event, Finished):
             finished = event
     host.close()
-    told = explanation(steps) if explain else []
+    rounds = explain_rounds(steps) if explain else []
     if as_json:
-        click.echo(json.dumps(_result(host.loaded, finished, spoken), ensure_ascii=False))
+        click.echo(json.dumps(_format_result(host.loaded, finished, texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(summary(finished.metrics, host.loaded.draft, finished.reason), err=True)
-    for line in (*told, *(f"note: {text}" for text in notices)):
+        click.echo(format_summary(finished.metrics, host.loaded.info.draft, finished.reason), err=True)
+    for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 
-def _request(text: str, raw: bool, given: dict[str, Any], loaded: LoadedModel) -> Request:
+def _build_request(text: str, raw: bool, options: dict[str, Any], loaded: LoadedModel) -> Request:
     from edgespec.engine.events import Request
     from edgespec.text.chat_template import Message
 
-    system = [Message("system", given["system"])] if given["system"] else []
+    system = [Message("system", options["system"])] if options["system"] else []
     return Request(
         prompt=text if raw else (*system, Message("user", text)),
-        sampling=sampling_params(given, loaded.sampling),
-        max_tokens=given["max_tokens"],
-        seed=given["seed"],
-        stop=given["stop"],
+        sampling=sampling_params(options, loaded.info.sampling),
+        max_tokens=options["max_tokens"],
+        seed=options["seed"],
+        stop=options["stop"],
     )
 
 
-def _result(loaded: LoadedModel, finished: Finished, spoken: dict[str, list[str]]) -> dict[str, object]:
-    reasoning = {"reasoning": "".join(spoken["reasoning"])} if spoken["reasoning"] else {}
+def _format_result(loaded: LoadedModel, finished: Finished, texts: dict[str, list[str]]) -> dict[str, object]:
+    reasoning = {"reasoning": "".join(texts["reasoning"])} if texts["reasoning"] else {}
     return {
-        "text": "".join(spoken["answer"]),
+        "text": "".join(texts["answer"]),
         **reasoning,
         "tokens": finished.tokens,
         "finish_reason": finished.reason,
-        "backend": loaded.backend,
-        "model": loaded.name,
-        "draft": loaded.draft,
+        "backend": loaded.info.backend,
+        "model": loaded.info.name,
+        "draft": loaded.info.draft,
         "seed": finished.seed,
         "metrics": finished.metrics.to_dict(),
     }
 
 
-def _prompt(argument: str | None, file: Path | None) -> str:
+def _read_prompt(argument: str | None, file: Path | None) -> str:
     from edgespec.errors import InvalidRequest
 
     if argument is not None and file is not None:

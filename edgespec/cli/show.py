@@ -1,13 +1,14 @@
-"""`edgespec show`: what a model is, before it is downloaded."""
+"""`edgespec show`: describe a model before it is downloaded."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import backend_named, backend_option
+from edgespec.cli.options import backend_option, parse_backend
 
 if TYPE_CHECKING:
     from edgespec.formats.gguf import Header
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("model", metavar="[REF]", required=False)
-@click.option("--ctx", type=click.IntRange(8), help="Context size to price. [default: the model's, at most 8192]")
-@backend_option("Of an alias, the model for this runtime.")
+@click.option(
+    "--ctx", type=click.IntRange(8), help="Context size for the memory estimate. [default: the model's, at most 8192]"
+)
+@backend_option("Runtime whose model an alias stands for.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
-    """What a model is: architecture, sizes, memory, draft. Reads only the header of what is not downloaded."""
+    """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
@@ -31,7 +34,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.units import gib
 
     hub, registry = Hub.from_environment(), load_registry()
-    chosen = choose_backend(LoadConfig(model, backend_named(backend)), registry, hub)
+    chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
     resolved = resolve_pair(model, chosen, registry, hub)
     found = source_facts(resolved.target, hub)
     context = LoadOptions(ctx).context_for(found.trained_context)
@@ -39,7 +42,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     facts: dict[str, Any] = {
         "name": resolved.name,
         "backend": chosen,
-        **(_of_folder(found) if isinstance(found, Folder) else _of_gguf(found)),
+        **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
         "draft": None if resolved.draft is None else str(resolved.draft),
         "context": context,
         "weights_bytes": cost.weights,
@@ -63,21 +66,21 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         click.echo(f"{key.removesuffix('_bytes').replace('_', ' '):16} {shown}")
 
 
-def _of_gguf(header: Header) -> dict[str, Any]:
+def _describe_gguf(header: Header) -> dict[str, Any]:
     return {
         "file": header.name,
         "architecture": header.architecture,
-        "parameters": sum(_elements(tensor.shape) for tensor in header.tensors),
+        "parameters": sum(math.prod(tensor.shape) for tensor in header.tensors),
         "layers": header.own("block_count"),
         "embedding": header.own("embedding_length"),
         "trained_context": header.trained_context,
-        "vocabulary": _length(header, "tokenizer.ggml.tokens"),
-        "tensor_types": _tensor_types(header),
+        "vocabulary": _count_items(header, "tokenizer.ggml.tokens"),
+        "tensor_types": _format_tensor_types(header),
         "chat_template": "tokenizer.chat_template" in header.metadata,
     }
 
 
-def _of_folder(folder: Folder) -> dict[str, Any]:
+def _describe_folder(folder: Folder) -> dict[str, Any]:
     from edgespec.text.chat_template import template_from_folder
 
     return {
@@ -92,20 +95,13 @@ def _of_folder(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    n = 1
-    for each in shape:
-        n *= each
-    return n
-
-
-def _length(header: Header, key: str) -> int:
+def _count_items(header: Header, key: str) -> int:
     value = header.metadata.get(key)
     return len(value) if isinstance(value, list) else 0
 
 
-def _tensor_types(header: Header) -> str:
-    """Types by share of the weights' bytes, such as 'Q4_K 85%, Q6_K 14%'."""
+def _format_tensor_types(header: Header) -> str:
+    """Tensor types by share of the weights' bytes, such as 'Q4_K 85%, Q6_K 14%'."""
     sizes: dict[str, int] = {}
     for tensor in header.tensors:
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes

@@ -1,4 +1,4 @@
-"""What the command line shows while it works: progress of downloads and loading, notices, a line of statistics."""
+"""Terminal output: progress bars of downloads and loading, notices, statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TerminalReporter:
-    """A Reporter that draws progress bars on stderr where that is a terminal."""
+    """A Reporter that draws progress bars on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -51,7 +51,7 @@ class TerminalReporter:
 
 
 class Progress:
-    """A bar on stderr for work in steps, with the time that is left; silent where stderr is no terminal."""
+    """A progress bar on stderr with the remaining time; silent unless stderr is a terminal."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -79,14 +79,14 @@ class Progress:
 
 
 def echo_native_log() -> None:
-    """Show the runtime's own log on stderr from now on."""
+    """Print the runtime's own log to stderr."""
     from edgespec.backends.llamacpp.library import library
 
     library().log.echo = True
 
 
-def summary(metrics: Metrics, draft: str, reason: str) -> str:
-    """One line: tokens, speed, what speculation gained, latency."""
+def format_summary(metrics: Metrics, draft: str, reason: str) -> str:
+    """One line: tokens, speed, acceptance, time to first token."""
     parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
     if metrics.tokens_per_second is not None:
         parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
@@ -102,12 +102,12 @@ def summary(metrics: Metrics, draft: str, reason: str) -> str:
     return ", ".join(parts)
 
 
-def explanation(steps: Sequence[Step]) -> list[str]:
-    """A table of rounds: what was drafted and accepted, tokens and milliseconds expected and got, and why."""
+def explain_rounds(steps: Sequence[Step]) -> list[str]:
+    """A table of rounds: drafted and accepted tokens, expected > actual tokens and milliseconds, and the reason."""
     lines = ["round  drafter       drafted  accepted   tokens        ms           why"]
     for step in steps:
         decision = step.decision
-        if decision is None:  # the token that prefill yields
+        if decision is None:  # the first token, from prefill
             continue
         took_ms = 1000 * (step.draft_s + step.verify_s + step.sample_s + step.commit_s)
         tokens = "-" if decision.expected_tokens is None else f"{decision.expected_tokens:.1f}"
@@ -120,7 +120,7 @@ def explanation(steps: Sequence[Step]) -> list[str]:
 
 
 def report_bug(error: Exception) -> None:
-    """What the user sees of a fault of ours: a sentence, and the file that the traceback went to."""
+    """Print an internal error in one sentence and the file that holds its traceback."""
     from edgespec.files import save_traceback
 
     click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)

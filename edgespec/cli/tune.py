@@ -1,4 +1,4 @@
-"""`edgespec tune`: measure a model's costs thoroughly and learn how its drafts fare, for all later runs."""
+"""`edgespec tune`: measure a model's costs and draft acceptance in advance, for later runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_options, open_request
+from edgespec.cli.options import load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 @click.command("tune")
 @click.argument("model", metavar="[REF]", required=False)
 @click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|REF", help="As for run.")
-@click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for the cost curve.")
-@click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each practice answer.")
+@click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
+@click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
-def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **given: Any) -> int:
-    """Measure what forwards of REF cost here, let the autopilot practise on prompts of each category, and keep both.
+def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **options: Any) -> int:
+    """Measure the cost of REF's forwards, train the autopilot on prompts of each category, and save both.
 
-    Every run does the same as it goes; this does it beforehand. Ctrl-C keeps what was learned so far.
+    Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
     """
-    from edgespec.bench.prompt_sets import CATEGORIES, shipped
+    from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
     from edgespec.cli.host import Host
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.cli.terminal import Progress
@@ -37,39 +37,39 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.errors import ContextOverflow, InvalidRequest
     from edgespec.text.chat_template import Message
 
-    if given["draft"] == "none":
+    if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
-    host = Host(open_request(model, given), verbose=given["verbose"])
-    engine, progress = host.loaded.engine, Progress("practising")
+    host = Host(load_config(model, options), verbose=options["verbose"])
+    engine, progress = host.loaded.engine, Progress("tuning")
 
-    def measured(check: CheckCancelled) -> Iterator[Profile]:
+    def measure(check: CheckCancelled) -> Iterator[Profile]:
         yield engine.measure(seconds, check)
 
-    (profile,) = host.work(measured)
+    (profile,) = host.work(measure)
     engine.draft_stats = DraftStats(profile)
     interrupted = False
     temperatures = (0.0, 0.7)
     progress.expect(len(CATEGORIES) * len(temperatures))
     with progress:
         for category in CATEGORIES:
-            message = Message("user", shipped([category])[0].turns[0])
+            message = Message("user", read_shipped_prompts([category])[0].turns[0])
             for temperature in temperatures if not interrupted else ():
                 request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
                 try:
                     for event in host.stream(request):
                         interrupted |= isinstance(event, Finished) and event.reason == "cancelled"
                 except ContextOverflow:
-                    pass  # a long prompt for a short context
+                    pass  # the prompt is longer than the context
                 progress.step(category)
-    name = host.loaded.name
+    name = host.loaded.info.name
     state = engine.draft_stats.to_dict()
-    host.close()  # which keeps it
+    host.close()  # saves the statistics
     if as_json:
         click.echo(json.dumps({"model": name, "interrupted": interrupted, **state}))
     else:
         click.echo(f"{name}: {1 / profile.rows[1]:.1f} tokens/s plain")
         steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
-        click.echo(f"  a forward of n rows, in plain steps: {steps}")
+        click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
         if profile.draft_s is not None:
-            click.echo(f"  a drafted token: {profile.draft_s / profile.rows[1]:.3f} plain steps")
+            click.echo(f"  cost of a draft token: {profile.draft_s / profile.rows[1]:.3f} plain steps")
     return INTERRUPTED if interrupted else 0

@@ -2,7 +2,7 @@
 
 from edgespec.conversations.export import from_json, to_json, to_markdown
 from edgespec.conversations.model import Conversation, Role, Spans, Turn
-from edgespec.conversations.search import Found
+from edgespec.conversations.search import SearchHit
 from edgespec.conversations.store import Store
 
-__all__ = ["Conversation", "Found", "Role", "Spans", "Store", "Turn", "from_json", "to_json", "to_markdown"]
+__all__ = ["Conversation", "Role", "SearchHit", "Spans", "Store", "Turn", "from_json", "to_json", "to_markdown"]

@@ -87,7 +87,7 @@ class Chat:
             "sampling": asdict(self.sampling),
             "messages": [{"role": m.role, "content": m.content} for m in self.messages],
         }
-        write(path, json.dumps(state, indent=1) + "\n")  # ASCII: whatever was typed can be written
+        write_file(path, json.dumps(state, indent=1) + "\n")  # ASCII: whatever was typed can be written
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; on failure nothing changes. Raises InvalidRequest."""
@@ -129,7 +129,7 @@ def change_speculation(engine: Engine, argument: str) -> None:
     engine.is_paused = argument == "off"
 
 
-def speculation_told(speculation: Speculation, draft: str, *, is_paused: bool) -> str:
+def describe_speculation(speculation: Speculation, draft: str, *, is_paused: bool) -> str:
     """How an engine drafts, in words; `draft` is what the user calls the drafter."""
     if is_paused or speculation.is_plain:
         return "speculation: off"
@@ -137,7 +137,7 @@ def speculation_told(speculation: Speculation, draft: str, *, is_paused: bool) -
     return f"speculation: {amount}, by {draft}"
 
 
-def write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Write a file that the user has named, whole or not at all. Raises CacheError."""
     try:
         write_atomically(path, text)
@@ -145,7 +145,7 @@ def write(path: Path, text: str) -> None:
         raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
 
 
-def path_of(argument: str) -> Path:
+def parse_path(argument: str) -> Path:
     """A path that a user has typed. Raises InvalidRequest."""
     if not argument:
         raise InvalidRequest("which file?", hint="For example: /save chat.json")

@@ -52,7 +52,7 @@ class _Damaged(Exception):
     """A file that cannot be read as conversations."""
 
 
-def folder() -> Path:
+def data_folder() -> Path:
     """Where conversations are kept: EDGESPEC_DATA_DIR, else the platform's folder for data."""
     import platformdirs
 
@@ -75,7 +75,7 @@ def open_database(path: Path, wait_s: float) -> tuple[sqlite3.Connection, str | 
                 said = f"{path} was damaged ({damage}): it is now {moved.name}, and a new file was begun."
                 return _connect(path, wait_s), said
     except (OSError, sqlite3.Error, _Damaged) as error:
-        raise explained(error, path) from error
+        raise to_cache_error(error, path) from error
 
 
 def prepare(db: sqlite3.Connection) -> None:
@@ -100,7 +100,7 @@ def prepare(db: sqlite3.Connection) -> None:
         raise _Damaged(reason_of(error)) from error
 
 
-def explained(error: Exception, path: Path) -> CacheError:
+def to_cache_error(error: Exception, path: Path) -> CacheError:
     """What went wrong with the file at `path`, and what to do."""
     code = _code(error)
     if code == sqlite3.SQLITE_FULL:

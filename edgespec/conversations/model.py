@@ -52,12 +52,12 @@ class Turn:
     created: float
 
 
-def storable(text: str) -> str:
+def drop_surrogates(text: str) -> str:
     """`text` without lone surrogates, which a terminal can produce and UTF-8 cannot hold."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def title_of(text: str) -> str:
+def make_title(text: str) -> str:
     """A short line for lists: the first line that says something, printable, cut at a word."""
     for line in text.splitlines():
         words = "".join(c if c.isprintable() else " " for c in line).split()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edgespec.conversations.database import CONVERSATION_COLUMNS, TURN_COLUMNS
-from edgespec.conversations.model import Conversation, Turn, storable, title_of
+from edgespec.conversations.model import Conversation, Turn, drop_surrogates, make_title
 
 SELECT_TURN = f"SELECT {TURN_COLUMNS} FROM turns"
 SELECT_CONVERSATION = (
@@ -16,23 +16,23 @@ SELECT_CONVERSATION = (
 INSERT_TURN = f"INSERT INTO turns ({TURN_COLUMNS}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-def conversation_of(row: tuple[Any, ...]) -> Conversation:
+def read_conversation(row: tuple[Any, ...]) -> Conversation:
     """A row of SELECT_CONVERSATION."""
     id, name, model, system, leaf, created, changed, first = row
-    title = title_of((first or "")[:500]) if name is None else name
+    title = make_title((first or "")[:500]) if name is None else name
     return Conversation(id, title, name is not None, model, system, leaf, created, changed)
 
 
-def turn_of(row: tuple[Any, ...]) -> Turn:
+def read_turn(row: tuple[Any, ...]) -> Turn:
     """A row of SELECT_TURN."""
     id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
     values = _read(spans, []), _read(settings, {}), _read(metrics, {})
     return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
 
 
-def values_of(turn: Turn) -> tuple[Any, ...]:
+def to_row(turn: Turn) -> tuple[Any, ...]:
     """What INSERT_TURN takes. Raises ValueError or TypeError for what is not JSON."""
-    texts = (turn.role, storable(turn.text), storable(turn.reasoning))
+    texts = (turn.role, drop_surrogates(turn.text), drop_surrogates(turn.reasoning))
     values = (to_column(turn.spans), to_column(turn.settings), to_column(turn.metrics))
     return turn.conversation, turn.parent, *texts, *values, turn.finished, turn.created
 

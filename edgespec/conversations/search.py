@@ -5,13 +5,13 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-from edgespec.conversations.model import Conversation, storable
+from edgespec.conversations.model import Conversation, drop_surrogates
 
 _BEFORE, _AFTER = 30, 60  # characters of a snippet around what was found
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchHit:
     """A conversation with the newest turn that matches, or None where its title does; `snippet` is one line."""
 
     conversation: Conversation
@@ -19,9 +19,9 @@ class Found:
     snippet: str
 
 
-def words_of(query: str) -> list[str]:
+def split_words(query: str) -> list[str]:
     """The folded words of what a user typed."""
-    return _folded(storable(query)).split()
+    return _folded(drop_surrogates(query)).split()
 
 
 def matches(text: str, words: list[str]) -> bool:

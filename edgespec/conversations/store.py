@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from edgespec.conversations.database import explained, folder, open_database, prepare
-from edgespec.conversations.model import Conversation, Role, Spans, Turn, storable, title_of
+from edgespec.conversations.database import data_folder, open_database, prepare, to_cache_error
+from edgespec.conversations.model import Conversation, Role, Spans, Turn, drop_surrogates, make_title
 from edgespec.conversations.rows import (
     INSERT_TURN,
     SELECT_CONVERSATION,
     SELECT_TURN,
-    conversation_of,
+    read_conversation,
+    read_turn,
     to_column,
-    turn_of,
-    values_of,
+    to_row,
 )
-from edgespec.conversations.search import Found, matches, snippet, words_of
+from edgespec.conversations.search import SearchHit, matches, snippet, split_words
 from edgespec.errors import CacheError, InvalidRequest
 
 _LISTED = (
@@ -49,7 +49,7 @@ class Store:
 
         A damaged file is set aside for a new one. Raises CacheError.
         """
-        path = path or folder() / "conversations.db"
+        path = path or data_folder() / "conversations.db"
         db, notice = open_database(path, wait_s)
         return cls(db, path, notice)
 
@@ -69,7 +69,7 @@ class Store:
         with self._writing():
             row = self._db.execute(
                 "INSERT INTO conversations (model, system, created, changed) VALUES (?, ?, ?, ?)",
-                (storable(model), None if system is None else storable(system), now, now),
+                (drop_surrogates(model), None if system is None else drop_surrogates(system), now, now),
             )
             return self._conversation(row.lastrowid)
 
@@ -153,13 +153,13 @@ class Store:
 
     def rename(self, conversation: Conversation, title: str) -> Conversation:
         """Give it a title, as one short line; an empty one takes it from the first message again."""
-        return self._change(conversation, "name", title_of(storable(title)) if title.strip() else None)
+        return self._change(conversation, "name", make_title(drop_surrogates(title)) if title.strip() else None)
 
     def set_system(self, conversation: Conversation, system: str | None) -> Conversation:
-        return self._change(conversation, "system", None if system is None else storable(system))
+        return self._change(conversation, "system", None if system is None else drop_surrogates(system))
 
     def set_model(self, conversation: Conversation, model: str) -> Conversation:
-        return self._change(conversation, "model", storable(model))
+        return self._change(conversation, "model", drop_surrogates(model))
 
     def remove(self, conversation: Conversation) -> None:
         """Delete a conversation with all its branches; nothing where it is gone already."""
@@ -180,13 +180,13 @@ class Store:
         with self._explained():
             return list(self._conversations(_LISTED, limit))
 
-    def search(self, text: str, limit: int = 50) -> list[Found]:
+    def search(self, text: str, limit: int = 50) -> list[SearchHit]:
         """The conversations whose title or one of whose turns has all the words of `text`, the last changed first.
 
         Words are found inside longer ones, whatever their case; reasoning is not searched.
         """
-        words = words_of(text)
-        found: list[Found] = []
+        words = split_words(text)
+        found: list[SearchHit] = []
         if not words:
             return found
         with self._explained():
@@ -196,7 +196,7 @@ class Store:
                 )
                 turn, content = next((row for row in rows if matches(row[1], words)), (None, conversation.title))
                 if turn is not None or matches(content, words):
-                    found.append(Found(conversation, turn, snippet(content, words)))
+                    found.append(SearchHit(conversation, turn, snippet(content, words)))
                 if len(found) == limit:
                     break
         return found
@@ -207,11 +207,11 @@ class Store:
         Raises KeyError for a parent or leaf that is none of `turns`.
         """
         with self._writing():
-            name = title_of(storable(conversation.title)) if conversation.renamed else None
-            system = None if conversation.system is None else storable(conversation.system)
+            name = make_title(drop_surrogates(conversation.title)) if conversation.renamed else None
+            system = None if conversation.system is None else drop_surrogates(conversation.system)
             row = self._db.execute(
                 "INSERT INTO conversations (name, model, system, created, changed) VALUES (?, ?, ?, ?, ?)",
-                (name, storable(conversation.model), system, conversation.created, conversation.changed),
+                (name, drop_surrogates(conversation.model), system, conversation.created, conversation.changed),
             )
             assert row.lastrowid is not None
             ids: dict[int | None, int | None] = {None: None}
@@ -222,14 +222,14 @@ class Store:
 
     def _insert_turn(self, turn: Turn) -> int:
         """Add a turn under an id of its own, which is returned."""
-        id = self._db.execute(INSERT_TURN, values_of(turn)).lastrowid
+        id = self._db.execute(INSERT_TURN, to_row(turn)).lastrowid
         assert id is not None
         return id
 
     def _rewrite(
         self, turn: Turn, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any], *, finished: bool
     ) -> Turn:
-        values = (storable(text), storable(reasoning), to_column(spans), to_column(metrics), finished)
+        values = (drop_surrogates(text), drop_surrogates(reasoning), to_column(spans), to_column(metrics), finished)
         with self._writing():
             if self._turn(turn.id).finished:
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another one beside it.")
@@ -247,7 +247,7 @@ class Store:
 
     def _conversations(self, where: str, *values: Any) -> Iterator[Conversation]:
         for row in self._db.execute(f"{SELECT_CONVERSATION} {where}", values).fetchall():
-            yield conversation_of(row)
+            yield read_conversation(row)
 
     def _conversation(self, id: int | None) -> Conversation:
         for found in self._conversations("WHERE id = ?", id):
@@ -256,7 +256,7 @@ class Store:
 
     def _turns(self, query: str, *values: Any) -> list[Turn]:
         with self._explained():
-            return [turn_of(row) for row in self._db.execute(query, values).fetchall()]
+            return [read_turn(row) for row in self._db.execute(query, values).fetchall()]
 
     def _turn(self, id: int) -> Turn:
         for found in self._turns(f"{SELECT_TURN} WHERE id = ?", id):
@@ -283,4 +283,4 @@ class Store:
         except sqlite3.ProgrammingError:
             raise
         except sqlite3.Error as error:
-            raise explained(error, self._path) from error
+            raise to_cache_error(error, self._path) from error

@@ -95,7 +95,7 @@ class Entry:
         return self.target.here and (self.draft is None or self.draft.here)
 
 
-def catalogue(
+def build_catalogue(
     registry: Registry, hub: Hub, backend: FileBackend, memory: Memory, *, context: int = DEFAULT_CONTEXT
 ) -> list[Entry]:
     """Aliases in file order, then other downloads (last used first), then models of other programs; no request.
@@ -139,7 +139,7 @@ def catalogue(
     return found
 
 
-def matching(entries: Iterable[Entry], text: str) -> list[Entry]:
+def filter_entries(entries: Iterable[Entry], text: str) -> list[Entry]:
     """The entries whose name or description holds every word of `text`, in either case."""
     words = text.casefold().split()
     return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]

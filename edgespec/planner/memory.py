@@ -59,7 +59,7 @@ class Fit:
         return 0 < self.needed <= self.memory.own_device_bytes
 
 
-def keeps_texts_together(model: ModelMetadata) -> bool:
+def shares_context(model: ModelMetadata) -> bool:
     """Whether llama.cpp keeps several texts of the model in one context, as far as its header tells."""
     apart = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
     return isinstance(model, Header) and not any(part in key for key in model.metadata for part in apart)

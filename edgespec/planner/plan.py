@@ -16,7 +16,7 @@ from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, Edgesp
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
-from edgespec.planner.memory import Fit, check_fit, keeps_texts_together
+from edgespec.planner.memory import Fit, check_fit, shares_context
 from edgespec.registry.resolve import Source, best_backend, open_source, resolve_pair, source_facts, source_path
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.tokenizer_compat import tokenizer_mismatch
@@ -195,7 +195,7 @@ def _fitting(
     context = options.context_size
     assert context is not None  # made definite by _sized
 
-    together = keeps_texts_together(target) and not options.exact
+    together = shares_context(target) and not options.exact
 
     def price(with_draft: ModelMetadata | None) -> Fit:
         return check_fit(

@@ -17,17 +17,17 @@ from edgespec.units import gib
 _ASSUMED = (0.5, 0.8)  # acceptance of a drafted token, where the registry knows of none
 
 
-def outlook(
+def report_plan(
     request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
 ) -> Iterator[str]:
     """The table of a model, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
     planned = plan(request, registry, hub, reporter)
-    facts = known(planned)
-    yield "\n".join(table(facts))
-    yield "\n".join(table(facts | measured(planned, check)))
+    facts = describe_plan(planned)
+    yield "\n".join(format_plan(facts))
+    yield "\n".join(format_plan(facts | describe_speed(planned, check)))
 
 
-def known(planned: Plan) -> dict[str, Any]:
+def describe_plan(planned: Plan) -> dict[str, Any]:
     """What is known without a measurement."""
     fit = planned.fit
     return {
@@ -45,7 +45,7 @@ def known(planned: Plan) -> dict[str, Any]:
     }
 
 
-def measured(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
+def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     """What a measurement says, or the reason why there is none. Raises BackendError, Cancelled."""
     target, draft = planned.facts, planned.draft.facts if planned.draft else None
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
@@ -74,7 +74,7 @@ def measured(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     }
 
 
-def table(facts: dict[str, Any]) -> Iterator[str]:
+def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     """The lines for people of what `--json` tells."""
     yield f"{facts['name']} on {facts['backend']}, drafted by {facts['draft']}"
     draft = f", draft {gib(facts['draft_bytes'])}" if facts["draft_bytes"] else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,14 +15,14 @@ from typing import Any
 
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
-from edgespec.controller.store import ProfileKey, fingerprint
-from edgespec.controller.store import folder as calibration_folder
+from edgespec.controller.store import ProfileKey, calibration_folder, fingerprint_weights
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
+from edgespec.files import write_atomically
 from edgespec.planner.draft_eval import DraftEval, Evaluator
 from edgespec.text.chat_template import encode_prompt
 
-TRIALS_S = 10.0  # when a model is opened
+EVALUATION_S = 10.0  # when a model is opened
 _WORTH = 1.05  # times plain decoding, below which a draft of its own is not worth its memory
 _NOTES = "choices.json"
 
@@ -118,7 +117,7 @@ class SelfDraftSearch:
         if str(method) in self.trials:
             return self.trials[str(method)]
         told = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
-        draft = make(self._target, method, self._folder, told, self._check)
+        draft = make_self_draft(self._target, method, self._folder, told, self._check)
         try:
             trial = _tried(draft.open_session(session, self._check), yardstick, slows=method.planes)
         finally:
@@ -159,7 +158,7 @@ def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
     )
 
 
-def make(
+def make_self_draft(
     target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
 ) -> SelfDraftModel:
     """`Model.self_draft`, with memory that runs out as an error in words."""
@@ -174,7 +173,7 @@ class SelfDraftCache:
 
     def __init__(self, target: Path, name: str) -> None:
         """Raises CacheError where the target's files cannot be read."""
-        self.folder = root() / fingerprint(target)
+        self.folder = cache_folder() / fingerprint_weights(target)
         self._name = name
 
     def chosen(self, setting: ProfileKey, asked: str) -> Choice | None:
@@ -188,14 +187,12 @@ class SelfDraftCache:
 
     def remember(self, setting: ProfileKey, asked: str, choice: Choice) -> None:
         """A folder that cannot be written to costs the next run the trials, no more."""
-        kept = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), asked)]
+        others = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), asked)]
         found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason}
         note = {"setting": asdict(setting), "asked": asked, **found}
-        partial = self.folder / f".{_NOTES}.{os.getpid()}"
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"model": self._name, "choices": [note, *kept]}), encoding="utf-8")
-            partial.replace(self.folder / _NOTES)
+            write_atomically(self.folder / _NOTES, json.dumps({"model": self._name, "choices": [note, *others]}))
 
     def _notes(self) -> list[dict[str, Any]]:
         notes: list[dict[str, Any]] = _read(self.folder).get("choices", [])
@@ -217,10 +214,10 @@ class CachedSelfDraft:
         return sum(copy.stat().st_size for copy in self.copies)
 
 
-def kept() -> list[CachedSelfDraft]:
+def list_cached_drafts() -> list[CachedSelfDraft]:
     """All of the cache."""
     found = []
-    for folder in sorted(root().glob("*")) if root().is_dir() else ():
+    for folder in sorted(cache_folder().glob("*")) if cache_folder().is_dir() else ():
         notes = _read(folder)
         chosen = (f"{n.get('asked')}: {n.get('method')}, {n.get('reason')}" for n in notes.get("choices", ()))
         copies = tuple(sorted(folder.glob("*.gguf")))
@@ -229,7 +226,7 @@ def kept() -> list[CachedSelfDraft]:
     return found
 
 
-def remove(shelf: CachedSelfDraft) -> int:
+def remove_cached_draft(shelf: CachedSelfDraft) -> int:
     """Remove it all; returns bytes freed. Raises CacheError."""
     size = shelf.size
     try:
@@ -239,7 +236,7 @@ def remove(shelf: CachedSelfDraft) -> int:
     return size
 
 
-def root() -> Path:
+def cache_folder() -> Path:
     """The folder of all models' shelves."""
     return calibration_folder().with_name("drafts")
 

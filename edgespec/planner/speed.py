@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgespec.backends import open_model
 from edgespec.backends.devices import host_memory
-from edgespec.backends.isolated import ChildDied, in_child
+from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.shape import block_of, write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import Profile, best_chain
+from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
@@ -23,7 +23,7 @@ _SAMPLE_BYTES = 2**29  # of the blocks whose time is scaled to the rest: the mor
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class SpeedEstimate:
     """What to expect. Seconds of a target forward by rows, and of a drafted token; None without a draft model."""
 
     rows: dict[int, float]
@@ -37,7 +37,7 @@ class Forecast:
 
     def speculative(self, acceptance: float) -> tuple[int, float]:
         """The best chain where each drafted token is right with `acceptance`: (length, times plain decoding)."""
-        return best_chain(self.rows, self.draft_s or 0.0, acceptance)
+        return choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
 
     @property
     def pays_from(self) -> float | None:
@@ -47,7 +47,7 @@ class Forecast:
 
 def estimate_speed(
     target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
-) -> Forecast | None:
+) -> SpeedEstimate | None:
     """Measure blocks of the same shape and quantization; None where there is no memory for even that, or where the
     runtime does not take a part of this model.
 
@@ -56,17 +56,17 @@ def estimate_speed(
     """
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # this process's, since the other may not live
         try:
-            return in_child(_forecast, target, draft, options, Path(folder), check=check)
+            return run_in_child(_forecast, target, draft, options, Path(folder), check=check)
         except ChildDied:
             return None
 
 
-def _forecast(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> Forecast | None:
+def _forecast(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> SpeedEstimate | None:
     rows = _scaled(target, options, folder)
     drafted = _scaled(draft, options, folder) if draft is not None else None
     if rows is None or (draft is not None and drafted is None):
         return None
-    return Forecast(rows, drafted[1] if drafted is not None else None)
+    return SpeedEstimate(rows, drafted[1] if drafted is not None else None)
 
 
 def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
@@ -76,7 +76,7 @@ def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, flo
     model took no time, at least half of what it would if all bytes took the same, and no forward less than one row's.
     """
     blocks = header.own("block_count") or 1
-    first, period = pattern(header)
+    first, period = find_pattern(header)
     periods = 1 + max(1, _SAMPLE_BYTES // max(1, _bytes(header, first, first + period)))
     few, more = min(first + period, blocks), min(first + periods * period, blocks)
     if _bytes(header, -1, more) > host_memory().usable:
@@ -112,7 +112,7 @@ def _read_bytes(header: Header, first: int, end: int) -> float:
     )
 
 
-def pattern(header: Header) -> tuple[int, int]:
+def find_pattern(header: Header) -> tuple[int, int]:
     """(first, period): from block `first` on, every `period`-th block has tensors of the same names and shapes."""
     blocks = header.own("block_count") or 1
     shapes: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(blocks)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edgespec.bench.records import read
+from edgespec.bench.records import read_records
 from edgespec.bench.stats import summarize
 from edgespec.bench.summary import Summary
 
@@ -47,4 +47,4 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def summary_of(folder: Path, *runs: dict[str, object]) -> Summary:
-    return summarize(read(write(folder / "bench.jsonl", HEADER, COST, *runs)))
+    return summarize(read_records(write(folder / "bench.jsonl", HEADER, COST, *runs)))

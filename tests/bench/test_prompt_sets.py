@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench import prompt_sets
-from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_prompts, shipped
+from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_prompts, read_shipped_prompts
 from edgespec.errors import InvalidRequest
 
 COUNTS = {
@@ -45,49 +45,49 @@ def refusal(path: Path) -> InvalidRequest:
 
 def test_every_category_has_its_number_of_prompts() -> None:
     assert tuple(COUNTS) == CATEGORIES
-    assert {name: len(shipped([name])) for name in CATEGORIES} == COUNTS
+    assert {name: len(read_shipped_prompts([name])) for name in CATEGORIES} == COUNTS
 
 
 def test_ids_are_unique_and_name_their_category() -> None:
-    prompts = shipped()
+    prompts = read_shipped_prompts()
     assert len({prompt.id for prompt in prompts}) == len(prompts)
     assert all(re.fullmatch(rf"{prompt.category}-\d+", prompt.id) for prompt in prompts)
     assert len({prompt.turns for prompt in prompts}) == len(prompts)
 
 
 def test_order_is_that_of_the_categories() -> None:
-    assert shipped() == [prompt for name in CATEGORIES for prompt in shipped([name])]
-    assert shipped(["json", "chat"]) == shipped(["chat"]) + shipped(["json"])
-    assert shipped([]) == []
+    assert read_shipped_prompts() == [prompt for name in CATEGORIES for prompt in read_shipped_prompts([name])]
+    assert read_shipped_prompts(["json", "chat"]) == read_shipped_prompts(["chat"]) + read_shipped_prompts(["json"])
+    assert read_shipped_prompts([]) == []
 
 
 def test_half_of_the_chats_have_two_turns_and_nothing_else_has() -> None:
-    assert sorted(len(prompt.turns) for prompt in shipped(["chat"])) == [1] * 4 + [2] * 4
-    assert {len(prompt.turns) for prompt in shipped(CATEGORIES[1:])} == {1}
+    assert sorted(len(prompt.turns) for prompt in read_shipped_prompts(["chat"])) == [1] * 4 + [2] * 4
+    assert {len(prompt.turns) for prompt in read_shipped_prompts(CATEGORIES[1:])} == {1}
 
 
 @pytest.mark.parametrize("category", WORDS)
 def test_long_prompts_have_their_length(category: str) -> None:
     fewest, most = WORDS[category]
-    sizes = {prompt.id: len(prompt.turns[0].split()) for prompt in shipped([category])}
+    sizes = {prompt.id: len(prompt.turns[0].split()) for prompt in read_shipped_prompts([category])}
     assert {name: size for name, size in sizes.items() if not fewest <= size <= most} == {}
 
 
 def test_all_but_translations_are_ascii_and_none_ends_in_white_space() -> None:
-    for prompt in shipped():
+    for prompt in read_shipped_prompts():
         for turn in prompt.turns:
             assert turn == turn.strip()
             assert turn.isascii() or prompt.category == "translation", prompt.id
 
 
 def test_code_to_be_continued_is_the_beginning_of_valid_python() -> None:
-    for prompt in shipped(["code_completion"]):
+    for prompt in read_shipped_prompts(["code_completion"]):
         assert 10 <= len(prompt.turns[0].splitlines()) <= 40
         codeop.compile_command(prompt.turns[0], symbol="exec")  # raises SyntaxError for what nothing can complete
 
 
 def test_code_to_be_edited_is_valid_python_followed_by_a_request() -> None:
-    for prompt in shipped(["code_edit"]):
+    for prompt in read_shipped_prompts(["code_edit"]):
         given, request, begun = re.split(r"\n\n\n(# The same .*:)\n", prompt.turns[0])
         compile(given, prompt.id, "exec")
         assert 25 <= len(given.splitlines()) <= 60, prompt.id
@@ -96,7 +96,7 @@ def test_code_to_be_edited_is_valid_python_followed_by_a_request() -> None:
 
 def test_unknown_category_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest, match="no prompt category 'poetry'") as caught:
-        shipped(["chat", "poetry"])
+        read_shipped_prompts(["chat", "poetry"])
     assert all(name in caught.value.hint for name in CATEGORIES)
 
 
@@ -127,7 +127,7 @@ def test_what_is_shipped_reads_like_a_file_of_ones_own() -> None:
     folder = Path(prompt_sets.__file__).parent / "prompt_sets_data"
     assert {path.stem for path in folder.iterdir()} == set(CATEGORIES)
     for name in CATEGORIES:
-        assert read_prompts(folder / f"{name}.jsonl") == shipped([name])
+        assert read_prompts(folder / f"{name}.jsonl") == read_shipped_prompts([name])
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import Run, read
+from edgespec.bench.records import Run, read_records
 from edgespec.bench.stats import summarize
-from edgespec.bench.summary import table
+from edgespec.bench.summary import format_table
 from edgespec.errors import InvalidRequest
 from tests.bench.lines import COST, HEADER, run, write
 
@@ -21,20 +21,20 @@ def test_a_cut_last_line_is_ignored(tmp_path: Path) -> None:
     start = whole.rindex(b"\n") + 1
     file = tmp_path / "bench.jsonl"
     file.write_bytes(whole)
-    records = read(file)
+    records = read_records(file)
     assert len(records) == 4
     for end in range(start, len(whole)):
         file.write_bytes(whole[:end])
-        assert read(file) == records[:3], whole[start:end]
+        assert read_records(file) == records[:3], whole[start:end]
     file.write_bytes(whole[:-1] + b"\n")
-    assert read(file) == records[:3]
+    assert read_records(file) == records[:3]
 
 
 def test_a_bench_may_end_anywhere(tmp_path: Path) -> None:
     file = write(tmp_path / "bench.jsonl", HEADER)
-    summary = summarize(read(file))
+    summary = summarize(read_records(file))
     assert (summary.runs, summary.parts, summary.points) == (0, (), ())
-    assert "python-6m" in table(summary)
+    assert "python-6m" in format_table(summary)
 
 
 GOOD = run("plain", "a", 10)
@@ -70,17 +70,17 @@ def test_damage_is_told_with_file_and_line(tmp_path: Path, lines: list[str], num
     file = tmp_path / "bench.jsonl"
     file.write_text("\n".join(lines))
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        read(file)
+        read_records(file)
     assert f"{file}, line {number}: " in caught.value.message
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot read"):
-        read(tmp_path / "none.jsonl")
+        read_records(tmp_path / "none.jsonl")
 
 
 def test_records_are_what_the_file_says(tmp_path: Path) -> None:
-    header, cost, record = read(write(tmp_path / "bench.jsonl", HEADER, COST, run("plain", "a", 10, bound_s=1)))
+    header, cost, record = read_records(write(tmp_path / "bench.jsonl", HEADER, COST, run("plain", "a", 10, bound_s=1)))
     assert isinstance(record, Run)
     assert (record.temperature, record.bound_s, record.metrics.tokens_per_second) == (0.0, 1.0, 10.0)
     summary = summarize([header, cost, record])

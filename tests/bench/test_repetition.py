@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench.repetition import repeating, repetition_speed
+from edgespec.bench.repetition import find_repetition, repetition_speed
 from edgespec.core.protocols import Step
 
 PASSAGE = list(range(100, 140))
@@ -15,18 +15,18 @@ def round_of(index: int, tokens: list[int], at_s: float) -> Step:
 
 
 def test_a_passage_of_the_prompt_repeats_from_its_ninth_token_on() -> None:
-    found = repeating([1, 2, *PASSAGE, 3], [7, *PASSAGE, 9, 10])
+    found = find_repetition([1, 2, *PASSAGE, 3], [7, *PASSAGE, 9, 10])
     assert found == [False] * 9 + [True] * 32 + [False] * 2
 
 
 def test_what_is_short_or_new_does_not() -> None:
-    assert not any(repeating([1, *PASSAGE[:20], 2], [5, *PASSAGE[:20], 6])), "twelve tokens are no stretch"
-    assert not any(repeating([1, 2, 3], list(range(1000, 1100))))
-    assert repeating([], []) == []
+    assert not any(find_repetition([1, *PASSAGE[:20], 2], [5, *PASSAGE[:20], 6])), "twelve tokens are no stretch"
+    assert not any(find_repetition([1, 2, 3], list(range(1000, 1100))))
+    assert find_repetition([], []) == []
 
 
 def test_a_text_may_copy_itself() -> None:
-    found = repeating([0], PASSAGE + PASSAGE)
+    found = find_repetition([0], PASSAGE + PASSAGE)
     assert found == [False] * (len(PASSAGE) + 8) + [True] * (len(PASSAGE) - 8)
 
 

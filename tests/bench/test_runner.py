@@ -12,7 +12,7 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import BenchPrompt
-from edgespec.bench.runner import Bench, Skipped, arms
+from edgespec.bench.runner import Bench, Skipped, list_arms
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
@@ -48,11 +48,11 @@ class Watched(Engine):
 
 
 def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures: tuple[float, ...] = (0.0,)) -> Bench:
-    return Bench(engine, arms("model", [2]), prompts, temperatures, repeats, 6, PROFILE)
+    return Bench(engine, list_arms("model", [2]), prompts, temperatures, repeats, 6)
 
 
-def recorded(running: Bench) -> list[dict[str, Any]]:
-    found = [*running.run(lambda: None)]
+def recorded(running: Bench, profile: Profile = PROFILE) -> list[dict[str, Any]]:
+    found = [*running.run(profile, lambda: None)]
     assert not [each for each in found if isinstance(each, Skipped)]
     return [each for each in found if isinstance(each, dict)]
 
@@ -62,8 +62,14 @@ def one(id_: str, *turns: str) -> BenchPrompt:
 
 
 def test_arms() -> None:
-    assert [arm.name for arm in arms("model", [2])] == NAMES
-    assert [arm.name for arm in arms("ngram", [1, 3])] == ["plain", "autopilot", "ngram 1", "ngram 3", "autopilot cold"]
+    assert [arm.name for arm in list_arms("model", [2])] == NAMES
+    assert [arm.name for arm in list_arms("ngram", [1, 3])] == [
+        "plain",
+        "autopilot",
+        "ngram 1",
+        "ngram 3",
+        "autopilot cold",
+    ]
 
 
 def test_arms_are_interleaved_there_and_back() -> None:
@@ -106,7 +112,7 @@ def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> Non
             if left < 0:
                 raise Cancelled
 
-    running = bench(engine, one("a")).run(check)
+    running = bench(engine, one("a")).run(PROFILE, check)
     if calls is None:
         list(running)
     else:
@@ -117,13 +123,15 @@ def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> Non
 
 def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:
     engine = Watched(context_size=64)
-    found = [*bench(engine, one("long", "x" * 100), one("a"), one("b", "y", "z" * 70), repeats=2).run(lambda: None)]
+    found = [
+        *bench(engine, one("long", "x" * 100), one("a"), one("b", "y", "z" * 70), repeats=2).run(PROFILE, lambda: None)
+    ]
     skipped = [each for each in found if isinstance(each, Skipped)]
     assert [each.prompt for each in skipped] == ["long", "b"], "each once"
     assert all("the context holds 64" in each.reason for each in skipped)
     runs = [each["prompt"] for each in found if isinstance(each, dict)]
     assert (runs.count("a/1"), runs.count("b/1"), len(runs)) == (10, 1, 11)
-    assert [*bench(engine, one("long", "x" * 100)).run(lambda: None)] == [Skipped("long", skipped[0].reason)]
+    assert [*bench(engine, one("long", "x" * 100)).run(PROFILE, lambda: None)] == [Skipped("long", skipped[0].reason)]
 
 
 def test_turns_see_the_answers_before_them() -> None:
@@ -162,7 +170,7 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
 def test_the_bound_is_the_rounds_by_the_profile(kind: DraftKind) -> None:
     """Where all forwards take as long, it is their number and the drafted tokens, at plain decoding's speed."""
     flat = Profile({1: 0.5, 16: 0.5}, 0.25)  # whatever lies between its points counts as well
-    runs = recorded(Bench(Watched(), arms(kind, [2]), [one("a")], (0.0,), 1, 60, flat))
+    runs = recorded(Bench(Watched(), list_arms(kind, [2]), [one("a")], (0.0,), 1, 60), flat)
     assert [run["arm"] for run in runs if run["bound_s"] is not None] == ["autopilot", "autopilot cold"]
     for run in (runs[1], runs[-1]):
         steps = run["bound_s"] / runs[0]["metrics"]["tpot_s"]

@@ -14,22 +14,16 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.records import Cost, Header, Run, read
+from edgespec.bench.records import Cost, Header, Run, read_records
 from edgespec.cli import main
-from edgespec.cli.terminal import explanation
+from edgespec.cli.terminal import explain_rounds
 from edgespec.controller.cost_model import Profile
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli
 
-TINY = ("--per-category", "1", "--max-tokens", "8", "--repeats", "1", "--gamma", "2", "--threads", "1")
+TINY = ("--per-category", "1", "--max-tokens", "8", "--repeats", "1", "--draft-max", "2", "--threads", "1")
 ARMS = ["plain", "autopilot", "ngram 2", "model 2", "autopilot cold"]
-
-
-@pytest.fixture(autouse=True)
-def fonts(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Matplotlib looks for fonts once for all tests."""
-    environment["MPLCONFIGDIR"] = str(tmp_path_factory.getbasetemp() / "matplotlib")
 
 
 @pytest.fixture
@@ -49,7 +43,7 @@ def outcome(stdout: str) -> dict[str, Any]:
 
 def runs_of(raw: Path) -> list[Run]:
     """The generations of a file that `read` takes, after its header and cost curve."""
-    header, *records = read(raw)
+    header, *records = read_records(raw)
     assert isinstance(header, Header) and header.model == "python-6m" and len(header.files["target target.gguf"]) == 16
     runs = [record for record in records if isinstance(record, Run)]
     assert len(runs) == len(records) - 1 and isinstance(records[0], Cost)
@@ -179,7 +173,7 @@ def test_an_interrupt_before_anything_was_measured(
     assert main.run(["bench", *TINY]) == 130
     found = outcome(capfd.readouterr().out)
     assert (found["interrupted"], found["bench"]) == (True, "python-6m")
-    (header,) = read(here / found["raw"])
+    (header,) = read_records(here / found["raw"])
     assert isinstance(header, Header)
     check_page((here / found["raw"]).with_suffix(".html"))
 
@@ -208,7 +202,7 @@ def test_rounds_explained() -> None:
         Step(i, (1,) * (i + 1), i, i, i, 0.0, 0.001, 0.002, 0.003, 0.0041, decision)
         for i, decision in enumerate(decisions)
     ]
-    assert rounds_of(explanation(steps)) == [
+    assert rounds_of(explain_rounds(steps)) == [
         ("1", "none", "1", "1", "1.0", "2", "4.2", "10.1", "to measure plain decoding"),
         ("2", "model+ngram", "2", "2", "2.6", "3", "1500.0", "10.1", "a reason"),
         ("3", "ngram", "3", "3", "-", "4", "-", "10.1", "told to"),

@@ -20,7 +20,7 @@ SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", 
 @pytest.mark.parametrize("draft", ["layerskip:2", "layerskip:0,1,4,5", "qspec:2", "sparse:4,32", "qspec:2+skip:3"])
 def test_a_draft_of_the_model_itself(cli: Cli, draft: str) -> None:
     plain = cli("run", "def fibonacci(n):", "--draft", "none", *SHORT)
-    done = cli("run", "def fibonacci(n):", "--draft", draft, "--gamma", "3", *SHORT)
+    done = cli("run", "def fibonacci(n):", "--draft", draft, "--draft-max", "3", *SHORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert " accepted (" in done.stderr and draft.split(":")[0] in done.stderr
@@ -42,7 +42,7 @@ def test_the_embedded_pair_has_a_draft_and_tries_nothing(cli: Cli) -> None:
 
 
 def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
-    assert "Nothing kept yet" in cli("draft", "list").stdout
+    assert "No self-drafts are cached" in cli("draft", "list").stdout
     done = cli("draft", "build", "--threads", "1", "--json", "--draft", "qspec:2", "--draft", "layerskip:2")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -62,9 +62,9 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     ("draft", "code", "told"),
     [
         ("layerskip:6", 2, "the model has 6 layers"),
-        ("planes", 2, "cannot read a part of its weights' bits"),
-        ("qspec:9", 2, "draft of 9 bits is not made"),
-        ("sparse:4", 2, "'sparse:4' is no self-draft"),
+        ("planes", 2, "cannot read only the high bits of its weights"),
+        ("qspec:9", 2, "a draft cannot have 9 bits"),
+        ("sparse:4", 2, "'sparse:4' is not a self-draft"),
         ("layerskip:two", 2, "needs whole numbers"),
     ],
 )

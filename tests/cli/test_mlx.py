@@ -38,7 +38,7 @@ def test_run_on_the_embedded_pair(cli: Cli, temperature: str) -> None:
     answers = {}
     for draft in ("model", "none"):
         done = cli("run", PROMPT, "--backend", "mlx", "--temperature", temperature, "--seed", "3", "--draft", draft,
-                   "--max-tokens", "24", "--gamma", "3", "--json")  # fmt: skip
+                   "--max-tokens", "24", "--draft-max", "3", "--json")  # fmt: skip
         assert done.returncode == 0, done.stderr
         answers[draft] = json.loads(done.stdout.splitlines()[-1])
     assert {answer["backend"] for answer in answers.values()} == {"mlx"}

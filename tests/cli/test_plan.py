@@ -17,7 +17,7 @@ from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf import read_header
 from edgespec.formats.gguf_reader import FileSource
-from edgespec.planner.speed import Forecast, estimate_speed, pattern
+from edgespec.planner.speed import SpeedEstimate, estimate_speed, find_pattern
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
 
@@ -87,7 +87,7 @@ def test_shapes_of_other_architectures(
     """Fewer blocks, the same kinds of layers: llama.cpp loads and runs what is written."""
     make(tmp_path / "whole.gguf")
     header = read_header(FileSource(tmp_path / "whole.gguf"), "whole")
-    assert pattern(header) == first_and_period
+    assert find_pattern(header) == first_and_period
     found = estimate_speed(header, None, LoadOptions(threads=1))
     assert found is not None and found.rows[1] > 0
     write_shape(header, 1, tmp_path / "shape.gguf")
@@ -109,13 +109,13 @@ def test_a_part_that_the_runtime_dies_of(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_chains_of_a_forecast() -> None:
-    flat = Forecast(dict.fromkeys(range(1, 10), 1.0), 0.0)
+    flat = SpeedEstimate(dict.fromkeys(range(1, 10), 1.0), 0.0)
     assert flat.speculative(0.5) == (8, pytest.approx(sum(0.5**n for n in range(9))))
     assert flat.pays_from == 0.05
-    steep = Forecast({n: float(n) for n in range(1, 10)}, 0.1)
+    steep = SpeedEstimate({n: float(n) for n in range(1, 10)}, 0.1)
     assert steep.speculative(0.9) == (0, 1.0)
     assert steep.pays_from is None
-    tiles = Forecast({1: 1.0, 2: 1.9, 3: 2.8, 4: 1.3, 5: 3.0}, 0.05)
+    tiles = SpeedEstimate({1: 1.0, 2: 1.9, 3: 2.8, 4: 1.3, 5: 3.0}, 0.05)
     assert tiles.speculative(0.6)[0] == 3
 
 

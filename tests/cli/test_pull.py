@@ -43,7 +43,7 @@ def test_pull_run_list_remove(online: dict[str, str], cli: Cli, server: HubServe
     assert target.read_bytes() == TARGET.read_bytes()
     assert draft.read_bytes() == DRAFT.read_bytes()
     answer = cli("run", "def f", "--model", REFERENCE, "--draft", "me/draft-GGUF", "--max-tokens", "8", "--json",
-                 "--temperature", "0", "--threads", "1", "--gamma", "3", HF_HUB_OFFLINE="1")  # fmt: skip
+                 "--temperature", "0", "--threads", "1", "--draft-max", "3", HF_HUB_OFFLINE="1")  # fmt: skip
     assert json.loads(answer.stdout)["metrics"]["drafted_tokens"] > 0, answer.stderr
     cached = [m["model"] for m in json.loads(cli("list", "--json").stdout)["cached"]]
     assert REFERENCE in cached

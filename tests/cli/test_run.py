@@ -21,7 +21,7 @@ METRICS = {
 
 
 def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
-    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--gamma", "3")
+    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--draft-max", "3")
     assert done.returncode == 0
     assert done.stdout.strip()
     assert "tok/s" not in done.stdout
@@ -46,8 +46,8 @@ def test_every_draft_gives_the_same_greedy_text(cli: Cli) -> None:
     base = ("run", PROMPT, "--max-tokens", "32", "--temperature", "0", "--json", "--threads", "1", "--exact")
     plain = json.loads(cli(*base, "--draft", "none").stdout)
     assert plain["metrics"]["tau"] == 1.0
-    tree, plainly = ["auto", "--gamma", "3", "--nodes", "6"], ["model", "--gamma", "0"]
-    for draft in (["model"], ["model", "--gamma", "3"], ["ngram"], tree, [str(DRAFT)], plainly):
+    tree, plainly = ["auto", "--draft-max", "3", "--draft-tree", "6"], ["model", "--draft-max", "0"]
+    for draft in (["model"], ["model", "--draft-max", "3"], ["ngram"], tree, [str(DRAFT)], plainly):
         result = json.loads(cli(*base, "--draft", *draft).stdout)
         assert result["tokens"] == plain["tokens"], draft
         assert result["text"] == plain["text"]
@@ -74,7 +74,7 @@ def test_a_seed_repeats_whatever_drafts_and_verifies(cli: Cli) -> None:
     }
     assert len(texts) == 1
     for rule in ("rejection", "block"):
-        again = [json.loads(cli(*base, "--verify", rule, "--gamma", "3").stdout)["text"] for _ in range(2)]
+        again = [json.loads(cli(*base, "--acceptance", rule, "--draft-max", "3").stdout)["text"] for _ in range(2)]
         assert again[0] == again[1]
 
 

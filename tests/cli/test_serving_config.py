@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.serving_config import configured
+from edgespec.cli.serving_config import read_config
 from edgespec.errors import InvalidRequest
 from tests.server.serving import serving
 
@@ -15,9 +15,9 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(
         '[coder]\nmodel = "./coder.gguf"\ndraft = "ngram"\nctx = 4096\nparallel = 2\nflash-attention = false\n'
-        '[small]\nkv_type = "q8_0"\ngamma = 0\nmmap = false\nexact = true\n'
+        '[small]\nkv_type = "q8_0"\ndraft-max = 0\nmmap = false\nexact = true\n'
     )
-    found = configured(path)
+    found = read_config(path)
     coder, small = found["coder"], found["small"]
     assert list(found) == ["coder", "small"]
     assert (coder.model, coder.draft, coder.gamma) == ("./coder.gguf", "ngram", None)
@@ -27,31 +27,46 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("draft-max = 3\ndraft-tree = 6\nacceptance = 'sample'", (3, 6, "sample")),
+        ("draft_max = 3\ndraft_tree = 6\nacceptance = 'sample'", (3, 6, "sample")),
+        ("gamma = 3\nnodes = 6\nverify = 'sample'", (3, 6, "sample")),
+    ],
+)
+def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int, str], tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(f"[a]\n{text}\n")
+    config = read_config(path)["a"]
+    assert (config.gamma, config.nodes, config.rule) == expected
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("", "names no model"),
         ("[a", "cannot read"),
-        ("a = 3", "'a' is no table"),
-        ("[a]\nmodle = 'x'", "there is no setting 'modle'"),
-        ("[a]\nmodel = 3", "model is a text"),
+        ("a = 3", "'a' is not a table"),
+        ("[a]\nmodle = 'x'", "there is no key 'modle'"),
+        ("[a]\nmodel = 3", "model must be a string"),
         ("[a]\nctx = 'much'", "'much' is not a valid integer"),
         ("[a]\nparallel = 0", "0 is not in the range"),
-        ("[a]\nexact = 1", "exact is true or false"),
+        ("[a]\nexact = 1", "exact must be true or false"),
         ("[a]\nkv-type = 'q2'", "'q2' is not one of"),
-        ("[a]\ndraft = ['x']", "draft is a text"),
+        ("[a]\ndraft = ['x']", "draft must be a string"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(text)
     with pytest.raises(InvalidRequest) as caught:
-        configured(path)
+        read_config(path)
     assert told in caught.value.message and "\n" not in caught.value.message and caught.value.hint
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot read"):
-        configured(tmp_path / "none.toml")
+        read_config(tmp_path / "none.toml")
 
 
 def test_the_server_has_those_of_the_file_and_those_named(tmp_path: Path) -> None:

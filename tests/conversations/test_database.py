@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.conversations import Store
-from edgespec.conversations.database import folder
+from edgespec.conversations.database import data_folder
 from edgespec.errors import CacheError
 from tests.conversations.children import outcome, start
 from tests.conversations.files import filled, works
@@ -42,7 +42,7 @@ def test_readers_do_not_wait_for_a_writer(path: Path) -> None:
 
 def test_the_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGESPEC_DATA_DIR", raising=False)
-    assert folder().name == "edgespec"
+    assert data_folder().name == "edgespec"
     monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path / "mine"))
     Store.open().close()
     assert (tmp_path / "mine" / "conversations.db").is_file()

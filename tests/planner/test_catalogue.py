@@ -18,7 +18,7 @@ from edgespec.hub.cache import CachedModel
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.planner import catalogue as module
-from edgespec.planner.catalogue import Entry, catalogue, matching
+from edgespec.planner.catalogue import Entry, build_catalogue, filter_entries
 from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ElsewhereModel
 from edgespec.registry.schema import load_registry
@@ -56,7 +56,7 @@ def shown(hub: Hub, tmp_path: Path) -> Shown:
         toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY, context: int = DEFAULT_CONTEXT
     ) -> list[Entry]:
         (tmp_path / "models.toml").write_text(toml, encoding="utf-8")
-        found = catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory, context=context)
+        found = build_catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory, context=context)
         return [entry for entry in found if entry.name not in shipped]
 
     return show
@@ -79,7 +79,7 @@ def test_aliases_then_downloads_then_other_programs(hub: Hub, root: Path, tmp_pa
     )
     (tmp_path / "models.toml").write_text(f"[first.gguf]\ntarget = '{TARGET}'\n")
     registry = load_registry(tmp_path / "models.toml")
-    found = catalogue(registry, hub, "llamacpp", ROOMY)
+    found = build_catalogue(registry, hub, "llamacpp", ROOMY)
     aliases = [*load_registry(tmp_path / "none").entries, "first"]
     downloads = [f"hf:{REPO}/{letter}-Q8_0.gguf" for letter in "bca"]
     assert [entry.name for entry in found] == [*aliases, *downloads, "lm studio: me/r/x"]
@@ -264,7 +264,7 @@ def test_typed_words_find_entries(shown: Shown) -> None:
     toml = f'[qwen-x]\ndescription = "Großes Modell, 4-bit"\n[qwen-x.gguf]\ntarget = "{SMALL}"\n'
     entries = shown(f'{toml}[llama-x.gguf]\ntarget = "{MLX}"\n')
     texts = ("", "  ", "-x", "QWEN", "4-bit", "modell QWEN", "grosses", "qwen llama", "embedded pair", "m-4bit")
-    found = {text: [entry.name for entry in matching(iter(entries), text)] for text in texts}
+    found = {text: [entry.name for entry in filter_entries(iter(entries), text)] for text in texts}
     every = ["python-6m", "qwen-x", "llama-x"]
     assert found == {"": every, "  ": every, "-x": every[1:], "QWEN": ["qwen-x"], "4-bit": ["qwen-x"],
                      "modell QWEN": ["qwen-x"], "grosses": ["qwen-x"], "qwen llama": [],
@@ -288,7 +288,7 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
     assert lines[len(aliases) + 1 :] == [
         f"{source.stat().st_size / 2**20:>6.1f} MiB  gguf  hf:{REPO}/{FILE}",
         "",
-        "Of other programs; --model PATH opens them:",
+        "Other programs' models; --model PATH loads them:",
         f"   1.1 MiB  llama.cpp: draft  {path}",
     ]
     listed = json.loads(cli("list", "--json", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout)
@@ -296,4 +296,4 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
     assert [(each["model"], each["path"]) for each in listed["cached"]] == [(f"hf:{REPO}/{FILE}", str(link))]
     assert listed["elsewhere"] == [{"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size}]
     nothing = cli("list", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no")
-    assert "Nothing downloaded yet" in nothing.stdout and "Of other programs" not in nothing.stdout
+    assert "No models are downloaded." in nothing.stdout and "Other programs" not in nothing.stdout

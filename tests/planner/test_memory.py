@@ -11,7 +11,7 @@ from edgespec.errors import DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.planner.memory import check_fit, estimate_memory, keeps_texts_together, kv_bytes
+from edgespec.planner.memory import check_fit, estimate_memory, kv_bytes, shares_context
 from edgespec.units import GIB
 from tests.formats.ggufs import write_gguf
 
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
 
 def test_texts_in_one_context_have_one_scratch_memory() -> None:
     header = llama_70b()
-    assert keeps_texts_together(header)
+    assert shares_context(header)
     apart, together = estimate_memory(header, 1024, caches=8), estimate_memory(header, 1024, caches=8, together=True)
     assert together.kv == apart.kv == 8 * estimate_memory(header, 1024).kv
     assert (
@@ -108,7 +108,7 @@ def test_texts_in_one_context_have_one_scratch_memory() -> None:
     with pytest.raises(DoesNotFit):
         check_fit(header, None, context=1024, memory=enough, caches=8)
     header.metadata["llama.attention.sliding_window"] = 512
-    assert not keeps_texts_together(header)
+    assert not shares_context(header)
 
 
 def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
 from edgespec.planner.draft_eval import DraftEval, Evaluator
-from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, kept, quick_methods, remove, root
+from edgespec.planner.selfdraft_search import (
+    Choice,
+    SelfDraftCache,
+    SelfDraftSearch,
+    cache_folder,
+    list_cached_drafts,
+    quick_methods,
+    remove_cached_draft,
+)
 from tests.models import DRAFT, TARGET, mamba
 
 SETTING = ProfileKey(1, "cpu", "r 1", 1, None, "f16", None, False)
@@ -130,7 +138,7 @@ def test_a_damaged_note_is_no_note(damage: str) -> None:
     shelf.folder.mkdir(parents=True)
     (shelf.folder / "choices.json").write_text(damage)
     assert shelf.chosen(SETTING, "auto") is None
-    kept()
+    list_cached_drafts()
     shelf.remember(SETTING, "auto", CHOICE)
     assert shelf.chosen(SETTING, "auto") == CHOICE
 
@@ -147,15 +155,15 @@ def test_a_choice_that_cannot_be_read_is_none() -> None:
 
 
 def test_what_is_kept_can_be_seen_and_removed(target: Model) -> None:
-    assert kept() == []
+    assert list_cached_drafts() == []
     shelf = SelfDraftCache(TARGET, "python-6m")
     shelf.remember(SETTING, "auto", CHOICE)
     method = parse("qspec:2")
     assert method is not None
     target.self_draft(method, folder=shelf.folder, progress=lambda f: None, check=lambda: None).close()
-    (found,) = kept()
+    (found,) = list_cached_drafts()
     assert found.model == "python-6m" and [c.name for c in found.copies] == ["target-q2_k.gguf"]
     assert found.choices == ("auto: layerskip:2, because",) and found.size == found.copies[0].stat().st_size
     size = found.size
-    assert remove(found) == size > 0
-    assert kept() == [] and list(root().iterdir()) == []
+    assert remove_cached_draft(found) == size > 0
+    assert list_cached_drafts() == [] and list(cache_folder().iterdir()) == []
