@@ -11,13 +11,12 @@ from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known,
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.service.chat_format import make_reader
 from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
 from edgespec.service.response import ResponseStream
 from edgespec.service.tools import Tool, make_tool
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import NAME_CHARACTER, detect_tool_format
+from edgespec.text.tool_formats import NAME_CHARACTER
 
 Messages = Sequence[Message | Mapping[str, Any]]
 Prompt = str | Messages
@@ -55,11 +54,10 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
         parallel_calls=arguments.get("parallel_tool_calls"),
         variables=arguments.get("template_variables") or {},
     )
-    form = detect_tool_format(model_info.chat_template)
-    reader = make_reader(form, spec.tools_in_use) if spec.needs_reader(form) else None
-    response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
     request = spec.build_request(model_info, token_limit=model_info.context_size)
-    return PreparedRequest(replace(request, sampling=sampling_params(arguments, model_info.sampling)), response)
+    return PreparedRequest(
+        replace(request, sampling=sampling_params(arguments, model_info.sampling)), spec.make_response(model_info)
+    )
 
 
 def _prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:

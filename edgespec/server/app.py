@@ -37,10 +37,8 @@ from edgespec.server.models import Models
 from edgespec.server.openapi import document
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.status import status_routes
-from edgespec.service.chat_format import make_reader
 from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.response import Part, ResponseStream, merge_deltas
-from edgespec.text.tool_formats import detect_tool_format
+from edgespec.service.response import Part, merge_deltas
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -199,26 +197,22 @@ async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer)
 
 
 async def _parts(
-    models: Models, name: str, generation_spec: GenerationSpec, copies: int
+    models: Models, name: str, spec: GenerationSpec, copies: int
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of all answers, one answer after the other. Raises any EdgespecError."""
     slot = models.find(name)
     for copy in range(copies):
         model_info = await models.enter(slot, is_new=copy == 0)
         try:
-            request = generation_spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-            form = detect_tool_format(model_info.chat_template)
-            reader = make_reader(form, generation_spec.tools_in_use) if generation_spec.needs_reader(form) else None
-            reply = ResponseStream(
-                reader, model_info.plain_speed, allow_parallel_calls=generation_spec.parallel_calls is not False
-            )
+            request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+            response = spec.make_response(model_info, model_info.plain_speed)
             generation = slot.stream(request)
         except BaseException:
             slot.leave()
             raise
         async with generation as batches:
             async for batch in batches:
-                for part in merge_deltas([part for event in batch for part in reply.parts(event)]):
+                for part in merge_deltas([part for event in batch for part in response.parts(event)]):
                     yield copy, part
 
 

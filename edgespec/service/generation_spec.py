@@ -12,11 +12,11 @@ from edgespec.engine.events import Request
 from edgespec.engine.structured_output import Json, Structure, Text, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.chat_format import add_answer_header
 from edgespec.service.client import ModelInfo
+from edgespec.service.response import ResponseStream
 from edgespec.service.tools import Tool
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import ToolFormat, detect_tool_format, tool_instructions
+from edgespec.text.tool_formats import ToolFormat, detect_tool_format, make_reader, tool_instructions
 
 _MAX_ARGUMENTS_DEPTH = 64
 ToolChoiceMode = Literal["auto", "none", "required"]
@@ -83,8 +83,15 @@ class GenerationSpec:
         """The tools that the model may call."""
         return () if self.tool_choice == "none" else self.tools
 
-    def needs_reader(self, tool_format: ToolFormat) -> bool:
-        """Whether the text must be split: it may hold tool calls, or headers around structured output."""
+    def make_response(self, model_info: ModelInfo, plain_speed: float | None = None) -> ResponseStream:
+        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s."""
+        tool_format, reader = detect_tool_format(model_info.chat_template), None
+        if self._needs_reader(tool_format):
+            reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
+        return ResponseStream(reader, plain_speed, allow_parallel_calls=self.parallel_calls is not False)
+
+    def _needs_reader(self, tool_format: ToolFormat) -> bool:
+        """Whether the text may hold tool calls, or headers around structured output."""
         return bool(self.tools_in_use) or (self.structure is not None and bool(tool_format.answer_header))
 
     def build_request(self, model_info: ModelInfo, *, token_limit: int, copy: int = 0) -> Request:
@@ -114,7 +121,7 @@ class GenerationSpec:
             stop=self.stop,
             variables=variables,
             structure=structure,
-            visible=tool_format.visible if self.needs_reader(tool_format) else (),
+            visible=tool_format.visible if self._needs_reader(tool_format) else (),
             top_logprobs=self.top_logprobs,
         )
 
@@ -151,6 +158,11 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
         alternatives.append((*texts(before), json_part(schema), *texts(frame.after)))
     between = texts(frame.between) if parallel_calls and frame.between is not None else None
     return Structure(tuple(alternatives), texts(frame.first), texts(frame.last), between)
+
+
+def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structure:
+    """`structure` after the header of the answer's message, if the model writes one (GPT-OSS)."""
+    return replace(structure, first=texts(tool_format.answer_header)) if tool_format.answer_header else structure
 
 
 def make_message(role: str, content: str, **extra: Any) -> Message:

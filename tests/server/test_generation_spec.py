@@ -18,13 +18,12 @@ from edgespec.engine.structured_output import GrammarCompiler, either, json_stru
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.chat import ChatRequest
 from edgespec.server.responses import ResponsesRequest
-from edgespec.service.chat_format import add_answer_header, make_reader
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import build_call_structure
+from edgespec.service.generation_spec import add_answer_header, build_call_structure
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
 from edgespec.service.tools import Tool
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import ToolCall, detect_tool_format
+from edgespec.text.tool_formats import ToolCall, detect_tool_format, make_reader
 from edgespec.text.tool_formats.hermes import HERMES
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -79,7 +78,7 @@ def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], parall
         return
     assert distribution._follow(tokens), "the grammar refuses what the family writes"
     assert set(tokenizer.end_of_generation) & set(_allowed(distribution)), "and wants no more after it"
-    reader = make_reader(form, [tool])
+    reader = make_reader(form, {tool.name: tool.parameters})
     found = [*reader.push(text), *reader.finish()]
     read = [each for each in found if isinstance(each, ToolCall)]
     assert [call.name for call in read] == ["weather"] * len(cities)
@@ -105,7 +104,7 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) ->
             either(answer, build_call_structure(form, [tool])), sampler, 0
         )
         assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
-    reader = make_reader(form, [tool])
+    reader = make_reader(form, {tool.name: tool.parameters})
     found = [*reader.push(said), *reader.finish()]
     assert "".join(map(str, found)) == '{"done": true}'
 
@@ -154,9 +153,10 @@ def test_calls_after_the_first_are_left_out_where_one_is_wanted(told: bool | Non
     request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
                                           "parallel_tool_calls": told, "tools": [FUNCTION]})  # fmt: skip
     spec = request.generation_spec()
-    reply = ResponseStream(make_reader(HERMES, spec.tools), None, allow_parallel_calls=spec.parallel_calls is not False)
+    reader = make_reader(HERMES, {tool.name: tool.parameters for tool in spec.tools})
+    response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
-    parts = [*reply.parts(Piece(text, "answer", "")), *reply.parts(Finished("stop", (), 0, metrics))]
+    parts = [*response.parts(Piece(text, "answer", "")), *response.parts(Finished("stop", (), 0, metrics))]
     calls = [part.call.arguments for part in parts if isinstance(part, ToolCallDelta)]
     assert calls == (['{"n": 1}'] if told is False else ['{"n": 1}', '{"n": 2}'])
     assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == "Well,  so."
