@@ -114,7 +114,7 @@ class Sampler:
         return None if self.window or len(self._bias) else self.params
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
-        """The target law p for the token after `prefix`; logits [V] are not written to."""
+        """The target distribution p for the token after `prefix`; logits [V] are not written to."""
         params = self.params
         z = self._adjusted(logits, prefix)
         if params.temperature == 0:

@@ -34,13 +34,13 @@ FIXED = [(source, gamma) for source in ("model", "ngram") for gamma in (1, 2, 3,
 
 @dataclass(frozen=True)
 class Trace:
-    """A prompt, the target's text after it, and the draft model's spine at each position of the text but the first."""
+    """A prompt, the target's text after it, and the draft model's path at each position of the text but the first."""
 
     id: str
     category: str
     prompt: list[int]
     text: list[int]
-    spines: list[list[Candidates]]
+    paths: list[list[Candidates]]
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -52,7 +52,7 @@ def read_traces(path: Path) -> list[Trace]:
     ]
 
 
-class ReplayWalk:
+class ReplayStepper:
     """A DraftModelStepper over a trace."""
 
     is_sampled = False
@@ -60,25 +60,25 @@ class ReplayWalk:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._read = 0
-        self._spine: list[Candidates] = []
+        self._path: list[Candidates] = []
         self.drafted = 0.0  # tokens, those that were only read counted as READING
 
     def lag(self, tokens: Sequence[int]) -> int:
         return len(tokens) - self._read
 
     def start(self, tokens: Sequence[int], window: int = 10_000) -> Candidates | None:
-        self._spine = self._trace.spines[len(tokens) - len(self._trace.prompt) - 1]
+        self._path = self._trace.paths[len(tokens) - len(self._trace.prompt) - 1]
         self.drafted += READING * (min(window, self.lag(tokens)) - 1)
         self._read, self._at = len(tokens), 0
         self.drafted += 1
-        return self._spine[0]
+        return self._path[0]
 
     def step(self, token: int) -> Candidates | None:
         self._at += 1
-        if self._at >= len(self._spine):
+        if self._at >= len(self._path):
             return None
         self.drafted += 1
-        return self._spine[self._at]
+        return self._path[self._at]
 
     def sync(self, text: Sequence[int]) -> None: ...
 
@@ -108,7 +108,7 @@ class Clock:
         return float(self.rng.lognormal(0, 0.05)) * (3.0 if self.rng.random() < 0.02 else 1.0)
 
 
-def replay(controller: Controller, stepper: ReplayWalk, trace: Trace, clock: Clock) -> float:
+def replay(controller: Controller, stepper: ReplayStepper, trace: Trace, clock: Clock) -> float:
     """Seconds that the text takes after its first token."""
     history = [*trace.prompt, trace.text[0]]
     end = len(trace.prompt) + len(trace.text)
@@ -149,10 +149,10 @@ class Fixed:
 
     expects_plain = False
 
-    def __init__(self, source: str, depth: int, stepper: ReplayWalk) -> None:
+    def __init__(self, source: str, depth: int, stepper: ReplayStepper) -> None:
         from edgespec.drafters.ngram import NgramDrafter
 
-        self._source, self._depth, self._walk = source, depth, stepper
+        self._source, self._depth, self._stepper = source, depth, stepper
         self._ngram = NgramDrafter()
         self.decision = None
 
@@ -164,12 +164,12 @@ class Fixed:
         if self._source == "ngram":
             return self._ngram.propose(tokens, Budget(depth, depth))
         found: list[int] = []
-        options = self._walk.start(tokens) if depth else None
+        options = self._stepper.start(tokens) if depth else None
         while options is not None:
             found.append(options.tokens[0])
             if len(found) >= depth:
                 break
-            options = self._walk.step(found[-1])
+            options = self._stepper.step(found[-1])
         return Draft.chain(found)
 
     def record(self, step: Step) -> None: ...
@@ -177,15 +177,15 @@ class Fixed:
     def end(self) -> None: ...
 
 
-def autopilot(draft_stats: DraftStats, stepper: ReplayWalk | None, *, trees: bool = True) -> Autopilot:
+def autopilot(draft_stats: DraftStats, stepper: ReplayStepper | None, *, trees: bool = True) -> Autopilot:
     return Autopilot(draft_stats, "greedy", cast(DraftModelStepper, stepper), trees=trees)
 
 
-def profile_of(clock: Clock, most: int = 16) -> Profile:
+def make_profile(clock: Clock, most: int = 16) -> Profile:
     return Profile({rows: clock.curve(rows) for rows in range(1, most + 1)}, clock.draft_s, READING * clock.draft_s)
 
 
-def clock_of(name: str, *, seed: int | None = None) -> Clock:
+def make_clock(name: str, *, seed: int | None = None) -> Clock:
     """The clock of a measured curve; noisy with a seed."""
     points, draft_s = CURVES[name]
     rows = sorted(points)
@@ -197,7 +197,7 @@ def clock_of(name: str, *, seed: int | None = None) -> Clock:
     )
 
 
-def plain_s(trace: Trace) -> float:
+def count_plain_steps(trace: Trace) -> float:
     """On a clock that counts plain steps."""
     return float(len(trace.text) - 1)
 
@@ -206,18 +206,21 @@ def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.
     """[texts] times plain decoding, for each of FIXED."""
 
     def one(source: str, gamma: int, trace: Trace) -> float:
-        stepper = ReplayWalk(trace)
-        return plain_s(trace) / replay(Fixed(source, gamma, stepper), stepper, trace, clock)
+        stepper = ReplayStepper(trace)
+        return count_plain_steps(trace) / replay(Fixed(source, gamma, stepper), stepper, trace, clock)
 
     return {(source, gamma): np.array([one(source, gamma, t) for t in traces]) for source, gamma in FIXED}
 
 
 def autopilot_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats | None = None) -> np.ndarray:
     """[texts] times plain decoding, one after the other, with what is learned from each."""
-    draft_stats = draft_stats or DraftStats(profile_of(clock))
-    walks = [ReplayWalk(trace) for trace in traces]
+    draft_stats = draft_stats or DraftStats(make_profile(clock))
+    steppers = [ReplayStepper(trace) for trace in traces]
     return np.array(
-        [plain_s(t) / replay(autopilot(draft_stats, w), w, t, clock) for t, w in zip(traces, walks, strict=True)]
+        [
+            count_plain_steps(t) / replay(autopilot(draft_stats, s), s, t, clock)
+            for t, s in zip(traces, steppers, strict=True)
+        ]
     )
 
 

@@ -78,9 +78,14 @@ class Case:
     def run(self, session: ToySession, controller: Autopilot, alarm: Alarm | None = None) -> list[Step]:
         verifier = SampleMatching(self.sampler, CounterRng(self.seed))
         events = speculate(
-            session, controller, verifier, self.prompt, max_tokens=self.max_tokens, stop=self.stop,
+            session,
+            controller,
+            verifier,
+            self.prompt,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
             check=alarm or (lambda: None),
-        )  # fmt: skip
+        )
         return [event for event in events if isinstance(event, Step)]
 
 
@@ -121,8 +126,10 @@ def test_a_draft_that_is_always_right_is_used_in_full() -> None:
     assert [token for step in steps for token in step.tokens] == case.expected
     assert len(steps) < 30, "four tokens a round and more"
     assert {step.decision.source for step in steps[1:] if step.decision and step.n_drafted} <= {
-        "model", "ngram", "model+ngram",
-    }  # fmt: skip
+        "model",
+        "ngram",
+        "model+ngram",
+    }
 
 
 def test_a_draft_model_with_a_small_context_is_given_the_texts_end() -> None:

@@ -1,4 +1,4 @@
-"""The controller's parts: costs, rates, calibration, candidates, ledger, what is kept between runs."""
+"""The controller's parts: costs, rates, acceptance, candidates, budget, what is kept between runs."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def after(rate: DecayedMean) -> DecayedMean:
     return next_
 
 
-def test_calibration_keeps_its_bins_apart() -> None:
-    calibration = model_by_probability()
+def test_acceptance_bins_are_independent() -> None:
+    acceptance = model_by_probability()
     for _ in range(100):
-        calibration.observe(0.99, is_right=False)
-    assert calibration.rate(0.99) < 0.2, "a drafter that is always sure and always wrong"
-    assert calibration.rate(0.3) == pytest.approx(0.27)
+        acceptance.observe(0.99, is_right=False)
+    assert acceptance.rate(0.99) < 0.2, "a drafter that is always sure and always wrong"
+    assert acceptance.rate(0.3) == pytest.approx(0.27)
     lengths = model_by_match_length()
     assert [lengths.rate(n) for n in (2, 3, 40)] == pytest.approx([0.4, 0.5, 0.95])
     with pytest.raises(ValueError, match="one guess"):
@@ -138,9 +138,9 @@ def test_calibration_keeps_its_bins_apart() -> None:
 def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
     found = DraftTree()
     found.add_chain([5, 6, 7], [0.5, 0.8, 0.8])
-    spine = found.add(-1, 5, 0.9)
+    path = found.add(-1, 5, 0.9)
     found.add(-1, 8, 0.1)
-    assert found.add(spine, 9, 0.3) == 4
+    assert found.add(path, 9, 0.3) == 4
     assert found.probabilities == pytest.approx([0.9, 0.4, 0.32, 0.1, 0.27])
     draft = found.draft(4)
     assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 6, 7, 9], [-1, 0, 1, 0])
@@ -195,63 +195,63 @@ def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list
         assert best.speed == pytest.approx(max(speeds))
 
 
-def test_the_ledger() -> None:
-    ledger = RegretBudget()
-    assert ledger.allowance() == pytest.approx(2.0)
-    ledger.add(1, 2.5)
-    assert ledger.allowance() == pytest.approx(2.0 - 1.5 + 0.025)
+def test_the_regret_budget() -> None:
+    budget = RegretBudget()
+    assert budget.allowance() == pytest.approx(2.0)
+    budget.add(1, 2.5)
+    assert budget.allowance() == pytest.approx(2.0 - 1.5 + 0.025)
     for _ in range(100):
-        ledger.add(1, 1.0)
-    assert ledger.allowance() == pytest.approx(0.5 + 1.025), "a hundredth of the time"
+        budget.add(1, 1.0)
+    assert budget.allowance() == pytest.approx(0.5 + 1.025), "a hundredth of the time"
     for _ in range(100):
-        ledger.add(5, 1.0)
-    assert ledger.allowance() == pytest.approx(6.0 + 2.025), "what was won long ago cannot all be lost again"
-    before = ledger.allowance()
-    assert ledger.allowance(n_peers=3) == pytest.approx(before - 1.5), "four share what one alone may lose"
+        budget.add(5, 1.0)
+    assert budget.allowance() == pytest.approx(6.0 + 2.025), "what was won long ago cannot all be lost again"
+    before = budget.allowance()
+    assert budget.allowance(n_peers=3) == pytest.approx(before - 1.5), "four share what one alone may lose"
 
 
-def test_what_untried_drafts_would_have_won_makes_room_and_what_they_would_have_lost_takes_none() -> None:
-    ledger = RegretBudget()
-    ledger.add(1, 3.0)
-    before = ledger.allowance()
-    ledger.add_shadow(1, 2.0)
-    assert ledger.allowance() == before, "no time was lost"
-    ledger.add_shadow(3, 1.5)
-    assert ledger.allowance() == pytest.approx(before + 0.5), "the winnings beyond the losses"
+def test_gains_of_shadow_drafts_are_lent_and_their_losses_cost_nothing() -> None:
+    budget = RegretBudget()
+    budget.add(1, 3.0)
+    before = budget.allowance()
+    budget.add_shadow(1, 2.0)
+    assert budget.allowance() == before, "no time was lost"
+    budget.add_shadow(3, 1.5)
+    assert budget.allowance() == pytest.approx(before + 0.5), "the winnings beyond the losses"
     for _ in range(5):
-        ledger.add_shadow(1, 5.0)
-    ledger.add_shadow(4, 1.0)
-    assert ledger.allowance() == pytest.approx(before + 1.5), (
+        budget.add_shadow(1, 5.0)
+    budget.add_shadow(4, 1.0)
+    assert budget.allowance() == pytest.approx(before + 1.5), (
         "losses of two steps have to be made good, however many there were"
     )
     for _ in range(5):
-        ledger.add_shadow(9, 1.0)
-    assert ledger.allowance() == pytest.approx(2.0 + 0.03), "as much as there is at first is lent at most"
-    ledger.add(3, 1.0)
-    assert ledger.allowance() == pytest.approx(2.0 + 0.04), "what is won pays back"
-    ledger.add(3, 1.0)
-    assert ledger.allowance() == pytest.approx(4.0 + 0.05)
+        budget.add_shadow(9, 1.0)
+    assert budget.allowance() == pytest.approx(2.0 + 0.03), "no more is lent than the initial allowance"
+    budget.add(3, 1.0)
+    assert budget.allowance() == pytest.approx(2.0 + 0.04), "what is won pays back"
+    budget.add(3, 1.0)
+    assert budget.allowance() == pytest.approx(4.0 + 0.05)
 
 
 @given(
     st.lists(
         st.one_of(
             st.tuples(st.just("round"), st.floats(0, 1), st.integers(1, 12)),
-            st.tuples(st.just("untried"), st.floats(0, 1), st.integers(1, 12)),
+            st.tuples(st.just("shadow"), st.floats(0, 1), st.integers(1, 12)),
         ),
         max_size=300,
     )
 )
-@example([("untried", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
+@example([("shadow", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
 def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -> None:
-    """Whatever drafts do: a round may cost one plain step and what there is room for, and emits a token at least."""
-    ledger, emitted, steps = RegretBudget(), 0, 0.0
+    """Whatever drafts do: a round may cost one plain step and the allowance, and emits a token at least."""
+    budget, emitted, steps = RegretBudget(), 0, 0.0
     for kind, share, tokens in events:
-        took = 1.0 + share * max(0.0, ledger.allowance())
-        if kind == "untried":
-            ledger.add_shadow(tokens, took)
+        took = 1.0 + share * max(0.0, budget.allowance())
+        if kind == "shadow":
+            budget.add_shadow(tokens, took)
             continue
-        ledger.add(tokens, took)
+        budget.add(tokens, took)
         emitted, steps = emitted + tokens, steps + took
         assert steps - emitted <= 4.0 + 0.01 * steps + 1e-6
 

@@ -118,7 +118,7 @@ def test_speculation_changes_nothing_but_speed(case: Case) -> None:
     assert [step.index for step in steps] == list(range(len(steps)))
     assert budgets.recorded == steps[1:]
     assert (len(steps[0].tokens), steps[0].n_drafted, steps[0].n_accepted, steps[0].n_tested) == (1, 0, 0, 0)
-    assert len(drafter.told) == len(steps) - 1
+    assert len(drafter.observed) == len(steps) - 1
     check_accounts(case, drafter, steps)
     if isinstance(session, RecurrentToySession):
         assert session.replayed == sum(len(s.tokens) for s in steps[1:] if len(s.tokens) - 1 < s.n_drafted)
@@ -127,7 +127,7 @@ def test_speculation_changes_nothing_but_speed(case: Case) -> None:
 def check_accounts(case: Case, drafter: GuessingDrafter, steps: list[Step]) -> None:
     proposals = {len(tokens): (tokens, budget, draft) for tokens, budget, draft in drafter.proposed}
     history = [*case.prompt, *steps[0].tokens]
-    for step, verdict in zip(steps[1:], drafter.told, strict=True):
+    for step, verdict in zip(steps[1:], drafter.observed, strict=True):
         if len(history) not in proposals:
             assert (len(step.tokens), step.n_drafted, step.n_accepted, step.n_tested) == (1, 0, 0, 0)
         else:
@@ -225,9 +225,13 @@ def test_a_prompt_that_fills_the_context_gets_one_token(kind: str) -> None:
 def test_plain_decoding_is_one_token_a_step() -> None:
     case = Case(4, "linear", SAMPLING[2], [1], 12, frozenset(), 64, 0.5, False)
     events = speculate(
-        open_session("linear", case.model), FixedLength(PlainDrafter(), Budget(4, 4)),
-        SampleMatching(case.sampler, CounterRng(4)), case.prompt, max_tokens=12, stop=frozenset(),
-    )  # fmt: skip
+        open_session("linear", case.model),
+        FixedLength(PlainDrafter(), Budget(4, 4)),
+        SampleMatching(case.sampler, CounterRng(4)),
+        case.prompt,
+        max_tokens=12,
+        stop=frozenset(),
+    )
     steps = [event for event in events if isinstance(event, Step)]
     assert [step.tokens for step in steps] == [(token,) for token in case.expected]
     times = [step.at_s for step in steps]

@@ -61,9 +61,14 @@ def test_nothing_yet() -> None:
     metrics = measure([])
     assert (metrics.prompt_tokens, metrics.emitted_tokens, metrics.target_forwards) == (5, 0, 0)
     unknown = (
-        metrics.tau, metrics.acceptance_rate, metrics.tokens_per_second, metrics.ttft_s, metrics.tpot_s,
-        metrics.step_p50_s, metrics.step_p99_s,
-    )  # fmt: skip
+        metrics.tau,
+        metrics.acceptance_rate,
+        metrics.tokens_per_second,
+        metrics.ttft_s,
+        metrics.tpot_s,
+        metrics.step_p50_s,
+        metrics.step_p99_s,
+    )
     assert unknown == (None,) * 7
     assert metrics.alpha_by_depth == ()
     assert metrics.prefill_s == 0

@@ -72,7 +72,7 @@ class RememberingSampler(Sampler):
 class GuessingDrafter:
     """Random chains or trees that follow `truth` (the whole text) with probability `aim` at every node.
 
-    `eager` ignores the depth it was given. Keeps what it was asked and told.
+    `eager` ignores the depth it was given. Keeps what it was asked and observed.
     """
 
     name = "guess"
@@ -86,7 +86,7 @@ class GuessingDrafter:
         self._aim = aim
         self._eager = eager
         self.proposed: list[tuple[list[int], Budget, Draft]] = []
-        self.told: list[Verdict] = []
+        self.observed: list[Verdict] = []
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         assert scores.logits(0).shape == (self._vocab_size,)
@@ -108,7 +108,7 @@ class GuessingDrafter:
         return draft if len(draft) else NO_DRAFT
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self.told.append(verdict)
+        self.observed.append(verdict)
 
 
 class DrawingDrafter:
