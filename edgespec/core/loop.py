@@ -1,11 +1,11 @@
 """The one decoding loop: draft, score in one target forward, verify exactly, keep what was accepted.
 
-It serves every runtime (a `Session`) and every `Drafter`. Plain decoding is the same loop with an empty draft.
+It serves every runtime (a `Session`) and every drafter. Plain decoding is the same loop with an empty draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 
 from edgespec.core.batching import YIELD, Yield
@@ -22,6 +22,12 @@ from edgespec.core.protocols import (
     Verifier,
 )
 
+TokenSink = Callable[[int, str], bool]
+"""Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
+PlainTime = Callable[[int | None, float, float], float | None]
+"""Seconds that plain decoding of one token would have taken in place of a forward: its rows with those of peers (None
+where unknown), its seconds, and the seconds of sampling and commit. None where that is not known."""
+
 
 def speculate(
     session: Session,
@@ -31,78 +37,121 @@ def speculate(
     *,
     max_tokens: int,
     stop: frozenset[int],
+    emit: TokenSink = lambda token, source: False,
+    plain_time: PlainTime = lambda rows, forward_s, host_s: None,
     check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
-    """Yield PrefillProgress, then Steps, until a token of `stop`, `max_tokens`, or the end of the context; Pauses among
-    them.
+    """Yield PrefillProgress, then Steps, with a Yield after each forward is started.
 
-    The emitted tokens follow the law that `verifier` samples from, whatever is proposed. Needs len(prompt) >=
-    1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from within the session.
+    Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
+    the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
+    drafted. Needs len(prompt) >= 1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from the
+    session.
     """
     scores = yield from session.prefill(prompt)
     session.checkpoint()  # the next turn may return here
-    started = perf_counter()
+    t0 = perf_counter()
     verdict = verifier.verify(NO_DRAFT, scores, prompt)
-    ready = perf_counter()
-    yield Step(0, (verdict.next_token,), 0, 0, 0, ready, sample_s=ready - started - scores.waited_s)
+    # The last emitted token is never cached, so the context holds one token more than its cache.
+    limit = min(len(prompt) + max_tokens, session.capabilities.context_size + 1)
+    text = _Text(prompt, limit, stop, emit)
+    first, _, _ = text.extend(NO_DRAFT, verdict, "")
+    t1 = perf_counter()
+    sample_s = t1 - t0 - scores.waited_s
+    yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s, plain_s=plain_time(None, 0.0, 0.0))
 
-    history = [*prompt, verdict.next_token]
-    # The last emitted token is never cached, so the context holds one token more than it has room for.
-    end = min(len(prompt) + max_tokens, session.capabilities.context_size + 1)
     index = 0
     begin_s = 0.0  # counted as drafting, in the first step that drafts
-    if len(history) < end and history[-1] not in stop:
+    if not text.has_ended:
         controller.begin(prompt, scores)
-        begin_s = perf_counter() - ready
-    while len(history) < end and history[-1] not in stop:
+        begin_s = perf_counter() - t1
+    while not text.has_ended:
         check()
         index += 1
-        t0 = perf_counter()
-        draft = controller.propose(history, Budget(depth=end - len(history) - 1, nodes=session.draft_limit))
-        t1 = perf_counter()
-        run_ahead = not len(draft) and controller.expects_plain and len(history) + 1 < end
-        scores = session.forward(history[-1], draft, run_ahead=run_ahead)
-        forward_s = perf_counter() - t1
-        yield YIELD
-        t2 = perf_counter()
-        verdict = verifier.verify(draft, scores, history)
-        tokens, n_accepted, n_tested = _clip(draft, verdict, end - len(history), stop)
-        t3 = perf_counter()
-        verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
-        controller.observe(verdict, scores)
-        session.commit(verdict.path)
-        history += tokens
-        assert session.position == len(history) - 1
-        t4 = perf_counter()
-        waited_s, beside_s = scores.waited_s, scores.peer_wait_s  # the former within t3 - t2, but the forward's
-        step = Step(
-            index,
-            tokens,
-            len(draft),
-            n_accepted,
-            n_tested,
-            t4,
-            draft_s=begin_s + t1 - t0,
-            verify_s=forward_s + waited_s + beside_s,
-            sample_s=t3 - t2 - waited_s,
-            commit_s=t4 - t3,
-            decision=controller.decision,
-            n_peer_rows=None if beside_s else scores.peer_rows,
-        )
+        step = yield from _round(session, controller, verifier, text, index, begin_s, plain_time)
         begin_s = 0.0
         controller.record(step)
         yield step
 
 
-def _clip(draft: Draft, verdict: Verdict, room: int, stop: frozenset[int]) -> tuple[tuple[int, ...], int, int]:
-    """The verdict's tokens cut at `room` and after a stop token; how many of them were drafted; depths tested."""
-    n_path = len(verdict.path)
-    tokens = [*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token][:room]
-    for i, token in enumerate(tokens):
-        if token in stop:
-            del tokens[i + 1 :]
-            break
-    if len(tokens) <= n_path:  # cut within the path: nothing is known of what would have followed
-        return tuple(tokens), len(tokens), len(tokens)
-    was_rejected = bool(draft.children(verdict.path[-1] if n_path else -1))
-    return tuple(tokens), n_path, n_path + was_rejected
+def _round(
+    session: Session,
+    controller: Controller,
+    verifier: Verifier,
+    text: _Text,
+    index: int,
+    begin_s: float,
+    plain_time: PlainTime,
+) -> Generator[Yield, None, Step]:
+    """Draft, forward, verify and commit once; extends `text`."""
+    t0 = perf_counter()
+    draft = controller.propose(text.tokens, Budget(depth=text.room - 1, nodes=session.draft_limit))
+    decision = controller.decision
+    t1 = perf_counter()
+    run_ahead = not len(draft) and controller.expects_plain and text.room > 1
+    scores = session.forward(text.tokens[-1], draft, run_ahead=run_ahead)
+    forward_s = perf_counter() - t1
+    yield YIELD
+    t2 = perf_counter()
+    verdict = verifier.verify(draft, scores, text.tokens)
+    tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
+    verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
+    t3 = perf_counter()
+    controller.observe(verdict, scores)
+    session.commit(verdict.path)
+    assert session.position == len(text.tokens) - 1
+    t4 = perf_counter()
+    verify_s = forward_s + scores.waited_s + scores.peer_wait_s
+    sample_s = t3 - t2 - scores.waited_s
+    n_peer_rows = None if scores.peer_wait_s else scores.peer_rows
+    rows = None if n_peer_rows is None else 1 + len(draft) + n_peer_rows
+    return Step(
+        index,
+        tokens,
+        len(draft),
+        n_accepted,
+        n_tested,
+        t4,
+        draft_s=begin_s + t1 - t0,
+        verify_s=verify_s,
+        sample_s=sample_s,
+        commit_s=t4 - t3,
+        decision=decision,
+        n_peer_rows=n_peer_rows,
+        plain_s=plain_time(rows, verify_s, sample_s + t4 - t3),
+    )
+
+
+class _Text:
+    """Prompt and emitted tokens, and where they end."""
+
+    def __init__(self, prompt: Sequence[int], limit: int, stop: frozenset[int], emit: TokenSink) -> None:
+        self.tokens = list(prompt)
+        self.has_ended = False
+        self._limit = limit
+        self._stop = stop
+        self._emit = emit
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still be emitted."""
+        return self._limit - len(self.tokens)
+
+    def extend(self, draft: Draft, verdict: Verdict, source: str) -> tuple[tuple[int, ...], int, int]:
+        """Append the verdict's tokens up to the first that ends the text.
+
+        Returns (appended tokens, how many of them were drafted, tested depths).
+        """
+        drafted = [int(draft.tokens[node]) for node in verdict.path]
+        n_path, start = len(drafted), len(self.tokens)
+        for i, token in enumerate([*drafted, verdict.next_token]):
+            self.tokens.append(token)
+            is_last = self._emit(token, source if i < n_path else "")
+            if is_last or token in self._stop or not self.room:
+                self.has_ended = True
+                break
+        tokens = tuple(self.tokens[start:])
+        if len(tokens) <= n_path:  # cut within the path: nothing is known of the tokens behind
+            return tokens, len(tokens), len(tokens)
+        was_rejected = bool(draft.children(verdict.path[-1] if n_path else -1))
+        return tokens, n_path, n_path + was_rejected

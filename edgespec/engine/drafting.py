@@ -11,7 +11,7 @@ from edgespec.controller.adaptive import Autopilot
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
 from edgespec.core.arrays import Rng
-from edgespec.core.protocols import Budget, Session, Verifier
+from edgespec.core.protocols import Budget, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
@@ -25,6 +25,7 @@ from edgespec.drafters.draft_model import (
 )
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.plain import PlainDrafter
+from edgespec.engine.session_pool import Slot
 from edgespec.errors import InvalidRequest
 
 DraftKind = Literal["none", "ngram", "model"]
@@ -52,14 +53,19 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if not 0 <= (self.gamma or 0) <= 63 or not 0 <= (self.nodes or 0) <= 63:
-            raise InvalidRequest("gamma and tree nodes must be 0 to 63.", hint="Use --gamma 3 to begin with.")
+            raise InvalidRequest("--draft-max and --draft-tree must be 0 to 63.", hint="Start with --draft-max 3.")
         if self.nodes is not None and self.gamma is None:
-            raise InvalidRequest("a number of nodes needs a gamma.", hint="Add --gamma, or drop --nodes.")
+            raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
         if self.rule in ("rejection", "block") and (self.is_tree or self.kind == "ngram"):
             raise InvalidRequest(
-                f"{self.rule} verification needs drafts drawn at random: chains only, by a draft model.",
-                hint="Use --verify sample, which takes every draft.",
+                f"the {self.rule} rule needs a sampled draft: chains only, by a draft model.",
+                hint="Use --acceptance sample, which takes every draft.",
             )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the autopilot decides how much to draft."""
+        return self.gamma is None and not self.is_plain
 
     @property
     def is_plain(self) -> bool:
@@ -79,48 +85,41 @@ class Speculation:
 
 
 def verifier_for(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
-    random_source = CounterRng(seed)
-    by_sample = SampleMatching(distribution, random_source)
+    """The verifier of a generation, in which some drafts may be deterministic whatever the rule."""
+    rng = CounterRng(seed)
+    matching = SampleMatching(distribution, rng)
     if rule == "sample":
-        return by_sample
-    return AutoVerifier(
-        by_sample, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, random_source)
-    )
+        return matching
+    return AutoVerifier(matching, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, rng))
 
 
-def fixed_for(
-    spec: Speculation, draft: Session | None, sampler: Sampler, rule: Rule, seed: int, *, trees: bool
-) -> FixedLength:
-    """The same draft at every step, or none. `draft` is a session on the draft model, for the kind 'model'."""
+def fixed_for(spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed: int) -> FixedLength:
+    """The same amount of drafting each round, or none."""
     if spec.is_plain or spec.gamma is None:
         return FixedLength(PlainDrafter(), Budget(0, 0))
-    budget = Budget(spec.gamma, spec.nodes if spec.nodes is not None and spec.is_tree and trees else spec.gamma)
-    if draft is None or spec.kind == "ngram":
+    takes_tree = spec.is_tree and slot.target.capabilities.tree
+    budget = Budget(spec.gamma, spec.nodes if spec.nodes is not None and takes_tree else spec.gamma)
+    if slot.draft is None or spec.kind == "ngram":
         return FixedLength(NgramDrafter(), budget)
-    choice = SampledChoice(sampler, _drawing(seed)) if rule in _DRAWN else GreedyChoice()
-    return FixedLength(ModelDrafter(draft, sampler.vocab_size, choice), budget)
+    choice = SampledChoice(sampler, _draft_rng(seed)) if rule in _DRAWN else GreedyChoice()
+    return FixedLength(ModelDrafter(slot.draft, sampler.vocab_size, choice), budget)
 
 
 def autopilot_for(
-    spec: Speculation,
-    draft_stats: DraftStats,
-    draft: Session | None,
-    sampler: Sampler,
-    rule: Rule,
-    seed: int,
-    way: str,
-    session: Session,
+    spec: Speculation, stats: DraftStats, slot: Slot, sampler: Sampler, rule: Rule, seed: int, sampling: str
 ) -> Autopilot:
-    """Lookups, and the draft model for the kind 'model', decided on each round. Acceptance is remembered by `way`;
-    `session` is the target's.
+    """Lookups, and the draft model for the kind 'model', chosen anew each round.
+
+    `sampling` names the way of sampling, for which acceptance is learned apart.
     """
     stepper = None
-    if draft is not None and spec.kind == "model":
-        choice = Sampled(sampler, _drawing(seed)) if rule in _DRAWN else GreedyTopK()
-        stepper = DraftModelStepper(draft, sampler.vocab_size, choice)
-    return Autopilot(draft_stats, way, stepper, trees=session.capabilities.tree, peers=lambda: session.peers)
+    if slot.draft is not None and spec.kind == "model":
+        choice = Sampled(sampler, _draft_rng(seed)) if rule in _DRAWN else GreedyTopK()
+        stepper = DraftModelStepper(slot.draft, sampler.vocab_size, choice)
+    session = slot.target
+    return Autopilot(stats, sampling, stepper, trees=session.capabilities.tree, peers=lambda: session.peers)
 
 
-def _drawing(seed: int) -> Rng:
-    """A stream of randomness apart from the verifier's."""
+def _draft_rng(seed: int) -> Rng:
+    """Random numbers for the draft, independent of the verifier's."""
     return np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))

@@ -9,7 +9,7 @@ from edgespec.backends import Model
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import ContextOverflow, InvalidRequest
-from edgespec.text.chat_template import encode_prompt, require_short
+from edgespec.text.chat_template import encode_prompt, check_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancel
         check()
         yield YIELD
         if isinstance(text, str):
-            require_short(text, size)
+            check_length(text, size)
             tokens = encode_prompt(tokenizer, text, parse_special=True) if text else []
         else:
             tokens = list(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench.distribution_test import compare, enumerated
+from edgespec.bench.distribution_test import compare_distribution, enumerate_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
@@ -27,9 +27,9 @@ CRITICAL = 24.32  # chi-square, 7 degrees of freedom, size 1e-3
     ids=["sample", "rejection", "block"],
 )
 def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Speculation) -> None:
-    assert sum(enumerated(engine, PROMPT, PARAMS, LENGTH).values()) == pytest.approx(1)
+    assert sum(enumerate_distribution(engine, PROMPT, PARAMS, LENGTH).values()) == pytest.approx(1)
     engine.speculation = speculation
-    found = compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES)
+    found = compare_distribution(engine, PROMPT, PARAMS, LENGTH, SAMPLES)
     assert found.bins == 8
     assert found.smallest_expected > 1  # or chi-square would not apply
     assert found.chi_square < CRITICAL, found
@@ -56,4 +56,4 @@ def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPat
         "stream",
         lambda request: stream(type(request)(request.prompt, warmer, request.max_tokens, request.seed)),
     )
-    assert compare(engine, PROMPT, PARAMS, LENGTH, SAMPLES).chi_square > CRITICAL
+    assert compare_distribution(engine, PROMPT, PARAMS, LENGTH, SAMPLES).chi_square > CRITICAL

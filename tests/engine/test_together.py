@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from edgespec.backends.llamacpp.library import library
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.batching import Yield
@@ -171,9 +172,8 @@ def test_a_failure_ends_those_who_shared_it_and_nobody_after_them(
     for _ in range(4):
         for each in running:
             assert goes_on([], each)
-    context = shared._slots._kept[-1].target.context  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(context, "_decode", lambda *_: -3)
+        patched.setattr(library().api, "llama_decode", lambda *_: -3)
         for each in running:
             with pytest.raises(BackendError, match="code -3"):
                 goes_on([], each)
@@ -204,7 +204,7 @@ def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> Non
 
     def spare() -> set[int]:
         contexts = {cache.target.context for cache in shared._slots._kept}  # type: ignore[attr-defined]
-        return {len(context._spare) for context in contexts}
+        return {context.sequences.max_nodes for context in contexts}
 
     together(shared, [Request(CODE[0], GREEDY, 9)])
     before = spare()

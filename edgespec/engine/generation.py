@@ -1,0 +1,132 @@
+"""One generation: the loop's steps as events, with the text of the tokens and what was counted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.cost_model import CostModel
+from edgespec.core.batching import Yield
+from edgespec.core.logprobs import LogprobRecorder, TokenScore
+from edgespec.core.loop import speculate
+from edgespec.core.metrics import Meter
+from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
+from edgespec.engine.events import Event, Finished, Request, Scored, TokenScores
+from edgespec.errors import InvalidRequest
+from edgespec.text.reasoning import Channel
+from edgespec.text.stream import Piece, TextStream
+from edgespec.text.tokenizer import Tokenizer
+
+
+class Generation:
+    """The state of one request: its prompt, its tokens and their text, and why it ended."""
+
+    def __init__(
+        self, request: Request, prompt: list[int], text: TextStream, tokenizer: Tokenizer, started_s: float
+    ) -> None:
+        """`started_s` is time.perf_counter() when the request arrived. Raises InvalidRequest for max_tokens below 1."""
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise InvalidRequest(f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger one.")
+        self.request = request
+        self.prompt = prompt
+        self.seed = secrets.randbits(32) if request.seed is None else request.seed
+        self.emitted: list[int] = []
+        self.reason: FinishReason = "length"
+        self._text = text
+        self._tokenizer = tokenizer
+        self._meter = Meter(len(prompt), started_s)
+        self._pieces: list[Piece] = []  # of the step under way
+        self._n_reasoning = 0  # tokens of it
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._text.stop
+
+    def run(
+        self, session: Session, controller: Controller, verifier: Verifier, costs: ForwardCost, check: CheckCancelled
+    ) -> Iterator[Event | Yield]:
+        """Generate on `session`: PrefillProgress, then Steps, each followed by its TokenScores and Pieces.
+
+        Raises Cancelled, BackendError.
+        """
+        request, ends = self.request, self._tokenizer.end_of_generation
+        logprobs = LogprobRecorder(verifier, request.top_logprobs) if request.top_logprobs is not None else None
+        phase: Channel = "answer"
+        for event in speculate(
+            session,
+            controller,
+            logprobs or verifier,
+            self.prompt,
+            max_tokens=request.max_tokens or session.capabilities.context_size,
+            stop=ends,
+            emit=self._emit,
+            plain_time=costs.plain_time,
+            check=check,
+        ):
+            yield event
+            if isinstance(event, PrefillProgress):
+                self._meter.cached_tokens = event.reused
+            elif isinstance(event, Step):
+                self._meter.add(event, self._n_reasoning)
+                if logprobs is not None:
+                    yield TokenScores(tuple(self._spell(score) for score in logprobs.take(len(event.tokens))))
+                yield from self._pieces
+                self._pieces, self._n_reasoning = [], 0
+                if self._text.channel != phase:
+                    phase = self._text.channel
+                    controller.set_phase(phase)
+        if self._text.stopped or self.emitted[-1] in ends:
+            self.reason = "stop"
+
+    def finish(self) -> Iterator[Event]:
+        """The text that was held back."""
+        yield from self._text.finish()
+
+    def finished(self) -> Finished:
+        return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self.stop)
+
+    def _emit(self, token: int, source: str) -> bool:
+        """Take a token into the text; returns whether a stop string ends it."""
+        self.emitted.append(token)
+        self._pieces += self._text.push(token, source)
+        self._n_reasoning += self._text.channel == "reasoning"
+        return self._text.stopped
+
+    def _spell(self, score: TokenScore) -> Scored:
+        def spell(token: int) -> bytes:
+            return self._tokenizer.piece(token) or self._tokenizer.special_text(token).encode()
+
+        return Scored(spell(score.token), score.logprob, tuple((spell(token), logprob) for token, logprob in score.top))
+
+
+class ForwardCost:
+    """Usual seconds of a session's forwards, beside the sessions that share them now."""
+
+    def __init__(self, costs: CostModel | None, session: Session) -> None:
+        """`costs` is None where nothing has been measured."""
+        self._costs = costs
+        self._session = session
+
+    def plain_time(self, rows: int | None, forward_s: float, host_s: float) -> float | None:
+        """See core.loop.PlainTime. A forward that took twice its usual time would have done so in plain decoding."""
+        if self._costs is None:
+            return None
+        n_sessions = self._session.peers.sessions + 1
+        plain_s = self._costs.seconds(n_sessions)
+        if rows is None:
+            return plain_s
+        return plain_s * (forward_s + host_s * n_sessions) / self._costs.seconds(rows)
+
+    def seconds_by_rows(self) -> Callable[[int], float]:
+        """Seconds of so many rows of this session; the same for any number where nothing has been measured."""
+        if self._costs is None:
+            return lambda rows: 1.0
+        cost = MarginalCost(self._costs, lambda: self._session.peers)
+
+        def seconds(rows: int) -> float:
+            cost.refresh()
+            return cost.seconds(rows)
+
+        return seconds
