@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError
 from tests.backends.zoo import VOCABULARY, class_names, tiny
 from tests.contract.runtimes import prefill
+from tests.models import REPOSITORY
 
 # What a class takes, where it is not a tree in one batch row.
 BRANCHES = {
@@ -24,13 +26,19 @@ BRANCHES = {
 NODES = {"gpt2"}
 CHAINS = {"llama4"}
 REFUSED = {"bitnet": "No Metal back-end", "deepseek_v41": "LayerCache cannot be rolled back"}
-# Configurations of a form that the table of small values does not cover, or (phi3small) token ids fixed in the code.
+# No tiny configuration, or (phi3small) token ids fixed in the code.
 UNMADE = {"phi3small", "kimi_k3", "minimax_m3_vl", "muse_spark", "prism_hadamard_qwen35", "qwen3_5_moe", "spark2_5"}
 NAMES = class_names()
 
 
 def test_the_lists_name_classes_that_exist() -> None:
     assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(NAMES)
+
+
+def test_the_document_names_them_all() -> None:
+    text = (REPOSITORY / "docs" / "mlx.md").read_text(encoding="utf-8")
+    assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(re.findall(r"[\w-]+", text))
+    assert f"the {len(NAMES)} classes" in text.replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMADE])
