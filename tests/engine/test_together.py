@@ -204,7 +204,7 @@ def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> Non
 
     def spare() -> set[int]:
         contexts = {cache.target.context for cache in shared._slots._kept}  # type: ignore[attr-defined]
-        return {context.sequences.max_nodes for context in contexts}
+        return {len(context.sequences._spare) for context in contexts}
 
     together(shared, [Request(CODE[0], GREEDY, 9)])
     before = spare()
