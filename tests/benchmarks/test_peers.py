@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.peers import NO_PEER, Run, common_prefix, main, summarize, format_table
+from benchmarks.peers import NO_PEER, Run, common_prefix, format_table, main, summarize
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
-from benchmarks.peers_server import read_stream, list_draft_modes
+from benchmarks.peers_server import list_draft_modes, read_stream
 from tests.models import TARGET
 
 HELP = """\

@@ -1,0 +1,42 @@
+"""The programs that measure the command, the server and the chat run on the embedded pair; no program is untested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.conftest import Program
+from tests.models import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("package", ["benchmarks", "laboratory"])
+def test_every_program_is_run_by_a_test(package: str) -> None:
+    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    programs = [file for file in (REPOSITORY / package).glob("*.py") if '__name__ == "__main__"' in file.read_text()]
+    assert [file.stem for file in programs if f'("{package}.{file.stem}"' not in tests] == []
+
+
+def test_startup(program: Program) -> None:
+    result = program("benchmarks.startup", "--repeats", 1)
+    assert result["help_s"] > result["bare_python_s"] > 0
+    assert result["versions"]["edgespec"] and result["files"] == {}
+
+
+def test_server(program: Program) -> None:
+    result = program("benchmarks.server", "--tokens", 96, "--repeats", 1)
+    assert set(result["together"]) == {"1", "2", "4", "8"} and all(each > 0 for each in result["together"].values())
+    assert result["engine_over_client"] > 0 and result["first_s"] > 0
+
+
+def test_tui(program: Program) -> None:
+    result = program("benchmarks.tui", "--tokens", 8, "--repeats", 1)
+    assert result["chat_over_run"] > 0 and len(result["pairs"]) == 1
+
+
+def test_tui_latency(program: Program) -> None:
+    result = program("benchmarks.tui", "--latency", "--tokens", 200)
+    assert result["tokens_per_second"] > 0 and 0 < result["cpu"] < 2
+    assert 0 < result["latency_ms"][0] <= result["latency_ms"][1]

@@ -1,0 +1,76 @@
+"""The programs that measure decoding run on the embedded pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.conftest import Program
+from tests.models import DRAFT, TARGET
+
+pytestmark = pytest.mark.slow
+
+
+def test_distribution(program: Program) -> None:
+    result = program("benchmarks.distribution", "--samples", 5)
+    assert len(result["arms"]) == 5 and len(result["files"]) == 2
+    for arm in result["arms"].values():
+        assert arm["samples"] == 5 and arm["bins"] == 27 and arm["chi_square"] > 0 and 0 < arm["tv"] <= 1
+
+
+def test_overhead(program: Program) -> None:
+    result = program("benchmarks.overhead", TARGET, "--tokens", 16, "--repeats", 2)
+    assert result["tokens"] == 15 and result["model"] == "target.gguf"
+    assert result["ratio_min"] <= result["ratio_median"] <= result["ratio_max"]
+    assert result["loop_ms_per_token"] > 0 and result["bare_ms_per_token"] > 0
+    assert all(result[f"{part}_us_per_token"] > 0 for part in ("draft", "verify", "sample", "commit"))
+
+
+def test_parity(program: Program) -> None:
+    result = program("benchmarks.parity", "--prompts", 1, "--tokens", 8, "--exact")
+    assert len(result["arms"]) == 5 and result["exact"]
+    for arm in result["arms"].values():
+        assert arm["equal"] == arm["of"] == 1 and arm["forks"] == [] and arm["tau"] >= 1
+
+
+def test_parallel(program: Program, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    arguments = ("--max-concurrency", "1,2", "--tokens", 8, "--repeats", 1, "--plot", plot)
+    rows = program("benchmarks.parallel", TARGET, "--draft", DRAFT, *arguments)["rows"]
+    assert [row["at_once"] for row in rows] == [1, 2]
+    for row in rows:
+        assert min(row["plain"], row["ngram 3"], row["autopilot"]) > 0 and 0 <= row["rounds with drafts"] <= 1
+    assert "<svg" in plot.read_text()
+
+
+def test_traces_and_their_replays(program: Program, tmp_path: Path) -> None:
+    traces = tmp_path / "traces.json.gz"
+    texts = program("benchmarks.traces", traces, "--tokens", 8, "--per-category", 1)["texts"]
+    assert len(texts) >= 10 and all(1 <= text["tokens"] <= 8 for text in texts)
+    result = program("tests.controller.replays", traces, "--seeds", 1, "--curve", "1B, Q4_0")
+    (row,) = result["results"]
+    assert result["texts"] == len(texts) and row["autopilot"] > 0 and row["over_oracle"] <= 1.01
+
+
+def test_selfdrafts(program: Program, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    amounts = ("--tokens", 8, "--prompts", 1, "--repeats", 1, "--copies", tmp_path, "--plot", plot)
+    result = program("benchmarks.selfdrafts", "--draft", DRAFT, "--method", "layerskip:2", "--draft-max", 2, *amounts)
+    assert [arm["arm"] for arm in result["arms"]] == ["plain", "draft.gguf, 2", "layerskip:2, 2"]
+    for arm in result["arms"]:
+        assert arm["speedup"] > 0 and 0 <= arm["accepted"] <= 1 and arm["tau"] >= 1
+    assert "<svg" in plot.read_text()
+
+
+def test_selfdraft_context(program: Program, tmp_path: Path) -> None:
+    contexts = ("--context", 32, "--context", 64)
+    rows = program("benchmarks.selfdraft_context", *contexts, "--repeats", 1, "--copies", tmp_path)["seconds"]
+    assert [row["context"] for row in rows] == [32, 64]
+    assert all(row["target"] > 0 and row["sparse:4,256"] > 0 for row in rows)
+
+
+def test_structured(program: Program) -> None:
+    result = program("benchmarks.structured", "--tokens", 8, "--repeats", 1)
+    assert set(result["ratios"]) == {"plain, schema / plain", "drafted / plain", "drafted, schema / plain, schema"}
+    assert all(ratio > 0 for ratio in result["ratios"].values())

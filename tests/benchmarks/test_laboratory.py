@@ -1,0 +1,31 @@
+"""The programs of the laboratory run on small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.conftest import Program
+from tests.models import DRAFT
+
+pytestmark = pytest.mark.slow
+
+
+def test_mlx_window(program: Program) -> None:
+    (row,) = program("laboratory.mlx_window", "--tokens", 8, "--models", 1)["first_difference"]
+    assert row == {"prompt": 19, "edgespec": None, "mlx_lm": row["mlx_lm"]}
+
+
+def test_plan_names(program: Program) -> None:
+    plan = program("laboratory.plan_names", "llama-8b-q4", "--no-speed")["names"]["llama-8b-q4"]
+    assert plan["needed_bytes"] > 6e9 and isinstance(plan["fits"], bool)
+    (traffic,) = plan["hub"].values()
+    assert traffic["header"] <= traffic["asked"] and 0 < traffic["sent"] <= traffic["asked"]
+
+
+def test_cost_faithful(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = program("laboratory.cost_faithful", "30m", out, "--source", DRAFT, "--check")
+    assert result["bytes"] == out.stat().st_size > 1e6
+    assert result["quantized"]["faults"] == 0 and result["exact"]["equal"] > result["exact"]["tokens"] / 2
