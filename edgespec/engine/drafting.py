@@ -1,4 +1,4 @@
-"""How to draft and verify: what a user may ask for, and the parts of the loop that do it."""
+"""How to draft and verify: the options of a user, and the controller and verifier made from them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ from edgespec.errors import InvalidRequest
 DraftKind = Literal["none", "ngram", "model"]
 Rule = Literal["auto", "sample", "rejection", "block"]
 
-_DRAWN = ("rejection", "block")
-_DRAWS_FROM = 0.5  # temperature; below, a greedy draft is accepted as often
+_SAMPLED_RULES = ("rejection", "block")
+_MIN_SAMPLED_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How to draft and verify; may change between requests.
+    """How to draft and verify. It may change between requests.
 
-    gamma   drafted tokens on a path at most; 0 is plain decoding, None leaves it to the autopilot
-    nodes   drafted tokens in all; more than gamma make a tree
-    rule    'sample' for deterministic drafts; 'rejection' and 'block' for drafts drawn at random; 'auto' is 'block'
-            for a draft model's chains at temperatures from 0.5 on, where no seed asks for the same text again, else
-            'sample'
+    gamma   maximum draft depth (--draft-max): 0 is plain decoding, None leaves it to the autopilot
+    nodes   maximum draft tokens in all (--draft-tree): more than gamma make a tree
+    rule    acceptance rule (--acceptance): 'sample' for deterministic drafts, 'rejection' or 'block' for sampled ones.
+            'auto' is 'block' for chains of a draft model at temperature 0.5 and above without a seed, else 'sample'
     """
 
     kind: DraftKind
@@ -76,16 +75,16 @@ class Speculation:
         return self.nodes is not None and self.gamma is not None and self.nodes > self.gamma
 
     def rule_for(self, temperature: float, *, seeded: bool) -> Rule:
-        """The rule for a request, 'auto' resolved."""
+        """The rule for a request, with 'auto' resolved."""
         if temperature == 0 or self.kind != "model" or self.is_plain:
             return "sample"
         if self.rule != "auto":
             return self.rule
-        return "block" if temperature >= _DRAWS_FROM and not seeded and not self.is_tree else "sample"
+        return "block" if temperature >= _MIN_SAMPLED_TEMPERATURE and not seeded and not self.is_tree else "sample"
 
 
 def verifier_for(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
-    """The verifier of a generation, in which some drafts may be deterministic whatever the rule."""
+    """The verifier of one generation. Deterministic drafts are always verified by sample matching."""
     rng = CounterRng(seed)
     matching = SampleMatching(distribution, rng)
     if rule == "sample":
@@ -101,7 +100,7 @@ def fixed_for(spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed:
     budget = Budget(spec.gamma, spec.nodes if spec.nodes is not None and takes_tree else spec.gamma)
     if slot.draft is None or spec.kind == "ngram":
         return FixedLength(NgramDrafter(), budget)
-    choice = SampledChoice(sampler, _draft_rng(seed)) if rule in _DRAWN else GreedyChoice()
+    choice = SampledChoice(sampler, _draft_rng(seed)) if rule in _SAMPLED_RULES else GreedyChoice()
     return FixedLength(ModelDrafter(slot.draft, sampler.vocab_size, choice), budget)
 
 
@@ -114,7 +113,7 @@ def autopilot_for(
     """
     stepper = None
     if slot.draft is not None and spec.kind == "model":
-        choice = Sampled(sampler, _draft_rng(seed)) if rule in _DRAWN else GreedyTopK()
+        choice = Sampled(sampler, _draft_rng(seed)) if rule in _SAMPLED_RULES else GreedyTopK()
         stepper = DraftModelStepper(slot.draft, sampler.vocab_size, choice)
     session = slot.target
     return Autopilot(stats, sampling, stepper, trees=session.capabilities.tree, peers=lambda: session.peers)

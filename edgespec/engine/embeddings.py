@@ -1,4 +1,4 @@
-"""Texts as vectors."""
+"""Embeddings of texts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from edgespec.backends import Model
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import ContextOverflow, InvalidRequest
-from edgespec.text.chat_template import encode_prompt, check_length
+from edgespec.text.chat_template import check_length, encode_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """A vector of length 1, and how many tokens it stands for."""
+    """A vector of length 1, and the number of tokens of its text."""
 
     vector: tuple[float, ...]
     tokens: int
 
 
 def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Yield]:
-    """One for each of `texts`, in their order; token ids are taken as they are. Raises InvalidRequest, ContextOverflow,
+    """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, ContextOverflow,
     BackendError, Cancelled.
     """
     tokenizer, size = model.tokenizer, model.context_size

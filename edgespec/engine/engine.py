@@ -23,7 +23,7 @@ from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarCompiler, GrammarMask, JumpForward
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
-from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, encode_prompt, check_length
+from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.reasoning import detect_format
 from edgespec.text.stream import TextStream
 

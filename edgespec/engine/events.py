@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what it answers with."""
+"""The request to an engine and the events of its answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Request:
     max_tokens    None: to the end of the context
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
-    structure     what the answer has to follow; reasoning before it is free
-    visible       control tokens, by their spelling, that count as text, such as those around tool calls; where those of
-                  the reasoning are among them, it is not split off
-    top_logprobs  how many of each token's best rivals to tell with TokenScores; None: no scores
+    structure     the grammar of the answer; reasoning before it is free
+    visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
+                  reasoning are among them, reasoning is not split off
+    top_logprobs  alternatives of each token to report with TokenScores; None: no scores
     """
 
     prompt: str | tuple[Message, ...]
@@ -40,8 +40,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `tokens` are the emitted ids, end-of-generation tokens included; `stop` is the stop string that
-    ended the text, if one did.
+    """The last event. `tokens` are the emitted ids, with the end-of-generation token; `stop` is the stop string that
+    ended the text.
     """
 
     reason: FinishReason
@@ -53,7 +53,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One sentence that the user should read, such as that a draft model is hardly ever right; said once."""
+    """One sentence for the user, such as a warning that the draft model is almost never right."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""The sessions of an engine: several caches, so that conversations that take turns need not be read anew."""
+"""The slots of an engine: sessions that keep their KV caches from request to request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError
 
-_LITTLE = 64  # tokens that are read again sooner than another cache is opened
+_CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
 
 
 @dataclass(eq=False)
 class Slot:
-    """A session of the target and one of its draft, the text that they held last, and what they poll."""
+    """A session of the target and one of its draft, the tokens of their last text, and the check that both poll."""
 
     target: Session
     draft: Session | None
@@ -23,35 +23,35 @@ class Slot:
     is_taken: bool = False
 
     def close(self) -> None:
-        if self.draft is not None:  # it may follow the target's
+        if self.draft is not None:  # it may read the target's cache
             self.draft.close()
         self.target.close()
 
 
 class SlotPool:
-    """Opened when they are first needed, `max_slots` of them; the one used least lately makes way."""
+    """Up to `max_slots` slots, opened when they are first needed; the least recently used one is given up first."""
 
-    def __init__(self, opened: Callable[[], Slot], max_slots: int, *, adopts: bool = False) -> None:
-        """`adopts`: whether one takes over what another one holds at no cost."""
-        self._opened = opened
+    def __init__(self, open_slot: Callable[[], Slot], max_slots: int, *, adopts: bool = False) -> None:
+        """`adopts`: whether a slot can take over another one's prefix without computing it."""
+        self._open_slot = open_slot
         self.max_slots = max_slots
         self._adopts = adopts
-        self._kept: list[Slot] = []  # the one used last is last
+        self._kept: list[Slot] = []  # the most recently used one is last
 
     def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
-        """One that nobody else uses until `release`: the one that holds the longest beginning of `prompt`, if that is
-        at least half of what it holds, or, where a new one could take that over, all but little of it; else an empty
-        one, else the one used least lately, which takes over what another one holds of the beginning, if it can. None
-        while all are in use. Raises BackendError.
+        """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
+
+        The slot with the longest common prefix is chosen, unless too much of its cache would be lost. Then a new slot
+        is opened, or the least recently used one is taken; it adopts the longest prefix of any slot where it can.
         """
         common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
         free = [slot for slot in self._kept if not slot.is_taken]
         found = max(free, key=lambda slot: common[slot], default=None)
-        if found is None or self._is_spoilt(found, common[found]):
-            found = self._another(free)
+        if found is None or self._loses_much(found, common[found]):
+            found = self._open_another(free)
             if found is None:
                 return None
-        # While a prompt is being read, less is held than what is in common.
+        # During a prefill the cache holds less than the tokens of its prompt.
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
         if held.get(source, 0) > held.get(found, 0):
@@ -61,16 +61,16 @@ class SlotPool:
         return found
 
     def release(self, slot: Slot, tokens: list[int]) -> None:
-        """It holds `tokens` now."""
+        """End the use of a slot, which holds `tokens` now."""
         slot.is_taken, slot.tokens = False, tokens
 
     def drop(self, slot: Slot) -> None:
-        """Close one that is in no defined state."""
+        """Close a slot whose state is undefined."""
         self._kept.remove(slot)
         slot.close()
 
     def drop_free(self) -> None:
-        """Close those that nobody uses."""
+        """Close the slots that are not in use."""
         for slot in [each for each in self._kept if not each.is_taken]:
             self.drop(slot)
 
@@ -79,16 +79,16 @@ class SlotPool:
         for slot in kept:
             slot.close()
 
-    def _is_spoilt(self, slot: Slot, common: int) -> bool:
-        """Whether too much is lost of what it holds if no more than `common` tokens are kept."""
+    def _loses_much(self, slot: Slot, common: int) -> bool:
+        """Whether cutting the cache to `common` tokens loses more than another slot would cost."""
         lost = len(slot.tokens) - common
-        return lost > common or (self._adopts and lost > _LITTLE and len(self._kept) < self.max_slots)
+        return lost > common or (self._adopts and lost > _CHEAP_PREFILL and len(self._kept) < self.max_slots)
 
-    def _another(self, free: Sequence[Slot]) -> Slot | None:
+    def _open_another(self, free: Sequence[Slot]) -> Slot | None:
         if len(self._kept) < self.max_slots:
             try:
-                return self._opened()
-            except BackendError:  # there is no memory for one more
+                return self._open_slot()
+            except BackendError:  # no memory for one more
                 if not self._kept:
                     raise
                 self.max_slots = len(self._kept)

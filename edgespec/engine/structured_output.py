@@ -1,7 +1,7 @@
-"""Structured output: what tokens a grammar leaves open, as a part of the target's law, so that drafts change nothing.
+"""Structured output: a grammar masks the target's logits, as a part of its distribution, so drafts change nothing.
 
-A structure masks the target's logits before anything else is done to them. Verification reads masked laws row by row,
-so a drafted token that breaks the structure has probability zero and is never accepted.
+The mask comes before all sampling. Verification reads masked distributions row by row, so a drafted token that breaks
+the grammar has probability zero and is never accepted.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from edgespec.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MOST_SCHEMA = 2**18  # characters
-_DEEPEST = 64
-_WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON's tokens; without a bound a model may write blanks for ever
-_MOST = 16  # of what there may be several
-_FORCED = 16  # tokens that a structure leaves no choice about, proposed at once
-_WINDOW = 16  # tokens that the end of the reasoning may be spelled in
+_MAX_SCHEMA = 2**18  # characters
+_MAX_DEPTH = 64
+_WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
+_MAX_REPEATS = 16  # of the alternatives of a repeated structure
+_MAX_FORCED = 16  # tokens of one jump-forward draft
+_END_WINDOW = 16  # tokens in which the end of the reasoning may be spelled
 _EVERYTHING = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Something that has to be there as it is. What is the spelling of one control token stands for that token."""
+    """Literal text. Text that spells one control token stands for that token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """JSON that follows a schema, which is given as text."""
+    """JSON that follows `schema`, a JSON schema as text."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What an answer has to be: one of several sequences of parts.
+    """The grammar of an answer: one of several sequences of parts.
 
-    first, last  what is before and after it
-    between      what is between it and another one, where there may be up to 16; None where there is one
+    first, last  the parts before and after it
+    between      the parts between repeats, of which there may be 16; None where it is not repeated
     """
 
     alternatives: tuple[tuple[Text | Json, ...], ...]
@@ -68,47 +68,49 @@ def texts(parts: Iterable[str]) -> tuple[Text, ...]:
 
 
 def json_part(schema: Any) -> Json:
-    """Raises InvalidRequest for what is too large or too deep to be looked at."""
+    """Raises InvalidRequest for a schema that is too large or nested too deep."""
     try:
-        if not is_shallow(schema, _DEEPEST):
-            raise InvalidRequest(f"the JSON schema is nested more than {_DEEPEST} deep.", hint="Simplify it.")
+        if not is_shallow(schema, _MAX_DEPTH):
+            raise InvalidRequest(f"the JSON schema is nested more than {_MAX_DEPTH} deep.", hint="Simplify it.")
         if isinstance(schema, Mapping):
             schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the JSON schema cannot be read: {error}.", hint="Check the schema.") from error
-    if len(text) > _MOST_SCHEMA:
-        raise InvalidRequest(f"the JSON schema has more than {_MOST_SCHEMA:,} characters.", hint="Simplify it.")
+    if len(text) > _MAX_SCHEMA:
+        raise InvalidRequest(f"the JSON schema has more than {_MAX_SCHEMA:,} characters.", hint="Simplify it.")
     return Json(text)
 
 
 def json_structure(schema: Any = None) -> Structure:
-    """JSON that follows `schema`; None: any object. Raises InvalidRequest."""
+    """JSON that follows `schema`, or any object without one. Raises InvalidRequest."""
     return Structure(((json_part({"type": "object"} if schema is None else schema),),))
 
 
 def either(one: Structure, other: Structure) -> Structure:
-    """An answer of one kind or of the other, of which there may be no several."""
-    return Structure(tuple((*each.first, *way, *each.last) for each in (one, other) for way in each.alternatives))
+    """An answer of the one structure or of the other, not repeated."""
+    return Structure(
+        tuple((*each.first, *alternative, *each.last) for each in (one, other) for alternative in each.alternatives)
+    )
 
 
 class GrammarCompiler:
-    """GrammarCompiler over one vocabulary."""
+    """Compiles structures for one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def constrain(self, structure: Structure, sampler: Sampler, prompt_length: int, after: bytes = b"") -> GrammarMask:
-        """`sampler` within `structure`, which holds from the end of the prompt, or from the first `after` on.
+        """`sampler` masked by `structure`, which begins at the end of the prompt, or after the first `after`.
 
-        Raises InvalidRequest for a structure that cannot be followed.
+        Raises InvalidRequest for a structure that cannot be compiled.
         """
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(self._lark(structure)))
         if matcher.is_error():
-            why = " ".join(matcher.get_error().split())[:300].rstrip(".")
-            raise InvalidRequest(f"the answer's structure cannot be followed: {why}.", hint="Simplify the schema.")
+            reason = " ".join(matcher.get_error().split())[:300].rstrip(".")
+            raise InvalidRequest(f"the answer's structure cannot be followed: {reason}.", hint="Simplify the schema.")
         return GrammarMask(matcher, sampler, self._tokenizer, prompt_length, after)
 
     def _lark(self, structure: Structure) -> str:
@@ -119,11 +121,11 @@ class GrammarCompiler:
             rules.extend(f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True))
             return " ".join(names)
 
-        ways = " | ".join(sequence(parts) for parts in structure.alternatives)
-        more = "" if structure.between is None else f"more{{0,{_MOST - 1}}}"
-        start = f"start: {sequence(structure.first)} way {more} {sequence(structure.last)}"
-        another = f"more: {sequence(structure.between or ())} way"
-        return "\n".join([start, f"way: {ways}", *([another] if more else ()), *rules])
+        alternatives = " | ".join(sequence(parts) for parts in structure.alternatives)
+        more = "" if structure.between is None else f"more{{0,{_MAX_REPEATS - 1}}}"
+        start = f"start: {sequence(structure.first)} alternative {more} {sequence(structure.last)}"
+        another = f"more: {sequence(structure.between or ())} alternative"
+        return "\n".join([start, f"alternative: {alternatives}", *([another] if more else ()), *rules])
 
     def _rule(self, part: Text | Json) -> str:
         if isinstance(part, Json):
@@ -144,7 +146,7 @@ class GrammarCompiler:
 
 
 class _Spelled:
-    """A vocabulary as llguidance reads it."""
+    """A vocabulary in the form that llguidance reads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
@@ -161,7 +163,7 @@ class _Spelled:
 
 
 class GrammarMask:
-    """The law of a sampler, without the tokens that the structure forbids. A LawSource."""
+    """The distribution of a sampler without the tokens that the grammar forbids. A TargetDistribution."""
 
     window = _EVERYTHING
     is_argmax = False
@@ -177,12 +179,12 @@ class GrammarMask:
         self._after = after
         self._consumed: list[int] = []
         self._ends = sorted(tokenizer.end_of_generation)
-        self._begin: int | None = None if after else 0  # of the structure, counted from the prompt's end
+        self._begin: int | None = None if after else 0  # position of the structure, from the end of the prompt
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
-        """Raises InvalidRequest where the grammar becomes too complex to follow."""
+        """See TargetDistribution. Raises InvalidRequest where the grammar becomes too complex."""
         if not self._follow(prefix):
-            if self._begin is None:  # what is to follow the reasoning has to follow
+            if self._begin is None:  # generation must not end before the structure
                 logits = logits.copy()
                 logits[self._ends] = -np.inf
         else:
@@ -193,17 +195,17 @@ class GrammarMask:
         return self._sampler.distribution(logits, prefix)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
-        """Tokens that have to follow `prefix`, spelled as the vocabulary would."""
+        """The tokens that the grammar forces after `prefix`, as the tokenizer would spell them."""
         return self._matcher.compute_ff_tokens() if self._follow(prefix) else []
 
     def _allowed(self) -> npt.NDArray[np.bool_]:
-        """[vocab_size] whether a token may come next."""
+        """[vocab_size] whether the grammar allows each token next."""
         allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
         self._require_sound()
         return allowed[: self._tokenizer.vocab_size]
 
     def _follow(self, prefix: Sequence[int]) -> bool:
-        """Bring the grammar to the end of `prefix`; whether it holds there."""
+        """Advance or roll back the grammar to the end of `prefix`; returns whether it applies there."""
         answer = list(prefix[self._start :])
         if self._begin is None or (self._after and not self._ends_reasoning(answer, self._begin)):
             recent = range(max(1, len(answer) - 128), len(answer) + 1)
@@ -217,16 +219,16 @@ class GrammarMask:
         taken = self._matcher.try_consume_tokens(wanted[common:]) if len(wanted) > common else 0
         self._consumed = wanted[: common + taken]
         self._require_sound()
-        # Rules that look at all of a draft ask for laws beyond a token that the structure forbids. Such a token is
-        # never accepted, so that any law will do.
+        # Block verification asks for distributions behind a forbidden token. That token is never accepted, so any
+        # distribution is right there.
         return len(self._consumed) == len(wanted)
 
     def _ends_reasoning(self, answer: list[int], end: int) -> bool:
-        """Whether the token before `end` completes what the structure waits for."""
+        """Whether the token before `end` completes the end of the reasoning."""
         if not 0 < end <= len(answer):
             return False
-        text = self._text(answer[max(0, end - _WINDOW) : end])
-        return self._after in text and self._after not in self._text(answer[max(0, end - _WINDOW) : end - 1])
+        text = self._text(answer[max(0, end - _END_WINDOW) : end])
+        return self._after in text and self._after not in self._text(answer[max(0, end - _END_WINDOW) : end - 1])
 
     def _text(self, tokens: Sequence[int]) -> bytes:
         spell = self._tokenizer
@@ -234,15 +236,17 @@ class GrammarMask:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            why = " ".join(self._matcher.get_error().split())[:300].rstrip(".")
+            reason = " ".join(self._matcher.get_error().split())[:300].rstrip(".")
             raise InvalidRequest(
-                f"the answer's structure is too complex to follow: {why}.", hint="Simplify the schema."
+                f"the answer's structure is too complex to follow: {reason}.", hint="Simplify the schema."
             )
 
 
 class JumpForward:
-    """Another controller; where the structure leaves no choice, what it forces is proposed in place of a draft: as much
-    of it as is fastest by `seconds` of a forward by its rows.
+    """Another controller, except where the grammar forces the next tokens: those are the draft, without a drafter
+    (SGLang: jump-forward; llguidance: fast-forward tokens).
+
+    As many are drafted as give the most tokens/s by `seconds`, the cost of a forward by its rows.
     """
 
     def __init__(
@@ -254,7 +258,7 @@ class JumpForward:
         self._controller = controller
         self._forced = forced
         self._seconds = seconds
-        self._is_ours = False
+        self._is_forced = False
         self.decision = controller.decision
         self.expects_plain = False
 
@@ -262,23 +266,23 @@ class JumpForward:
         self._controller.begin(prompt, scores)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        forced = self._forced(tokens)[: min(_FORCED, limit.depth, limit.nodes)]
+        forced = self._forced(tokens)[: min(_MAX_FORCED, limit.depth, limit.nodes)]
         forced = forced[: max(range(len(forced) + 1), key=lambda n: (n + 1) / self._seconds(n + 1))]
-        self._is_ours = len(forced) > 0
-        if not self._is_ours:
+        self._is_forced = len(forced) > 0
+        if not self._is_forced:
             draft = self._controller.propose(tokens, limit)
             self.decision = self._controller.decision
             return draft
         self._controller.propose(tokens, Budget(0, 0))
-        self.decision = Decision("structure", "the structure leaves no choice", len(forced) + 1.0)
+        self.decision = Decision("structure", "the grammar forces these tokens", len(forced) + 1.0)
         return Draft.chain(forced)
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        if not self._is_ours:
+        if not self._is_forced:
             self._controller.observe(verdict, scores)
 
     def record(self, step: Step) -> None:
-        if not self._is_ours:
+        if not self._is_forced:
             self._controller.record(step)
 
     def set_phase(self, phase: str) -> None:
@@ -292,7 +296,7 @@ class JumpForward:
 
 
 def is_shallow(value: object, depth: int) -> bool:
-    """Whether JSON is nested no deeper than `depth`."""
+    """Whether a JSON value is nested at most `depth` deep."""
     if isinstance(value, Mapping):
         return depth > 0 and all(is_shallow(each, depth - 1) for each in value.values())
     if isinstance(value, list | tuple):
