@@ -1,4 +1,4 @@
-"""Two servers for whole files of tests: the embedded pair, and the toy, which is fast and never at a loss for words."""
+"""Servers shared by the tests of a file: the embedded pair, and the toy, which is fast and can generate without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The toy with a short context, so that no answer is long, whatever is asked for."""
+    """The toy with a short context, which keeps every answer short."""
     with serving(tmp_path_factory.mktemp("small"), *SMALL) as server:
         yield server
 

@@ -31,7 +31,7 @@ PROMPT = "def read_lines(path):"
 
 @dataclass
 class Server:
-    """One that is running. `log` grows as it speaks."""
+    """A running server. `log` grows with its output."""
 
     url: str
     process: subprocess.Popen[str]
@@ -57,19 +57,19 @@ class Server:
         return self.post("/v1/chat/completions", json=body)
 
     def model(self, name: str) -> dict[str, Any]:
-        """What /props tells of a model."""
-        (told,) = [each for each in self.get("/props").json()["models"] if each["name"] == name]
-        return dict(told)
+        """The state of a model, from /props."""
+        (state,) = [each for each in self.get("/props").json()["models"] if each["name"] == name]
+        return dict(state)
 
     def until(self, name: str, seconds: float = 20, **wanted: object) -> None:
-        """Wait for /props to tell `wanted` of a model."""
+        """Wait until /props has `wanted` for a model."""
         end = monotonic() + seconds
-        while not wanted.items() <= (told := self.model(name)).items():
-            assert monotonic() < end, told
+        while not wanted.items() <= (state := self.model(name)).items():
+            assert monotonic() < end, state
             sleep(0.02)
 
     def engines(self) -> list[psutil.Process]:
-        """The processes that models are open in."""
+        """The engine processes, one for each loaded model."""
         found = []
         for each in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):  # it may just have ended
@@ -80,7 +80,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """`edgespec serve ARGUMENTS` at a free port. It has to end in order, and never tells of an internal error."""
+    """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error."""
     others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     for name in ("CONFIG", "CACHE", "DATA"):

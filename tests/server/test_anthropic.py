@@ -20,7 +20,7 @@ TOOL: Any = {
 
 
 def read(message: Any) -> int:
-    """Tokens of the prompt, those that had been read before included."""
+    """Tokens of the prompt, cached ones included."""
     count: int = message.usage.input_tokens + message.usage.cache_read_input_tokens
     return count
 
@@ -48,9 +48,11 @@ def test_stop_sequences_and_system(pair: Server) -> None:
     made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0, stop_sequences=[word])
     assert made.stop_reason == "stop_sequence" and made.stop_sequence == word
     assert made.content[0].type == "text" and made.content[0].text == text[: text.index(word)]
-    told = client.messages.count_tokens(model=MODEL, messages=USER, system="import os\n")
+    system = client.messages.count_tokens(model=MODEL, messages=USER, system="import os\n")
     blocks = client.messages.count_tokens(model=MODEL, messages=USER, system=[{"type": "text", "text": "import os\n"}])
-    assert told == blocks and told.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
+    assert (
+        system == blocks and system.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
+    )
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"])

@@ -1,4 +1,4 @@
-"""Other programs that people have."""
+"""Other client programs: litellm and llm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ps, stop and launch, against a server that is running."""
+"""ps, stop and launch against a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings, by the openai client."""
+"""/v1/embeddings, called with the openai client."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_answers_go_on_meanwhile(pair: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ({"input": ""}, "empty"),
         ({"input": ["x", ""]}, "empty"),
@@ -68,9 +68,9 @@ def test_answers_go_on_meanwhile(pair: Server) -> None:
         ({}, "Field required"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_in_a_sentence(body: Any, told: str, pair: Server) -> None:
+def test_invalid_inputs_are_rejected(body: Any, message: str, pair: Server) -> None:
     answer = pair.post("/v1/embeddings", json={"model": MODEL, **body})
-    assert answer.status_code == 400 and told in answer.json()["error"]["message"], answer.text
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
     assert pair.post("/v1/embeddings", json={"model": MODEL, "input": "x"}).status_code == 200
 
 

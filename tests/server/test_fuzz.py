@@ -1,4 +1,4 @@
-"""Bodies that no client would send: the server says what is wrong, in JSON, and goes on."""
+"""Invalid bodies: the server answers with an error in JSON and keeps running."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ FAULTY: list[tuple[type[Body], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "body"), FAULTY)
 def test_no_body_has_more_than_a_few_faults(kind: type[Body], body: dict[str, Any]) -> None:
-    """Of millions, telling would take the server's memory, and its time from everybody else."""
+    """Reporting millions of faults would take memory, and time from other requests."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() < 40

@@ -1,4 +1,4 @@
-"""Calls that have to be made, in the form of each family, as structures."""
+"""Forced tool calls as structures, in the format of each family."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) ->
     assert "".join(map(str, found)) == '{"done": true}'
 
 
-def test_tools_beside_a_structure_in_a_request() -> None:
+def test_tools_with_a_structure_in_a_request() -> None:
     request = ChatRequest.model_validate({
         "model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
@@ -146,19 +146,19 @@ def test_no_more_calls_than_sixteen() -> None:
         assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
 
 
-@pytest.mark.parametrize("told", [True, False, None])
-def test_calls_after_the_first_are_left_out_where_one_is_wanted(told: bool | None) -> None:
+@pytest.mark.parametrize("parallel", [True, False, None])
+def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | None) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"n": %d}}\n</tool_call>'
     text = "Well, " + call % 1 + call % 2 + " so."
     request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
-                                          "parallel_tool_calls": told, "tools": [FUNCTION]})  # fmt: skip
+                                          "parallel_tool_calls": parallel, "tools": [FUNCTION]})  # fmt: skip
     spec = request.generation_spec()
     reader = make_reader(HERMES, {tool.name: tool.parameters for tool in spec.tools})
     response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
     parts = [*response.parts(Piece(text, "answer", "")), *response.parts(Finished("stop", (), 0, metrics))]
     calls = [part.call.arguments for part in parts if isinstance(part, ToolCallDelta)]
-    assert calls == (['{"n": 1}'] if told is False else ['{"n": 1}', '{"n": 2}'])
+    assert calls == (['{"n": 1}'] if parallel is False else ['{"n": 1}', '{"n": 2}'])
     assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == "Well,  so."
     assert isinstance(parts[-1], Done) and parts[-1].reason == "tool_calls"
 

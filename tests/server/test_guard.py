@@ -1,4 +1,4 @@
-"""Who may call, from where, with how much."""
+"""API keys, host names, origins and the size limit of bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL: dict[str, Any] = {"model": "tree", "messages": [{"role": "user", "content"
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with a key, for pages of one other origin."""
+    """A server with a key that allows one other origin."""
     folder = tmp_path_factory.mktemp("locked")
     with serving(
         folder, *TOY, "--api-key", KEY, "--allow-origin", "http://localhost:3000", "--allow-host", "box.lan"
@@ -48,7 +48,7 @@ def test_a_key(locked: Server) -> None:
      ("127.0.0.1.evil.example", 403), ("", 403)],
 )  # fmt: skip
 def test_host_names(host: str, status: int, locked: Server) -> None:
-    """A page whose name has been made to point here may not read answers."""
+    """DNS rebinding: a page whose host name resolves to this address gets no answers."""
     assert locked.get("/health", headers={"host": host}).status_code == status
 
 
@@ -79,7 +79,7 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "other machines could use a server at 0.0.0.0 without a key"),
         (["--host", "no.such.host.invalid", "--no-key"], "cannot listen on"),
@@ -88,11 +88,11 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
     ],
     ids=["no key", "no host", "twice", "no name"],
 )
-def test_what_is_refused_at_once(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "serve", "--port", "0", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 2 and told.casefold() in done.stderr.casefold() and "Traceback" not in done.stderr
+    assert done.returncode == 2 and message.casefold() in done.stderr.casefold() and "Traceback" not in done.stderr
 
 
 def test_a_port_that_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""Who may go in: order, width, having it for oneself, and leaving the queue at any moment."""
+"""FairLimiter: order, limit, exclusive access, and cancellation at any moment."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
     """
 
     async def main() -> None:
-        turns = FairLimiter()
-        turns.max_concurrency = max_concurrency
+        limiter = FairLimiter()
+        limiter.max_concurrency = max_concurrency
         inside: list[bool] = []
 
         async def caller(alone: bool, stays: int) -> None:
             if alone:
-                async with turns.exclusive():
+                async with limiter.exclusive():
                     await stay(True, stays)
                 return
-            await turns.enter()
+            await limiter.enter()
             try:
                 await stay(False, stays)
             finally:
-                turns.leave()
+                limiter.leave()
 
         async def stay(alone: bool, stays: int) -> None:
             inside.append(alone)
@@ -60,10 +60,10 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
                 tasks[-1].cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
-        assert (turns.active, turns.waiting, turns.is_full) == (0, 0, False)
+        assert (limiter.active, limiter.waiting, limiter.is_full) == (0, 0, False)
         for _ in range(max_concurrency):
-            await asyncio.wait_for(turns.enter(), 5)
-        assert turns.is_full
+            await asyncio.wait_for(limiter.enter(), 5)
+        assert limiter.is_full
 
     asyncio.run(main())
 
@@ -71,15 +71,15 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
 @pytest.mark.parametrize("max_concurrency", [1, 3])
 def test_first_come_first_served(max_concurrency: int) -> None:
     async def main() -> None:
-        turns = FairLimiter()
-        turns.max_concurrency = max_concurrency
+        limiter = FairLimiter()
+        limiter.max_concurrency = max_concurrency
         order: list[int] = []
 
         async def caller(who: int) -> None:
-            await turns.enter()
+            await limiter.enter()
             order.append(who)
             await asyncio.sleep(0)
-            turns.leave()
+            limiter.leave()
 
         await asyncio.gather(*(caller(who) for who in range(12)))
         assert order == list(range(12))
@@ -89,15 +89,15 @@ def test_first_come_first_served(max_concurrency: int) -> None:
 
 def test_it_may_be_widened_while_others_wait() -> None:
     async def main() -> None:
-        turns = FairLimiter()
-        await turns.enter()
-        waiting = [asyncio.create_task(turns.enter()) for _ in range(3)]
+        limiter = FairLimiter()
+        await limiter.enter()
+        waiting = [asyncio.create_task(limiter.enter()) for _ in range(3)]
         await asyncio.sleep(0)
-        assert (turns.active, turns.waiting) == (1, 3)
-        turns.max_concurrency = 3
+        assert (limiter.active, limiter.waiting) == (1, 3)
+        limiter.max_concurrency = 3
         await asyncio.sleep(0)
-        assert (turns.active, turns.waiting) == (3, 1)
-        turns.leave()
+        assert (limiter.active, limiter.waiting) == (3, 1)
+        limiter.leave()
         await asyncio.gather(*waiting)
 
     asyncio.run(main())
@@ -107,15 +107,15 @@ def test_the_next_answer_to_a_call_is_not_refused() -> None:
     """As of a call with n = 2, whose first answer would be lost."""
 
     async def main() -> None:
-        room = ModelSlot("m", LoadConfig(), Policy(max_queue=0), ServerMetrics())
-        await room.enter()
+        slot = ModelSlot("m", LoadConfig(), Policy(max_queue=0), ServerMetrics())
+        await slot.enter()
         with pytest.raises(Busy):
-            await room.enter()
-        again = asyncio.create_task(room.enter(is_new=False))
+            await slot.enter()
+        again = asyncio.create_task(slot.enter(is_new=False))
         await asyncio.sleep(0)
         assert not again.done()
-        room.leave()
+        slot.leave()
         await again
-        room.leave()
+        slot.leave()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Many calls at once, callers who leave or do not read, engines that die, models that come and go."""
+"""Concurrent requests, clients that disconnect or do not read, engines that crash, models that are unloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from tests.server.serving import EMBEDDED, ENDLESS, TOY, Server, serving
 
 TREE = "tree"
-NEAR_TIE = 0.1  # of logits whose standard deviation is about 3: rows beside it move each by 0.02 or so
+NEAR_TIE = 0.1  # logits have a standard deviation of about 3; other rows of a forward change each by about 0.02
 
 
 def raw(server: Server, body: dict[str, Any]) -> socket.socket:
@@ -181,7 +181,7 @@ def test_models_come_and_go(tmp_path: Path) -> None:
 
 
 def test_who_leaves_while_a_model_opens_does_not_spoil_it_for_the_next(tmp_path: Path) -> None:
-    """Opening measures what forwards cost, for two seconds; callers with less patience would have it begin for ever."""
+    """Loading measures the cost of forwards for two seconds; impatient clients must not restart it."""
     with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "512") as server:
         caller = raw(server, {"model": "embedded", "stream": True})
         while not server.engines():
@@ -202,7 +202,7 @@ def test_who_leaves_while_a_model_opens_does_not_spoil_it_for_the_next(tmp_path:
 
 
 def test_a_model_that_makes_way_while_others_call_it(tmp_path: Path) -> None:
-    """Closing, calls that wait for what is being closed, and a call that needs the room: nobody waits for ever."""
+    """A model unloads while requests wait for it and for another model: all of them finish."""
     arguments = ("a=tree", "b=linear", "--backend", "toy", "--draft", "none", "--ctx", "200000")
     with serving(tmp_path, *arguments) as server, ThreadPoolExecutor(8) as pool:
         assert server.ask("b", max_tokens=3).status_code == 200
@@ -266,9 +266,9 @@ def test_what_metrics_and_props_tell(toy: Server) -> None:
         assert value(after, name) - value(before, name) == count, name
     props = toy.get("/props").json()
     assert props["recent"][0]["tokens"] == 17
-    told = props["models"][0]
-    assert told["context_size"] == 200_000
-    assert (told["answers_at_once"], told["shares_forwards"], told["why_not"]) == (4, True, None)
+    state = props["models"][0]
+    assert state["context_size"] == 200_000
+    assert (state["answers_at_once"], state["shares_forwards"], state["why_not"]) == (4, True, None)
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
@@ -280,7 +280,7 @@ def test_the_page(path: str, toy: Server) -> None:
 
 
 def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """By how much the first token in which two greedy answers differ was preferred in `one`."""
+    """The logprob gap in `one` at the first token in which two greedy answers differ."""
     pairs = zip(one["logprobs"]["content"], other["logprobs"]["content"], strict=True)
     ours, theirs = next(pair for pair in pairs if pair[0]["token"] != pair[1]["token"])
     (second,) = [top["logprob"] for top in ours["top_logprobs"] if top["token"] == theirs["token"]]
@@ -288,7 +288,7 @@ def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def test_a_real_model_under_all_of_this(tmp_path: Path) -> None:
-    """Sixteen at once, among callers who leave in the middle: each gets what it gets alone, but for near-ties."""
+    """Sixteen requests among clients that disconnect: each gets the answer it gets alone, except at near-ties."""
     asked = {"max_tokens": 24, "logprobs": True, "top_logprobs": 5}  # the other token of a near-tie is among five
     prompts = [f"def function_{n}(value):\n    " for n in range(16)]
     with serving(tmp_path, *EMBEDDED, "--parallel", "6") as server:

@@ -1,4 +1,4 @@
-"""OpenAI's interfaces, by its own client."""
+"""OpenAI's chat interface, called with its own client."""
 
 from __future__ import annotations
 
@@ -237,8 +237,8 @@ def test_parts_and_roles(pair: Server) -> None:
     )
     assert whole.choices[0].message.content == cut.choices[0].message.content
     for role in ("system", "developer"):
-        told: list[Any] = [{"role": role, "content": "import os\n"}, *USER]
-        made = client.chat.completions.create(model=MODEL, messages=told, max_tokens=4)
+        messages_with_system: list[Any] = [{"role": role, "content": "import os\n"}, *USER]
+        made = client.chat.completions.create(model=MODEL, messages=messages_with_system, max_tokens=4)
         assert made.usage and whole.usage and made.usage.prompt_tokens > whole.usage.prompt_tokens
     image: list[Any] = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}

@@ -1,4 +1,4 @@
-"""OpenAI's older and newer interfaces, by its own client."""
+"""OpenAI's text completions and responses, called with its own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests made by schemathesis from the OpenAPI document: no answer but those that it names."""
+"""Requests that schemathesis generates from the OpenAPI document: every response is one that it documents."""
 
 from __future__ import annotations
 
