@@ -22,8 +22,8 @@ from edgespec.errors import (
     InvalidModelFile,
     InvalidRequest,
 )
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
-from tests.models import DRAFT, MAKERS, TARGET, trained
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from tests.models import DRAFT, MAKERS, TARGET, find_trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
 
@@ -191,14 +191,14 @@ def test_the_vocabulary_round_trips_and_matches_its_draft(target: LlamaModel) ->
         with pytest.raises(ValueError, match="not in"):
             tokenizer.piece(wrong)
     draft = load(DRAFT, OPTIONS)
-    assert tokenizer_mismatch(tokenizer, draft.tokenizer) is None
+    assert find_tokenizer_mismatch(tokenizer, draft.tokenizer) is None
     draft.close()
 
 
 @pytest.mark.parametrize("ftype", ["Q4_0", "Q8_0"])
 def test_quantizing_makes_a_model_that_works(tmp_path: Path, ftype: str) -> None:
     made = tmp_path / "made.gguf"
-    quantize(trained("target"), made, ftype)
+    quantize(find_trained("target"), made, ftype)
     model = load(made, OPTIONS)
     assert ftype in model.description
     session = model.open_session()

@@ -153,8 +153,8 @@ def test_more_rows_than_one_decode_takes(model: LlamaModel, alone: Alone) -> Non
     for each in scores:
         assert np.abs(each.logits(20) - alone.after([*PROMPT, 9, *range(1, 21)])).max() < TOLERANCE
         assert each.waited_s > 0 or each.peer_wait_s > 0
-    told = {each.peer_rows for each in scores if not each.peer_wait_s}
-    assert told <= {42, None, 21}, "one tells of each decode, or nobody where others were in its seconds"
+    reported = {each.peer_rows for each in scores if not each.peer_wait_s}
+    assert reported <= {42, None, 21}, "one tells of each decode, or nobody where others were in its seconds"
     for session in sessions:
         session.commit(range(20))
         session.close()

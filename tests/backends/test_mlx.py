@@ -26,7 +26,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
-from tests.models import TARGET, trained
+from tests.models import TARGET, find_trained
 
 TEXTS = (
     "def f(x):\n    return x + 1\n",
@@ -103,7 +103,7 @@ def test_the_embedded_pair_says_the_same_on_both_runtimes() -> None:
 
 @pytest.mark.parametrize("parse_special", [True, False])
 def test_a_folders_vocabulary_is_the_gguf_files(tmp_path: Path, parse_special: bool) -> None:
-    folder = trained("target").parent
+    folder = find_trained("target").parent
     if not (folder / "config.json").is_file():  # without the trained pair: the packaged vocabulary written as a folder
         folder = make_folder(tmp_path / "m", DENSE)
     ours = load(folder, LoadOptions(context_size=64)).tokenizer

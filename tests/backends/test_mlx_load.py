@@ -34,7 +34,7 @@ def change(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-def refused(folder: Path) -> str:
+def load_error(folder: Path) -> str:
     with pytest.raises(InvalidModelFile) as caught:
         load(folder, LoadOptions(context_size=64))
     assert caught.value.hint
@@ -45,22 +45,22 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    assert name in refused(folder).replace("model*", "model")
+    assert name in load_error(folder).replace("model*", "model")
 
 
 def test_a_missing_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert "holds no tokenizer" in refused(folder)
+    assert "holds no tokenizer" in load_error(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"hidden_size": 3}', "\udcff"])
 def test_damaged_configs(folder: Path, content: str) -> None:
     (folder / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert "config.json" in refused(folder)
+    assert "config.json" in load_error(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model_type": "nonesuch"}, "nonesuch"),
         ({"model_type": "../llama"}, "not supported"),
@@ -74,20 +74,20 @@ def test_damaged_configs(folder: Path, content: str) -> None:
         ({"rope_scaling": {"type": "nonesuch"}}, "nonesuch"),
     ],
 )
-def test_configs_that_do_not_fit(folder: Path, changes: dict[str, Any], told: str | None) -> None:
+def test_configs_that_do_not_fit(folder: Path, changes: dict[str, Any], message: str | None) -> None:
     (folder / "own.py").write_text("raise SystemExit('this must never run')\n")
     change(folder, **changes)
-    if told is None:
+    if message is None:
         load(folder, LoadOptions(context_size=64)).close()
     else:
-        assert told in refused(folder)
+        assert message in load_error(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1, -5000])
 def test_truncated_weights(folder: Path, kept: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    assert "model.safetensors is damaged" in refused(folder)
+    assert "model.safetensors is damaged" in load_error(folder)
 
 
 def test_weights_with_a_damaged_header(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_weights_with_a_damaged_header(folder: Path) -> None:
 def test_a_shard_that_the_index_names_is_missing(folder: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "model-00001-of-00002.safetensors" in refused(folder)
+    assert "model-00001-of-00002.safetensors" in load_error(folder)
 
 
 @pytest.mark.parametrize("index", ['{"weight_map": {"a": ["x"]}}', '{"weight_map": 3}', "[]"])
@@ -120,7 +120,7 @@ def test_a_damaged_index(folder: Path, index: str) -> None:
     if "3" in index:  # it names nothing, so nothing is missing
         load(folder, LoadOptions(context_size=64)).close()
     else:
-        assert "index" in refused(folder)
+        assert "index" in load_error(folder)
 
 
 def test_weights_that_are_no_numbers(folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_weights_that_are_no_numbers(folder: Path) -> None:
 
 def test_a_damaged_chat_template(folder: Path) -> None:
     (folder / "chat_template.json").write_text("{")
-    assert "chat_template.json" in refused(folder)
+    assert "chat_template.json" in load_error(folder)
 
 
 def test_cancelling_while_weights_are_read(folder: Path) -> None:

@@ -16,7 +16,7 @@ from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError
-from tests.backends.test_mlx_selfdraft import fresh_logits, made, some, wrapped
+from tests.backends.test_mlx_selfdraft import fresh_logits, make_draft, make_tokens, wrap
 from tests.backends.zoo import VOCABULARY, tiny
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 
@@ -25,17 +25,17 @@ from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 def test_planes_are_put_together_again(bits: int) -> None:
     network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
     nn.quantize(network, group_size=32, bits=bits)
-    model = wrapped(network)
+    model = wrap(network)
     before = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
-    description, tokens = model.description, some(9)
+    description, tokens = model.description, make_tokens(9)
     expected = fresh_logits(model, tokens, 3, Draft.chain([4]))
-    draft = made(model, "planes")
+    draft = make_draft(model, "planes")
     split = fresh_logits(model, tokens, 3, Draft.chain([4]))
     assert 0 < np.abs(split - expected).max() < 1e-4, "the planes are what is read"
     scales = sum(array.nbytes for name, array in before.items() if name.endswith("scales") and "embed" not in name)
     assert 2 * scales < draft.extra_bytes <= 3 * scales, "scales and biases; no weights"
     with pytest.raises(BackendError, match="low-bit draft already"):
-        made(model, "qspec:2")
+        make_draft(model, "qspec:2")
     assert model.description == description
     draft.close()
     after = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
@@ -47,10 +47,10 @@ def test_planes_are_put_together_again(bits: int) -> None:
 def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
     network = make_model({**CONFIGS["moe"], "vocab_size": 4096})
     nn.quantize(network, group_size=32, bits=8)
-    model = wrapped(network)
-    draft = made(model, "qspec:3")
+    model = wrap(network)
+    draft = make_draft(model, "qspec:3")
     session = draft.open_session(model.open_session(), lambda: None)
-    found, scores = session.rollout(some(9), 3, 4096)
+    found, scores = session.rollout(make_tokens(9), 3, 4096)
     z = scores.logits(2)
     draft.close()
     for _, module in network.named_modules():  # what is left of an 8-bit weight after a copy of 3 bits
@@ -58,7 +58,7 @@ def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
             whole = mx.dequantize(module.weight, module.scales, module.biases, group_size=32, bits=8)
             module.weight, module.scales, module.biases = mx.quantize(whole, group_size=32, bits=3)
             module.bits = 3
-    wanted, coarse = wrapped(network).open_session().rollout(some(9), 3, 4096)
+    wanted, coarse = wrap(network).open_session().rollout(make_tokens(9), 3, 4096)
     assert found.tokens.tolist() == wanted.tokens.tolist()
     assert np.abs(z - coarse.logits(2)).max() < 1e-4
 
@@ -79,10 +79,10 @@ def test_refusals(config: dict[str, Any], bits: int | None, method: str, message
     network = make_model({"vocab_size": 64, **config})
     if bits is not None:
         nn.quantize(network, group_size=32, bits=bits)
-    model = wrapped(network, 64)
+    model = wrap(network, 64)
     expected = fresh_logits(model, [1, 2, 3], 4, NO_DRAFT)
     with pytest.raises(Unsupported, match=message) as caught:
-        made(model, method)
+        make_draft(model, method)
     assert caught.value.hint and "\n" not in caught.value.message
     assert np.array_equal(fresh_logits(model, [1, 2, 3], 4, NO_DRAFT), expected)
 
@@ -90,7 +90,7 @@ def test_refusals(config: dict[str, Any], bits: int | None, method: str, message
 @pytest.mark.parametrize(("name", "message"), [("llama4", "cannot share"), ("gemma4_text", "one cache for each layer")])
 def test_caches_that_cannot_be_shared(name: str, message: str) -> None:
     with pytest.raises(Unsupported, match=message):
-        made(wrapped(tiny(name), VOCABULARY), "layerskip:2")
+        make_draft(wrap(tiny(name), VOCABULARY), "layerskip:2")
 
 
 def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
     before = mx.get_active_memory()
     model = load(folder, LoadOptions(context_size=64))
     loaded = mx.get_active_memory()
-    draft = made(model, "qspec")
+    draft = make_draft(model, "qspec")
     assert loaded < mx.get_active_memory() <= loaded + draft.extra_bytes + 100_000
     draft.close()
     del draft

@@ -35,7 +35,7 @@ def small() -> MlxModel:
     """Random weights of 8 bits."""
     network = make_model(SIX)
     nn.quantize(network, group_size=32, bits=8)
-    return wrapped(network)
+    return wrap(network)
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +44,16 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> MlxModel:
     return load(folder, LoadOptions(context_size=1024))
 
 
-def some(n: int, seed: int = 0, most: int = 500) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(0, most, n).tolist()
+def make_tokens(n: int, seed: int = 0, limit: int = 500) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, limit, n).tolist()
     return found
 
 
-def wrapped(network: Any, vocab_size: int = 4096) -> MlxModel:
+def wrap(network: Any, vocab_size: int = 4096) -> MlxModel:
     return MlxModel(network, SimpleNamespace(vocab_size=vocab_size), None, 512, None)  # type: ignore[arg-type]
 
 
-def made(model: MlxModel, method: str) -> MlxSelfDraft:
+def make_draft(model: MlxModel, method: str) -> MlxSelfDraft:
     found = parse(method)
     assert found is not None
     return model.self_draft(found)
@@ -80,24 +80,24 @@ def fresh_logits(model: MlxModel, tokens: list[int], root: int, draft: Draft) ->
 @pytest.mark.parametrize("kept", [(0, 1), (0, 2, 5), (3, 4)])
 def test_a_draft_is_a_model_of_the_kept_layers(kept: tuple[int, ...]) -> None:
     network = make_model(SIX)
-    tokens = some(12)
-    model = wrapped(network)
+    tokens = make_tokens(12)
+    model = wrap(network)
     assert model.layer_count == 6
-    draft = made(model, "layerskip:" + (str(len(kept)) if kept == (0, 1) else ",".join(map(str, kept))))
+    draft = make_draft(model, "layerskip:" + (str(len(kept)) if kept == (0, 1) else ",".join(map(str, kept))))
     session = draft.open_session(model.open_session(), lambda: None)
     found, scores = session.rollout(tokens, 5, 4096)  # beside a target that holds nothing, so all of it is drafted
     z = scores.logits(4)
     whole, network.model.layers = network.model.layers, [network.model.layers[i] for i in kept]
-    wanted, truncated = wrapped(network).open_session().rollout(tokens, 5, 4096)
+    wanted, truncated = wrap(network).open_session().rollout(tokens, 5, 4096)
     assert found.tokens.tolist() == wanted.tokens.tolist()
     assert np.abs(z - truncated.logits(4)).max() < 1e-4
     network.model.layers = whole
 
 
 def test_an_exit_is_resumed(small: MlxModel) -> None:
-    draft = made(small, "layerskip:2")
+    draft = make_draft(small, "layerskip:2")
     assert draft.continues_from_layer
-    hooks, tokens = small._hooks, some(20)
+    hooks, tokens = small._hooks, make_tokens(20)
     assert hooks is not None
     target, session = pair(draft, small, tokens)
     chain, _ = session.rollout([7], 3, 4096)
@@ -144,8 +144,8 @@ def test_an_exit_is_resumed(small: MlxModel) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_target_computes_what_it_did(small: MlxModel, method: str) -> None:
     """After drafts of all kinds: the same rows in the same forward, bit for bit."""
-    draft = made(small, method)
-    tokens = some(16)
+    draft = make_draft(small, method)
+    tokens = make_tokens(16)
     other, tree = Draft.chain([3, 4]), Draft(np.array([3, 4], np.int32), np.array([-1, -1], np.int32))
     for following in (other, tree, NO_DRAFT):
         expected = fresh_logits(small, tokens, 6, following)
@@ -165,8 +165,8 @@ def test_the_target_computes_what_it_did(small: MlxModel, method: str) -> None:
 
 
 def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
-    draft = made(small, "sparse:4,16")
-    tokens = some(60)
+    draft = make_draft(small, "sparse:4,16")
+    tokens = make_tokens(60)
     target, session = pair(draft, small, tokens)
     short = chain_logits(session, 5, Draft.chain([6]))  # type: ignore[arg-type]
     session.commit((0,))
@@ -188,8 +188,8 @@ def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
 @pytest.mark.parametrize("method", ["layerskip:3", "layerskip:0,2,5", "sparse:4,8", "qspec:4"])
 def test_beside_a_sliding_window(windowed: MlxModel, method: str) -> None:
     """Rounds that keep a part of each draft, while the target's buffers drop their front."""
-    draft = made(windowed, method)
-    tokens = some(24 + 2 * SLACK - 6)
+    draft = make_draft(windowed, method)
+    tokens = make_tokens(24 + 2 * SLACK - 6)
     target, session = pair(draft, windowed, tokens)
     for root, kept in ((5, 3), (6, 0), (7, 9), (8, 10)):
         chain, _ = session.rollout([root], 10, 4096)
@@ -208,20 +208,20 @@ def test_beside_a_sliding_window(windowed: MlxModel, method: str) -> None:
 def test_over_a_quantized_cache() -> None:
     model = load(TARGET, LoadOptions(context_size=256, kv_type="q8_0"))
     for method in ("layerskip:2", "sparse:4,8"):
-        target, session = pair(made(model, method), model, some(30))
+        target, session = pair(make_draft(model, method), model, make_tokens(30))
         chain, _ = session.rollout([7], 3, 4096)
-        expected = fresh_logits(model, some(30), 7, Draft.chain(chain.tokens.tolist()))
+        expected = fresh_logits(model, make_tokens(30), 7, Draft.chain(chain.tokens.tolist()))
         assert np.abs(chain_logits(target, 7, chain) - expected).max() < 0.02
 
 
 @pytest.mark.parametrize("name", ["gptj", "talkie", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v2"])
 def test_classes_of_models(name: str) -> None:
     """Layers with other signatures. What a class does not take up again runs in full."""
-    model = wrapped(tiny(name), VOCABULARY)
-    tokens = some(12, most=VOCABULARY)
+    model = wrap(tiny(name), VOCABULARY)
+    tokens = make_tokens(12, limit=VOCABULARY)
     expected = fresh_logits(model, tokens, 3, Draft.chain([4, 5]))
     for method in ("layerskip:2", "layerskip:0,3", "sparse:2,3"):
-        draft = made(model, method)
+        draft = make_draft(model, method)
         assert draft.continues_from_layer == (method == "layerskip:2" and name != "talkie")
         target, session = pair(draft, model, tokens)
         session.forward(3, Draft.chain([4]))
@@ -231,19 +231,19 @@ def test_classes_of_models(name: str) -> None:
 
 def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
     with pytest.raises(InvalidRequest, match="6 layers"):
-        made(small, "layerskip:6")
+        make_draft(small, "layerskip:6")
     mxfp4 = make_model({**DENSE, "vocab_size": 64})
     nn.quantize(mxfp4, group_size=32, bits=4, mode="mxfp4")
-    model = wrapped(mxfp4, 64)
+    model = wrap(mxfp4, 64)
     with pytest.raises(Unsupported, match="are mxfp4"):
-        made(model, "planes")
-    made(model, "qspec").close()
-    draft = made(small, "layerskip:2")
+        make_draft(model, "planes")
+    make_draft(model, "qspec").close()
+    draft = make_draft(small, "layerskip:2")
     with pytest.raises(ValueError, match="a session of another model"):
         draft.open_session(windowed.open_session(), lambda: None)
-    target, session = pair(draft, small, some(10))
+    target, session = pair(draft, small, make_tokens(10))
     with pytest.raises(RollbackError, match="different texts"):
-        prefill(session, some(10, seed=1))
+        prefill(session, make_tokens(10, seed=1))
     target.forward(3, NO_DRAFT)
     with pytest.raises(RollbackError, match="not committed"):
         session.rollout([3], 2, 4096)
@@ -264,10 +264,10 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
         if left < 0:
             raise Cancelled
 
-    def until_done(run: Callable[[], Any], most: int) -> Any:
+    def until_done(run: Callable[[], Any], limit: int) -> Any:
         """`run`, after having been cancelled at its first check, its second ... and at the last."""
         nonlocal left
-        for allowed in range(most):
+        for allowed in range(limit):
             left = allowed
             try:
                 return run()
@@ -279,19 +279,19 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
 
     found = parse(method)
     assert found is not None
-    expected = fresh_logits(small, some(30), 6, Draft.chain([3]))
+    expected = fresh_logits(small, make_tokens(30), 6, Draft.chain([3]))
     if method == "planes":  # once is enough: there are checks for every layer
         left = 20
         with pytest.raises(Cancelled):
             small.self_draft(found, check=check)
         left = 10**9
-        assert np.array_equal(fresh_logits(small, some(30), 6, Draft.chain([3])), expected)
+        assert np.array_equal(fresh_logits(small, make_tokens(30), 6, Draft.chain([3])), expected)
     draft = small.self_draft(found)
     target = small.open_session(check)
-    prefill(target, some(30))
+    prefill(target, make_tokens(30))
     session = draft.open_session(target, check)
     if method == "planes":
-        expected = fresh_logits(small, some(30), 6, Draft.chain([3]))
+        expected = fresh_logits(small, make_tokens(30), 6, Draft.chain([3]))
 
     def drafted() -> Draft:
         session.rewind(0)
@@ -299,12 +299,12 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
 
     wanted = drafted().tokens.tolist()
     target.rewind(29)
-    prefill(target, some(30))
+    prefill(target, make_tokens(30))
     chain = until_done(drafted, 20)
     assert chain.tokens.tolist() == wanted
     following = Draft.chain(wanted)
     rows = until_done(lambda: chain_logits(target, 6, following), 20)
-    assert np.abs(rows - fresh_logits(small, some(30), 6, following)).max() < 1e-4
+    assert np.abs(rows - fresh_logits(small, make_tokens(30), 6, following)).max() < 1e-4
     target.rewind(30)
     drafted()
     assert np.array_equal(chain_logits(target, 6, Draft.chain([3])), expected) or draft.continues_from_layer

@@ -16,11 +16,11 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
-from tests.backends.test_mlx_selfdraft import METHODS, SIX, made
+from tests.backends.test_mlx_selfdraft import METHODS, SIX, make_draft
 from tests.engine.conftest import PLAIN, eager, generate
 from tests.engine.prompts import CODE
 from tests.mlx_models import make_folder
-from tests.models import TARGET, trained
+from tests.models import TARGET, find_trained
 
 TOKENS = 10
 
@@ -34,7 +34,7 @@ def quantized() -> Iterator[MlxModel]:
 
 @pytest.fixture(scope="module")
 def floating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlxModel]:
-    folder = trained("target").parent
+    folder = find_trained("target").parent
     if not (folder / "config.json").is_file():
         folder = make_folder(tmp_path_factory.mktemp("mlx") / "m", SIX)
     model = load(folder, LoadOptions(context_size=256))
@@ -57,7 +57,7 @@ def test_text_is_plain_decodings(
     model: MlxModel = request.getfixturevalue(which)
     if "planes" in method and which == "floating":
         with pytest.raises(Unsupported, match="are not quantized"):
-            made(model, method)
+            make_draft(model, method)
         return
     prompt = CODE[1]
     asked = Request(prompt, SamplingParams(temperature=0), max_tokens=TOKENS)
@@ -65,7 +65,7 @@ def test_text_is_plain_decodings(
     if which not in texts:
         texts[which] = [generate(Engine(model, None, PLAIN), each)[1].tokens for each in (asked, drawn)]
     expected, sampled = texts[which]
-    engine = Engine(model, made(model, method), PLAIN)
+    engine = Engine(model, make_draft(model, method), PLAIN)
     engine.draft_stats = eager(0.0)
     n_accepted = 0
     for spec in (Speculation("model", 3), Speculation("model", 2, 4), Speculation("model")):

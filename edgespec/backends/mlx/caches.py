@@ -15,7 +15,7 @@ from mlx_lm.models.cache import (
 )
 
 from edgespec.backends.mlx.forward_context import ForwardContext
-from edgespec.backends.mlx.keyvalues import KeyValues, Packing
+from edgespec.backends.mlx.keyvalues import KeyValues, KVQuantization
 from edgespec.errors import BackendError
 
 
@@ -86,10 +86,10 @@ class Caches:
     Raises BackendError for a class of cache that cannot be rolled back.
     """
 
-    def __init__(self, model: Any, context: ForwardContext, packing: Packing | None = None) -> None:
+    def __init__(self, model: Any, context: ForwardContext, quantization: KVQuantization | None = None) -> None:
         self._leaves: list[Leaf] = []
         self._context = context
-        self._packing = packing
+        self._quantization = quantization
         self.entries = [self._adapt(cache) for cache in make_prompt_cache(model)]
 
     @property
@@ -168,9 +168,9 @@ class Caches:
             self._leaves.append(ChunkedCache(cache))
             return cache
         if kind is KVCache:
-            leaf = KeyValues(self._context, packing=self._packing)
+            leaf = KeyValues(self._context, quantization=self._quantization)
         elif kind is RotatingKVCache and cache.keep == 0:
-            leaf = KeyValues(self._context, window=cache.max_size, packing=self._packing)
+            leaf = KeyValues(self._context, window=cache.max_size, quantization=self._quantization)
         else:
             raise BackendError(
                 f"the model's cache of class {kind.__name__} cannot be rolled back.", hint="Use --backend llamacpp."

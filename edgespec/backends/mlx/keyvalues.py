@@ -22,7 +22,7 @@ _STEP = 256  # rows by which a buffer grows
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class KVQuantization:
     """Quantization of a cache: `bits` an element, with a scale and a bias for every `group` elements."""
 
     bits: int
@@ -35,7 +35,9 @@ class KeyValues:
     Models use the attributes and methods that mlx-lm's caches have.
     """
 
-    def __init__(self, context: ForwardContext, window: int | None = None, packing: Packing | None = None) -> None:
+    def __init__(
+        self, context: ForwardContext, window: int | None = None, quantization: KVQuantization | None = None
+    ) -> None:
         self.keys: Any = None
         self.values: Any = None
         self.length = 0
@@ -43,9 +45,9 @@ class KeyValues:
         self._window = window
         self._start = 0  # position of the first row
         self._fetched = 0  # rows that the last update returned
-        if packing is not None:  # attention looks for these two attributes
-            self.bits = packing.bits
-            self.group_size = packing.group
+        if quantization is not None:  # attention looks for these two attributes
+            self.bits = quantization.bits
+            self.group_size = quantization.group
 
     @property
     def offset(self) -> Any:

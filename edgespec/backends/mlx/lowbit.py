@@ -88,7 +88,7 @@ class LowBitWeights:
 
         Raises Unsupported, BackendError, Cancelled, and then leaves the model unchanged.
         """
-        chosen = [(linear, count) for linear in linears if (count := _copy_bits(linear, bits))]
+        chosen = [(linear, count) for linear in linears if (count := _choose_bits(linear, bits))]
         if not chosen:
             raise Unsupported(
                 "the model's weights have no more bits than the draft's.", hint="Use fewer bits, or layerskip."
@@ -146,7 +146,7 @@ class LowBitWeights:
         mx.clear_cache()
 
     def _requantize(self, linear: Any, bits: int) -> WeightViews:
-        group = _group(linear)
+        group = _group_size(linear)
         weight = linear.weight
         if isinstance(linear, _QUANTIZED):
             scales, biases = linear.scales, linear.get("biases")
@@ -174,7 +174,7 @@ class LowBitWeights:
         return WeightViews(self._hooks, QuantizedMatrix(high, steps, middle, group, bits), planes)
 
 
-def linears_of(model: Any, skipped: Sequence[Any]) -> list[Any]:
+def find_linears(model: Any, skipped: Sequence[Any]) -> list[Any]:
     """The linear layers of a model outside of the layers `skipped`, without embeddings.
 
     Raises BackendError where the model has a low-bit draft already.
@@ -207,9 +207,9 @@ def _low_bit_class(kind: type) -> Any:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
-def _copy_bits(linear: Any, bits: int) -> int:
+def _choose_bits(linear: Any, bits: int) -> int:
     """Bits of a layer's low-bit copy; 0 where there can be none."""
-    if not _group(linear) or getattr(linear, "global_scale", None) is not None:
+    if not _group_size(linear) or getattr(linear, "global_scale", None) is not None:
         return 0
     if not isinstance(linear, _QUANTIZED):
         return bits or _FLOAT_BITS
@@ -217,7 +217,7 @@ def _copy_bits(linear: Any, bits: int) -> int:
     return n_bits if _MIN_BITS <= n_bits < linear.bits else 0
 
 
-def _group(linear: Any) -> int:
+def _group_size(linear: Any) -> int:
     """Elements that share a scale in a copy, as in the layer if possible; 0 where no group size fits its rows."""
     width = linear.weight.shape[-1]
     if isinstance(linear, _QUANTIZED):

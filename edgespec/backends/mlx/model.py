@@ -1,4 +1,4 @@
-"""Load an MLX model folder (or the embedded GGUF) and open sessions on it."""
+"""Load an MLX model folder (or the packaged GGUF file) and open sessions on it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.mlx.hooks import LayerHooks
-from edgespec.backends.mlx.keyvalues import Packing
+from edgespec.backends.mlx.keyvalues import KVQuantization
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
-from edgespec.backends.mlx.selfdraft import MlxSelfDraft, hooks_for, layers_of
+from edgespec.backends.mlx.selfdraft import MlxSelfDraft, get_layers, hook_layers
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.mlx.vocabulary import HfTokenizer
@@ -34,11 +34,11 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.formats.mlx_folder import read_folder
-from edgespec.text.chat_template import template_from_folder
+from edgespec.text.chat_template import read_template
 from edgespec.text.tokenizer import Tokenizer
 
 _GROUP = 32  # elements that share a scale in a quantized cache, as in llama.cpp's
-_PACKINGS = {"f16": None, "q8_0": Packing(8, _GROUP), "q4_0": Packing(4, _GROUP)}
+_KV_QUANTIZATIONS = {"f16": None, "q8_0": KVQuantization(8, _GROUP), "q4_0": KVQuantization(4, _GROUP)}
 _BATCH_BYTES = 256 * 2**20  # of weights that are read between two reports
 
 
@@ -46,22 +46,27 @@ class MlxModel:
     """A loaded model. The thread that loaded it uses it and its sessions."""
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer, template: str | None, context_size: int, packing: Packing | None
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        template: str | None,
+        context_size: int,
+        quantization: KVQuantization | None,
     ) -> None:
         """Probes the model (see `probe`). Raises BackendError."""
         self.tokenizer = tokenizer
         self.chat_template = template
         self.context_size = context_size
         self._model = model
-        self._packing = packing
+        self._quantization = quantization
         self._hooks: LayerHooks | None = None
         count = get_total_parameters(model)  # before a cast changes their size
         size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
         self._description = f"{model.model_type} {size}, {compute_bits_per_weight(model):.1f} bits a weight (MLX)"
         try:
-            self._probed = probe(self._open_runner, tokenizer.vocab_size)
+            self._probe_result = probe(self._open_runner, tokenizer.vocab_size)
         except BackendError as error:
-            if packing is None:
+            if quantization is None:
                 raise
             raise BackendError(error.message, hint="Drop --kv-type: not every cache can be quantized.") from error
 
@@ -76,15 +81,15 @@ class MlxModel:
 
     @property
     def no_tree_reason(self) -> str | None:
-        return self._probed.no_tree_reason
+        return self._probe_result.no_tree_reason
 
     @property
     def layer_count(self) -> int:
-        return len(layers_of(self._model))
+        return len(get_layers(self._model))
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
-        tree_layout = self._probed.tree_layout
+        tree_layout = self._probe_result.tree_layout
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, frozenset())
         return MlxSession(self._open_runner, tree_layout, capabilities, check)
 
@@ -102,7 +107,7 @@ class MlxModel:
         """
         runner = self._open_runner()
         if self._hooks is None:
-            self._hooks = hooks_for(runner)
+            self._hooks = hook_layers(runner)
         return MlxSelfDraft(
             runner, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
         )
@@ -120,7 +125,7 @@ class MlxModel:
     def _open_runner(self) -> ModelRunner:
         if self._model is None:
             raise BackendError("the model has been closed.", hint="Open it again.")
-        return ModelRunner(self._model, self._packing)
+        return ModelRunner(self._model, self._quantization)
 
 
 def load(
@@ -141,29 +146,29 @@ def load(
         )
     maybe_set_recommended_wired_limit()
     if path.is_dir():
-        model, tokenizer, template, trained = _from_folder(path)
+        model, tokenizer, template, trained = _load_folder(path)
     else:
-        model, tokenizer, template, trained = _from_gguf(path)
+        model, tokenizer, template, trained = _load_gguf(path)
     if not device().on_gpu:
         model.set_dtype(mx.float32)
     _read_weights(model, progress, check)
-    return MlxModel(model, tokenizer, template, options.context_for(trained), _PACKINGS[options.kv_type])
+    return MlxModel(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
 
 
-def _from_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
+def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     folder = read_folder(path)
     try:
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-        tokenizer = HfTokenizer(wrapper, _logits_width(model))
+        tokenizer = HfTokenizer(wrapper, _find_logits_width(model))
     except (EdgespecError, Cancelled):
         raise
     except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
         raise _load_error(path, error) from error
-    return model, tokenizer, template_from_folder(path), folder.trained_context
+    return model, tokenizer, read_template(path), folder.trained_context
 
 
-def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
+def _load_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     """With the tokenizer of llama.cpp."""
     from edgespec.backends.llamacpp.model import load as load_gguf
 
@@ -172,7 +177,7 @@ def _from_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     return model, vocabulary.tokenizer, vocabulary.chat_template, config["max_position_embeddings"]
 
 
-def _logits_width(model: Any) -> int:
+def _find_logits_width(model: Any) -> int:
     """The last dimension of a lazy array; nothing is computed."""
     width: int = model(mx.array([[0]], mx.int32)).shape[-1]
     return width

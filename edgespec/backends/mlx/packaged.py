@@ -39,14 +39,14 @@ def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
         "tie_word_embeddings": "output.weight" not in arrays,
     }
     model = llama.Model(llama.ModelArgs.from_dict(config))
-    weights = {_mlx_name(name): array for name, array in arrays.items()}
+    weights = {_map_name(name): array for name, array in arrays.items()}
     nn.quantize(model, group_size=32, bits=8, class_predicate=lambda name, module: f"{name}.scales" in weights)
     model.load_weights(list(weights.items()), strict=True)
     model.eval()
     return model, config
 
 
-def _mlx_name(name: str) -> str:
+def _map_name(name: str) -> str:
     part, kind = name.rsplit(".", 1)
     if not part.startswith("blk."):
         return f"{PARTS[part]}.{kind}"

@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.keyvalues import KeyValues
-from edgespec.backends.mlx.lowbit import LowBitWeights, linears_of
+from edgespec.backends.mlx.lowbit import LowBitWeights, find_linears
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.shared_kv import DraftNetwork, SharedKVSession
 from edgespec.backends.mlx.tree_layouts import ModelRunner
@@ -60,7 +60,7 @@ class MlxSelfDraft(SelfDraftModel):
         probe = _SelfDraftProbe(self._network, open_session, tokenizer.vocab_size, check)
         try:
             if method.bits is not None:
-                linears = linears_of(runner.model, [layer for i, layer in enumerate(hooks.layers) if i not in layers])
+                linears = find_linears(runner.model, [layer for i, layer in enumerate(hooks.layers) if i not in layers])
                 if method.planes:
                     self._low.add_planes(linears, progress, check)
                 else:
@@ -88,9 +88,9 @@ class MlxSelfDraft(SelfDraftModel):
         mx.clear_cache()
 
 
-def hooks_for(runner: ModelRunner) -> LayerHooks:
+def hook_layers(runner: ModelRunner) -> LayerHooks:
     """Hooks that can skip the model's layers. Raises Unsupported where its layers or caches do not allow it."""
-    layers, entries = layers_of(runner.model), runner.caches.entries
+    layers, entries = get_layers(runner.model), runner.caches.entries
     if runner.caches.recurrent:
         reason = "its layers have recurrent states, which a draft cannot share"
     elif not all(isinstance(entry, KeyValues) for entry in entries):
@@ -102,7 +102,7 @@ def hooks_for(runner: ModelRunner) -> LayerHooks:
     raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
 
 
-def layers_of(model: Any) -> Sequence[Any]:
+def get_layers(model: Any) -> Sequence[Any]:
     """The layers of a model, in order."""
     return getattr(model, "layers", None) or ()
 

@@ -56,7 +56,7 @@ class SharedKVSession:
         self._network = network
         self._check = check
         self._capabilities = replace(target.capabilities, tree=False, shares_kv=True)
-        self._closed = False
+        self._is_closed = False
         self._tail: list[int] = []
         self._lazy: DeviceDraft | None = None  # of the last rollout; all but its last token follow the tail
         self._pending: tuple[int, Draft] | None = None
@@ -155,8 +155,8 @@ class SharedKVSession:
         return self.position
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._drop_tail()
             if self._target.attached is self:
                 self._target.attached = None
@@ -244,7 +244,7 @@ class SharedKVSession:
 
     def _sync(self) -> None:
         """Drop the tail if the target has changed. Raises BackendError once the session is closed."""
-        if self._closed:
+        if self._is_closed:
             raise BackendError("the session is closed.", hint="Open another.")
         if self._target.attached is not self:
             self._drop_tail()

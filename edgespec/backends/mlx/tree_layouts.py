@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
-from edgespec.backends.mlx.keyvalues import Packing
+from edgespec.backends.mlx.keyvalues import KVQuantization
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import branches, depths, leaves, path_to
 
@@ -27,10 +27,10 @@ TreeLayout = Literal["row", "nodes", "branches"]
 class ModelRunner:
     """A model with the caches of one sequence. Scores are lazy arrays [rows, V]."""
 
-    def __init__(self, model: Any, packing: Packing | None = None) -> None:
-        """With empty caches, quantized by `packing`. Raises BackendError for caches of unknown classes."""
+    def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
+        """With empty caches, quantized by `quantization`. Raises BackendError for caches of unknown classes."""
         self.context = ForwardContext()
-        self.caches = Caches(model, self.context, packing)
+        self.caches = Caches(model, self.context, quantization)
         self.model = model
 
     def run_chain(self, tokens: Sequence[int]) -> Any:
@@ -60,5 +60,5 @@ class ModelRunner:
             path = list(path_to(draft, leaf))
             tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
         logits = self.model(mx.array(tokens), cache=self.caches.branch(len(ends)))
-        member = [0, *(each[0] for each in branches(draft))]
-        return logits[mx.array(member), mx.array([0, *depth.tolist()])]
+        rows = [0, *(each[0] for each in branches(draft))]
+        return logits[mx.array(rows), mx.array([0, *depth.tolist()])]

@@ -72,7 +72,7 @@ class ToyRuntimeModel:
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
         self.no_batching_reason: str | None = None
-        self.no_tree_reason = None if name in ("tree", "draft") else "this toy model takes chains only"
+        self.no_tree_reason = None if name in ("tree", "draft") else "it is the linear or the recurrent toy model"
         self._rule = rule
         self._name = name
 
