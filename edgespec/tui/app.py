@@ -1,9 +1,8 @@
-"""The chat on the whole screen. It shows what the engine says and holds no engine logic."""
+"""The full-screen chat: it sends the user's input to an engine client and shows the events that come back."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, ClassVar, Protocol
@@ -20,49 +19,50 @@ from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished
 from edgespec.engine.events import Notice as EngineNotice
-from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, require_model
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
+from edgespec.tui.activity import Activity
 from edgespec.tui.details import Details
 from edgespec.tui.footer import footer_metrics, format_footer
 from edgespec.tui.help import Help
 from edgespec.tui.keys import BINDINGS
 from edgespec.tui.live_stats import LiveStats
-from edgespec.tui.log import Log
-from edgespec.tui.messages import Batch, Ended, Progressed, Ready, Toast, toast_of
-from edgespec.tui.panel import Panel, Strip, readings
+from edgespec.tui.messages import Batch, JobEnded, ModelReady, ProgressChanged, Toast
+from edgespec.tui.panel import Panel, StatusLine, read_status
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import FRAME_S
 from edgespec.tui.recorder import ConversationRecorder
 from edgespec.tui.reporter import TuiReporter
 from edgespec.tui.themes import HIGH_CONTRAST
+from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, UserMessage
 from edgespec.tui.window import Window
 
-_READ_EVERY_S = 0.1
-# What the engine decodes on may be all that this machine has, so the screen takes an eighth of a processor at most.
-_REST = 7  # times what a frame took
-_LONGEST_REST_S = 0.25
+_REFRESH_INTERVAL_S = 0.1  # of the instruments
+# The model may need every core, so drawing takes at most an eighth of one: after a frame the screen rests.
+_REST_FACTOR = 7  # rest over the CPU time of the frame
+_MAX_REST_S = 0.25
 
 
 class CommandSet(Protocol):
-    """What can be typed after a slash."""
+    """The slash commands."""
 
-    help: str  # a line for each command
+    help: str  # one line a command
 
     async def run(self, app: ChatApp, line: str) -> None:
-        """Run `line`, which comes without its slash, or tell the user what is wrong with it."""
+        """Run `line`, given without its slash, or show the user an error."""
 
     def without_arguments(self) -> Iterable[tuple[str, str]]:
-        """(name, summary) of the commands that need no argument."""
+        """(name, summary) of each command that needs no argument."""
 
 
 class ChatApp(Window):
-    """One conversation with one model, on one worker thread."""
+    """One conversation with one model at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
 
@@ -78,8 +78,8 @@ class ChatApp(Window):
         resume: int | None = None,
         then: str = "",
     ) -> None:
-        """`client` is closed with the app. `sampling`, given the model's recommended defaults, says how to sample;
-        `resume` is a stored conversation; `then` is a command to run once the model is open.
+        """`sampling` turns a model's recommended defaults into sampling parameters. `resume` is the id of a stored
+        conversation. `then` is a command to run once the model is loaded. The app closes `client` when it ends.
         """
         super().__init__()
         self.request = request
@@ -87,17 +87,18 @@ class ChatApp(Window):
         self.recorder = ConversationRecorder(chat, store, lambda text: self.post_message(Toast(text, kind="error")))
         self.client = client
         self.commands = commands
-        self.reporter = TuiReporter(self)
-        self.live_stats = LiveStats()
-        self.job: Job[Any] | None = None
-        self.answer: Answer | None = None
-        self.finished: Finished | None = None
+        self.activity = Activity()
         self._sampling = sampling
         self._resume = resume
         self._then = then
-        self._read_s = 0.0  # when the instruments were last read
-        self._worked_s = 0.0  # processor time of the screen when it last had to show something
+        self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
+        self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_leaving = False
+
+    @property
+    def reporter(self) -> TuiReporter:
+        """Shows the progress of a load on this screen."""
+        return TuiReporter(self)
 
     async def on_mount(self) -> None:
         self.register_theme(HIGH_CONTRAST)
@@ -108,195 +109,197 @@ class ChatApp(Window):
             await self.resume(self._resume)
         self.open(self.request)
 
-    # What workers do: they only post messages.
+    # Jobs. What reads them only posts messages.
 
     def open(self, request: LoadConfig) -> None:
-        """Open a model; the conversation stays."""
-        self.job = self.client.open(request, self.reporter)
-        self._follow(self.job, self.job, lambda model_info: Ready(model_info, request, is_new=True))
+        """Load another model; the conversation stays."""
+        job = self.activity.job = self.client.open(request, self.reporter)
+        self._follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=True))
 
     def change_draft(self, request: LoadConfig) -> None:
-        self.job = self.client.change_draft(request, self.reporter)
-        self._follow(self.job, self.job, lambda model_info: Ready(model_info, request, is_new=False))
+        """Load another draft for the same model."""
+        job = self.activity.job = self.client.change_draft(request, self.reporter)
+        self._follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=False))
 
-    @work(thread=True)
-    def _follow(self, job: Job[Any], events: Iterable[Any], message: Callable[[Any], Message]) -> None:
+    @work(exclusive=False)
+    async def _follow(self, job: Stream[Any], events: AsyncIterable[Any], message: Callable[[Any], Message]) -> None:
         """Post what a job yields until it ends, however it does; text once the last is shown, or keys would wait."""
         try:
-            for event in events:
+            async for event in events:
                 posted = message(event)
                 self.post_message(posted)
                 if isinstance(posted, Batch):
-                    posted.wait(lambda: self.is_running)
+                    await posted.wait()
         except (Cancelled, Exception) as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
-            self.post_message(toast_of(error))
-        self.post_message(Ended(job))
+            self.post_message(Toast.from_error(error))
+        self.post_message(JobEnded(job))
 
-    # What the user does.
+    # Input of the user.
 
-    @on(Prompt.Sent)
-    async def _sent(self, message: Prompt.Sent) -> None:
+    @on(Prompt.Submitted)
+    async def _submit(self, message: Prompt.Submitted) -> None:
         if message.text.startswith("/"):
             await self.run_command(message.text[1:])
         else:
             await self.ask(message.text)
 
     async def run_command(self, line: str) -> None:
+        """Run a slash command, given without its slash."""
         await self.commands.run(self, line)
 
     async def action_command(self, line: str) -> None:
         await self.run_command(line)
 
     async def ask(self, text: str) -> None:
-        """Send `text` and have it answered."""
-        if self.job is not None or self.client.model_info is None:
+        """Add `text` to the conversation and generate an answer; while that is impossible, return it to the prompt."""
+        try:
+            self.activity.require_idle()
+            require_model(self.client)
+        except EdgespecError as error:
             self.query_one(Prompt).put(text)
-            why = "wait for what is under way; Esc stops it." if self.job else "no model is open; /model chooses one."
-            await self.say(why, "error")
+            await self.say_error(error)
             return
         self.recorder.ask(text)
-        log = self.query_one(Log)
-        await log.add(UserMessage(text, len(self.recorder.questions)))
-        log.anchor()
+        transcript = self.query_one(Transcript)
+        await transcript.add(UserMessage(text, len(self.recorder.questions)))
+        transcript.anchor()
         await self.generate()
 
     async def generate(self) -> None:
-        """Answer the conversation as it stands."""
+        """Generate an answer to the conversation so far. Raises InvalidRequest where no model is loaded."""
         model_info = require_model(self.client)
-        self.live_stats = LiveStats(plain=model_info.plain_speed, asked_s=perf_counter())
-        self.finished = None
         request = self.chat.request()
         self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft})
-        self.answer = Answer(model_info.draft)
-        await self.query_one(Log).add(self.answer)
-        self.apply_width()
-        self._worked_s = thread_time()
-        self.job = self.client.stream(request)
-        self._follow(self.job, self.job.batches(FRAME_S), Batch)
+        answer = Answer(model_info.draft)
+        self.activity.begin_answer(answer, LiveStats(model_info.plain_speed, requested_s=perf_counter()))
+        await self.query_one(Transcript).add(answer)
+        self.apply_view_options()
+        self._drawn_cpu_s = thread_time()
+        job = self.activity.job = self.client.stream(request)
+        self._follow(job, job.batches(), Batch)
 
     async def resume(self, id: int) -> None:
-        """Show a stored conversation and go on with it."""
+        """Show a stored conversation and continue it."""
         try:
             self.recorder.resume(id)
         except EdgespecError as error:
-            await self.say(f"{error.message} {error.hint}", "error")
+            await self.say_error(error)
             return
         await self.show_turns()
 
-    def require_idle(self) -> None:
-        """Raises InvalidRequest while something is under way."""
-        if self.job is not None:
-            raise InvalidRequest("that has to wait for what is under way.", hint="Esc stops it.")
-
     def action_stop(self) -> None:
-        """Stop what is under way; else copy what is selected."""
-        if self.job is not None:
-            self.job.cancel()
+        """Stop the running job; while there is none, copy the selected text."""
+        if self.activity.job is not None:
+            self.activity.job.cancel()
         elif selected := self.screen.get_selected_text():
             self.copy_to_clipboard(selected)
 
-    @on(Prompt.Left)
+    @on(Prompt.QuitRequested)
     def action_leave(self) -> None:
-        """An answer under way is stopped first, and kept."""
+        """Quit; an answer under way is stopped and stored first."""
         self._is_leaving = True
-        if self.job is None or self.answer is None:
+        if self.activity.job is None or self.activity.answer is None:
             self.exit()
         else:
-            self.job.cancel()
+            self.activity.job.cancel()
 
     def action_help(self) -> None:
         self.push_screen(Help(self.commands.help))
 
     async def action_details(self) -> None:
-        known = await asyncio.to_thread(self.client.draft_stats) if self.client.model_info is not None else None
-        self.push_screen(Details(self.live_stats, known))
+        has_model = self.client.model_info is not None
+        draft_stats = await self.client.draft_stats().wait() if has_model else None
+        self.push_screen(Details(self.activity.stats, draft_stats))
 
     async def action_clear_screen(self) -> None:
-        """The conversation stays; an answer under way stays on the screen too."""
-        await self.query_one(Log).clear(besides=self.answer)
+        """Remove everything from the screen but an answer under way; the conversation stays."""
+        await self.query_one(Transcript).clear(keep=self.activity.answer)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
         for name, summary in self.commands.without_arguments():
             yield SystemCommand(f"/{name}", summary, partial(self.run_command, name))
 
-    # What workers said.
+    # Messages of jobs.
 
     @on(Batch)
     async def _batch(self, message: Batch) -> None:
         pieces: list[Piece] = []
         for event in message.events:
             if isinstance(event, Step):
-                self.live_stats.add(event)
+                self.activity.stats.add(event)
             elif isinstance(event, Piece):
                 pieces.append(event)
             elif isinstance(event, PrefillProgress):
-                self.live_stats.read(event)
+                self.activity.stats.add_prefill(event)
             elif isinstance(event, EngineNotice):
                 await self.say(event.text)
             elif isinstance(event, Finished):
-                self.finished = event
-        self.query_one(Progress).show(*self.live_stats.reading)
-        if (answer := self.answer) is not None and pieces:
-            await answer.grow(pieces)
-            self.recorder.grow(answer.text, answer.reasoning, lambda: answer.spans)
-        if perf_counter() - self._read_s >= _READ_EVERY_S:
-            self.show_instruments()
-        before_s, self._worked_s = self._worked_s, thread_time()
-        message.shown(min(_LONGEST_REST_S, (self._worked_s - before_s) * _REST))
+                self.activity.finished = event
+        self.query_one(Progress).show(*self.activity.stats.prefill_status)
+        if (answer := self.activity.answer) is not None and pieces:
+            await answer.append(pieces)
+            self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
+        if perf_counter() - self._refreshed_s >= _REFRESH_INTERVAL_S:
+            self.refresh_instruments()
+        before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
+        rest_s = (self._drawn_cpu_s - before_s) * _REST_FACTOR
+        message.shown(max(FRAME_S, min(_MAX_REST_S, rest_s)))
 
-    @on(Ready)
-    async def _is_open(self, message: Ready) -> None:
+    @on(ModelReady)
+    async def _show_model(self, message: ModelReady) -> None:
         model_info = message.model_info
         self.request = message.request
         if message.is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
         self.recorder.use_model(model_info.name)
         await self.say(f"{model_info.name} on {model_info.backend}, draft {model_info.draft}.")
-        self.show_instruments()
+        self.refresh_instruments()
 
     @on(Toast)
-    async def _told(self, message: Toast) -> None:
+    async def _show_toast(self, message: Toast) -> None:
         await self.say(str(message), message.kind)
 
-    @on(Progressed)
-    def _progressed(self, message: Progressed) -> None:
-        if self.job is not None:
+    @on(ProgressChanged)
+    def _show_progress(self, message: ProgressChanged) -> None:
+        if self.activity.job is not None:
             self.query_one(Progress).show(message.text, message.fraction)
 
-    @on(Ended)
-    async def _ended(self, message: Ended) -> None:
-        if message.job is not self.job:
+    @on(JobEnded)
+    async def _end_job(self, message: JobEnded) -> None:
+        activity = self.activity
+        if message.job is not activity.job:
             return
         self.query_one(Progress).show(None)
-        answer, self.answer = self.answer, None
+        answer, activity.answer = activity.answer, None
         if answer is not None:
-            metrics = footer_metrics(self.finished)
+            metrics = footer_metrics(activity.finished)
             await answer.finish(format_footer(metrics))
-            self.recorder.finish(answer.text, answer.reasoning, answer.spans, metrics)
+            self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:
                 await answer.remove()
-        self.job = None
+        activity.job = None
         if self._is_leaving:
             self.exit()
-        self.show_instruments()
+        self.refresh_instruments()
         then, self._then = self._then, ""
         if then and self.client.model_info is not None:
             await self.run_command(then)
 
-    # What is shown.
+    # Screen.
 
     async def show_turns(self) -> None:
-        """Draw the conversation anew."""
-        await self.query_one(Log).show(self.recorder.turns)
-        self.apply_width()
+        """Redraw the conversation."""
+        await self.query_one(Transcript).show(self.recorder.turns)
+        self.apply_view_options()
 
-    def show_instruments(self) -> None:
-        self._read_s = perf_counter()
+    def refresh_instruments(self) -> None:
+        """Show the current statistics in the panel and the status line."""
+        self._refreshed_s = perf_counter()
         if (model_info := self.client.model_info) is not None:
-            now = readings(model_info, self.client.resident)
-            self.query_one(Panel).show(self.live_stats, now)
-            self.query_one(Strip).show(self.live_stats, now)
+            status = read_status(model_info, self.client.resident)
+            self.query_one(Panel).show(self.activity.stats, status)
+            self.query_one(StatusLine).show(self.activity.stats, status)
 
     async def on_unmount(self) -> None:
         self.client.close()

@@ -1,4 +1,4 @@
-"""A list to choose from, with a line above it that narrows it and a line below it that speaks."""
+"""A list with a filter above it and a status line below it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ T = TypeVar("T")
 
 
 class FilterList(ModalScreen[T | None]):
-    """Composed with an Input, a DataTable and a Static of id `told`. Ends with what was chosen, or None."""
+    """Dismissed with the choice, or None. A subclass composes an Input, a DataTable and a Static of the id `status`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back"),
-        Binding("down", "into_table", "List", show=False),
+        Binding("escape", "close", "Back"),
+        Binding("down", "focus_table", "List", show=False),
     ]
 
     def fill(self) -> None:
-        """Show the rows that the line above allows; their keys say what they stand for."""
+        """Show the rows that match the filter; a row's key identifies what it stands for."""
         raise NotImplementedError
 
     def choose(self) -> None:
-        """End with the row under the cursor, if there is one."""
+        """Dismiss the screen with the selected row, if there is one."""
         raise NotImplementedError
 
-    def selected(self) -> str | None:
-        """The key of the row under the cursor."""
+    def selected_key(self) -> str | None:
+        """The key of the row under the cursor; None where the table is empty."""
         table = self.query_one(DataTable)
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
 
     def say(self, text: str) -> None:
-        self.query_one("#told", Static).update(Text(text))
+        """Show `text` in the status line."""
+        self.query_one("#status", Static).update(Text(text))
 
     @on(Input.Changed)
-    def _narrow(self) -> None:
+    def _filter(self) -> None:
         self.fill()
 
     @on(Input.Submitted)
     @on(DataTable.RowSelected)
-    def _take(self) -> None:
+    def _submit(self) -> None:
         self.choose()
 
-    def action_into_table(self) -> None:
+    def action_focus_table(self) -> None:
         self.query_one(DataTable).focus()
 
-    def action_leave(self) -> None:
+    def action_close(self) -> None:
         self.dismiss(None)

@@ -1,4 +1,4 @@
-"""The line below an answer, from what is stored with it."""
+"""The line below an answer, made from the metrics that are stored with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgespec.engine.events import Finished
 
 
 def footer_metrics(finished: Finished | None) -> dict[str, Any]:
-    """What is worth keeping of a generation; nothing of one that an error ended."""
+    """The metrics to store with an answer; empty where an error ended it."""
     if finished is None:
         return {}
     metrics = finished.metrics
@@ -27,9 +27,9 @@ def footer_metrics(finished: Finished | None) -> dict[str, Any]:
 
 
 def format_footer(metrics: Mapping[str, Any]) -> str:
-    """Tokens, speed and acceptance in words; whatever is missing is left out."""
+    """Tokens, speed and acceptance in one line, without the parts that are missing."""
     if "emitted_tokens" not in metrics:
-        return "ended by an error; what was written stays"
+        return "ended by an error; the text so far is kept"
     parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
     speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
     if speed:

@@ -1,4 +1,4 @@
-"""The keys of the chat, and what F1 says of them."""
+"""The key bindings of the chat, and their list for the help screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BINDINGS: list[BindingType] = [
     Binding("escape", "stop", "Stop", show=False),
     Binding("ctrl+c", "stop", "Stop", show=False, priority=True),
     Binding("ctrl+t", "fold", "Reasoning"),
-    Binding("ctrl+o", "origins", "Origins"),
+    Binding("ctrl+o", "token_colors", "Colors"),
     Binding("ctrl+n", "command('new')", "New"),
     Binding("ctrl+r", "command('history')", "History"),
     Binding("ctrl+g", "command('model')", "Models"),
@@ -21,12 +21,12 @@ BINDINGS: list[BindingType] = [
 
 KEYS = """\
 Enter        send                     F1      this help
-Ctrl+J       new line (or Alt+Enter)  F2      rounds, costs, acceptance
-Up, Down     what was sent before     Ctrl+T  fold, unfold reasoning
-Esc, Ctrl+C  stop, keep the text      Ctrl+O  colour text by origin
-Ctrl+N       new chat                 Ctrl+R  earlier chats, search
-Ctrl+B       next branch              Ctrl+G  models
+Ctrl+J       new line (or Alt+Enter)  F2      steps, costs, acceptance
+Up, Down     earlier messages         Ctrl+T  fold or unfold reasoning
+Esc, Ctrl+C  stop, keep the text      Ctrl+O  color tokens by drafter
+Ctrl+N       new conversation         Ctrl+R  list, search conversations
+Ctrl+B       next branch              Ctrl+G  list models
 Ctrl+L       clear the screen         Ctrl+P  all commands
-Ctrl+D       quit, if nothing is      Ctrl+Q  quit
-             written
+Ctrl+D       quit, if the prompt      Ctrl+Q  quit
+             is empty
 """

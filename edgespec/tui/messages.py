@@ -1,10 +1,8 @@
-"""What workers tell the app."""
+"""Messages that the readers of jobs post to the app."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from time import sleep
+import asyncio
 from typing import Any
 
 from textual.message import Message
@@ -14,7 +12,7 @@ from edgespec.errors import Cancelled, EdgespecError
 from edgespec.files import save_traceback
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import ModelInfo
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 
 
 class Batch(Message):
@@ -23,7 +21,7 @@ class Batch(Message):
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
         self.events = events
-        self._shown = threading.Event()
+        self._shown = asyncio.Event()
         self._rest_s = 0.0
 
     def shown(self, rest_s: float) -> None:
@@ -34,17 +32,17 @@ class Batch(Message):
     def is_shown(self) -> bool:
         return self._shown.is_set()
 
-    def wait(self, is_running: Callable[[], bool]) -> None:
-        """Until it is shown and the screen has rested, or nothing will be shown any more."""
-        while is_running() and not self._shown.wait(0.1):
-            pass
-        sleep(self._rest_s)
+    async def wait(self) -> None:
+        """Wait until it is shown and the screen has rested."""
+        await self._shown.wait()
+        await asyncio.sleep(self._rest_s)
 
 
-class Ready(Message):
-    """A model, or another draft for it, is open."""
+class ModelReady(Message):
+    """A model, or another draft for the same model, is loaded."""
 
     def __init__(self, model_info: ModelInfo, request: LoadConfig, *, is_new: bool) -> None:
+        """`is_new`: the model changed, not only its draft."""
         super().__init__()
         self.model_info = model_info
         self.request = request
@@ -52,7 +50,7 @@ class Ready(Message):
 
 
 class Toast(Message):
-    """A sentence for the user; `hint` is the next thing to do."""
+    """A sentence for the user; `hint` names the next action, `kind` is "note" or "error"."""
 
     def __init__(self, text: str, hint: str = "", kind: str = "note") -> None:
         super().__init__()
@@ -63,9 +61,19 @@ class Toast(Message):
     def __str__(self) -> str:
         return f"{self.text} {self.hint}".strip()
 
+    @classmethod
+    def from_error(cls, error: BaseException) -> Toast:
+        """Describe the error that ended a job. An unexpected one is written to a log file, which the hint names."""
+        if isinstance(error, Cancelled):
+            return cls("stopped.")
+        if isinstance(error, EdgespecError):
+            return cls(error.message, error.hint, "error")
+        path = save_traceback(error)
+        return cls(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {path}.", "error")
 
-class Progressed(Message):
-    """How far a download or a load is."""
+
+class ProgressChanged(Message):
+    """A download or load made progress; `fraction` is between 0 and 1."""
 
     def __init__(self, text: str, fraction: float) -> None:
         super().__init__()
@@ -73,24 +81,9 @@ class Progressed(Message):
         self.fraction = fraction
 
 
-class Ended(Message):
-    """A job is over, well or not."""
+class JobEnded(Message):
+    """A job is over, successfully or not."""
 
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Stream[Any]) -> None:
         super().__init__()
         self.job = job
-
-
-def toast_of(error: BaseException) -> Toast:
-    """What ended a job, in words."""
-    if isinstance(error, Cancelled):
-        return Toast("stopped.")
-    if isinstance(error, EdgespecError):
-        return Toast(error.message, error.hint, "error")
-    return _bug(error)
-
-
-def _bug(error: BaseException) -> Toast:
-    """A fault of ours, which must not take the conversation with it."""
-    hint = f"Please report it, with {save_traceback(error)}."
-    return Toast(f"internal error: {type(error).__name__}: {error}.", hint, "error")

@@ -1,4 +1,4 @@
-"""The instruments beside a conversation, and the one line that stands for them where there is no room."""
+"""The instruments: a panel beside the conversation, or one status line on a narrow screen."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from textual.widgets import Static
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.service.client import ModelInfo
-from edgespec.tui.live_stats import LiveStats, bar, column
+from edgespec.tui.bars import draw_bar, draw_column
+from edgespec.tui.live_stats import LiveStats
 
-_WIDTH = 32
+_SPARKLINE_CELLS = 32
+_BAR_CELLS = 24
+_MAX_DEPTHS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """What the instruments show beside the gauges: tokens and bytes.
+class ModelStatus:
+    """The model and the memory of the machine.
 
-    parts    what target, KV cache and draft were foretold to take
-    devices  accelerators with their free memory
+    context_size  tokens
+    resident      bytes of memory that this program uses
+    available     bytes of free memory
+    parts         (name, bytes) of target, KV cache and draft, as estimated before loading
+    devices       accelerators with their free memory
     """
 
     name: str
@@ -34,14 +40,14 @@ class Readings:
     devices: tuple[DeviceMemory, ...] = ()
 
 
-def readings(model_info: ModelInfo, resident: int) -> Readings:
-    """Read now; `resident` bytes are ours."""
+def read_status(model_info: ModelInfo, resident: int) -> ModelStatus:
+    """Read the free memory now; `resident` is in bytes."""
     parts: list[tuple[str, int]] = []
     if (fit := model_info.fit) is not None:
         parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
         if fit.draft is not None:
             parts.append(("draft", fit.draft.total))
-    return Readings(
+    return ModelStatus(
         model_info.name,
         model_info.draft,
         model_info.is_paused,
@@ -54,89 +60,102 @@ def readings(model_info: ModelInfo, resident: int) -> Readings:
 
 
 class Panel(Static):
-    """Speed against plain decoding, acceptance, the present decision, times, memory."""
+    """Speed, acceptance, the last decision, times, context and memory."""
 
     def __init__(self) -> None:
         super().__init__("", id="panel", markup=False)
 
-    def show(self, live_stats: LiveStats, now: Readings) -> None:
+    def show(self, stats: LiveStats, status: ModelStatus) -> None:
         text = Text()
-        text.append(f"{now.name}\n", "bold")
-        text.append(f"draft {now.draft}{', switched off' if now.is_paused else ''}\n\n", "dim")
-        text.append(_speed(live_stats), "bold")
-        text.append(f"\nmean {_number(live_stats.mean)} tok/s, plain {_number(live_stats.plain)}\n")
-        if live_stats.speeds:
-            text.append(_spark(live_stats.speeds, max(live_stats.speeds)) + "\n", "green")
-        text.append(f"\naccepted {_percent(live_stats.acceptance)}   ", "cyan")
-        text.append(f"tau {_number(live_stats.tau, 2)}\n", "magenta")
-        if live_stats.accepted_shares:
-            text.append(_spark(live_stats.accepted_shares, 1.0) + "\n", "cyan")
-        if live_stats.taus:
-            text.append(_spark(live_stats.taus, max(live_stats.taus)) + "\n", "magenta")
-        for depth, alpha in enumerate(live_stats.alphas[:8], 1):
-            text.append(f"  depth {depth} ")
-            text.append(bar(alpha, 12), "cyan")
-            text.append(f" {alpha:4.0%}\n")
-        if (decision := live_stats.decision) is not None:
-            last = live_stats.rounds[-1]
-            text.append(f"\nnow: {decision.source}, {last.n_drafted} drafted\n", "bold")
+        text.append(f"{status.name}\n", "bold")
+        text.append(f"draft {status.draft}{', switched off' if status.is_paused else ''}\n\n", "dim")
+        _add_speed(text, stats)
+        _add_acceptance(text, stats)
+        if stats.steps and (decision := stats.steps[-1].decision) is not None:
+            text.append(f"\nnow: {decision.source}, {stats.steps[-1].n_drafted} drafted\n", "bold")
             text.append(f"{decision.reason}\n", "dim")
-        if live_stats.forwards:
-            draft_s, verify_s, other_s = live_stats.shares
-            text.append("\ntime  ")
-            text.append("█" * round(draft_s * 24), "cyan")
-            text.append("█" * round(verify_s * 24), "green")
-            text.append("█" * max(1, round(other_s * 24)), "yellow")
-            text.append(f"\ndraft {draft_s:.0%}", "cyan")
-            text.append(f"  verify {verify_s:.0%}", "green")
-            text.append(f"  other {other_s:.0%}\n", "yellow")
-        text.append(f"\nfirst token {_milliseconds(live_stats.ttft_s)}\n")
-        text.append(f"context {live_stats.context_used:,} of {now.context_size:,}\n")
-        if live_stats.context_used and now.context_size:
-            text.append(bar(live_stats.context_used / now.context_size, 24) + "\n", "magenta")
-        text.append(f"\nmemory {_size(now.resident)}, free {_size(now.available)}\n")
-        for name, size in now.parts:
-            text.append(f"  {name:6} {_size(size):>9}\n", "dim")
-        for device in now.devices:
-            text.append(f"{device.name}\n  {_size(device.total - device.free)} of {_size(device.total)}\n")
+        _add_times(text, stats)
+        _add_memory(text, stats, status)
         self.update(text, layout=False)
 
 
-class Strip(Static):
-    """One line of the same."""
+class StatusLine(Static):
+    """The most important numbers of the panel in one line."""
 
     def __init__(self) -> None:
-        super().__init__("", id="strip", markup=False)
+        super().__init__("", id="status-line", markup=False)
 
-    def show(self, live_stats: LiveStats, now: Readings) -> None:
+    def show(self, stats: LiveStats, status: ModelStatus) -> None:
+        acceptance, tau = _format_percent(stats.acceptance.rate), _format_number(stats.tau, 2)
         line = (
-            f"{_speed(live_stats)}  accepted {_percent(live_stats.acceptance)}  tau {_number(live_stats.tau, 2)}  "
-            f"{live_stats.context_used:,}/{now.context_size:,}  draft {now.draft}{' (off)' if now.is_paused else ''}"
+            f"{_format_speed(stats)}  accepted {acceptance}  tau {tau}  {stats.context_used:,}/{status.context_size:,}"
+            f"  draft {status.draft}{' (off)' if status.is_paused else ''}"
         )
         self.update(Text(line), layout=False)
 
 
-def _speed(live_stats: LiveStats) -> str:
-    times = f"  {live_stats.times_plain:.2f}x plain" if live_stats.times_plain else ""
-    return f"{_number(live_stats.now)} tok/s{times}"
+def _add_speed(text: Text, stats: LiveStats) -> None:
+    text.append(_format_speed(stats), "bold")
+    text.append(f"\nmean {_format_number(stats.mean_speed)} tok/s, plain {_format_number(stats.plain_speed)}\n")
+    if stats.speeds:
+        text.append(_draw_sparkline(stats.speeds, max(stats.speeds)) + "\n", "green")
 
 
-def _spark(values: Iterable[float], top: float) -> str:
-    return "".join(column(value / top if top else 0.0) for value in list(values)[-_WIDTH:])
+def _add_acceptance(text: Text, stats: LiveStats) -> None:
+    text.append(f"\naccepted {_format_percent(stats.acceptance.rate)}   ", "cyan")
+    text.append(f"tau {_format_number(stats.tau, 2)}\n", "magenta")
+    if stats.acceptance_rates:
+        text.append(_draw_sparkline(stats.acceptance_rates, 1.0) + "\n", "cyan")
+    if stats.taus:
+        text.append(_draw_sparkline(stats.taus, max(stats.taus)) + "\n", "magenta")
+    for depth, rate in enumerate(stats.acceptance.by_depth[:_MAX_DEPTHS], 1):
+        text.append(f"  depth {depth} ")
+        text.append(draw_bar(rate, 12), "cyan")
+        text.append(f" {rate:4.0%}\n")
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def _add_times(text: Text, stats: LiveStats) -> None:
+    if stats.forwards:
+        draft, verify, other = stats.times.shares
+        text.append("\ntime  ")
+        text.append("█" * round(draft * _BAR_CELLS), "cyan")
+        text.append("█" * round(verify * _BAR_CELLS), "green")
+        text.append("█" * max(1, round(other * _BAR_CELLS)), "yellow")
+        text.append(f"\ndraft {draft:.0%}", "cyan")
+        text.append(f"  verify {verify:.0%}", "green")
+        text.append(f"  other {other:.0%}\n", "yellow")
+    ttft = "-" if stats.ttft_s is None else f"{stats.ttft_s * 1000:.0f} ms"
+    text.append(f"\nfirst token {ttft}\n")
+
+
+def _add_memory(text: Text, stats: LiveStats, status: ModelStatus) -> None:
+    text.append(f"context {stats.context_used:,} of {status.context_size:,}\n")
+    if stats.context_used and status.context_size:
+        text.append(draw_bar(stats.context_used / status.context_size, _BAR_CELLS) + "\n", "magenta")
+    text.append(f"\nmemory {_format_size(status.resident)}, free {_format_size(status.available)}\n")
+    for name, size in status.parts:
+        text.append(f"  {name:6} {_format_size(size):>9}\n", "dim")
+    for device in status.devices:
+        used = _format_size(device.total - device.free)
+        text.append(f"{device.name}\n  {used} of {_format_size(device.total)}\n")
+
+
+def _format_speed(stats: LiveStats) -> str:
+    ratio = f"  {stats.times_plain:.2f}x plain" if stats.times_plain else ""
+    return f"{_format_number(stats.recent_speed)} tok/s{ratio}"
+
+
+def _draw_sparkline(values: Iterable[float], top: float) -> str:
+    return "".join(draw_column(value / top if top else 0.0) for value in list(values)[-_SPARKLINE_CELLS:])
+
+
+def _format_number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
-
-
-def _size(count: int) -> str:
-    """Bytes in the unit that suits them."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+def _format_size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

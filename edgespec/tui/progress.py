@@ -1,21 +1,22 @@
-"""How far a download, a load or the reading of a prompt is."""
+"""The progress of a download, a load or a prefill."""
 
 from __future__ import annotations
 
 from rich.text import Text
 from textual.widgets import Static
 
-from edgespec.tui.live_stats import bar
+from edgespec.tui.bars import draw_bar
 
 
 class Progress(Static):
-    """One line with a bar, which is not there while nothing is under way."""
+    """One line with a bar; hidden while there is nothing to show."""
 
     def __init__(self) -> None:
         super().__init__("", id="progress", markup=False)
 
-    def show(self, told: str | None, fraction: float = 0.0) -> None:
-        if told is None and not self.display:
+    def show(self, text: str | None, fraction: float = 0.0) -> None:
+        """`fraction` is between 0 and 1. None as the text hides the line."""
+        if text is None and not self.display:
             return
-        self.display = told is not None
-        self.update(Text(f"{told} ▕{bar(fraction, 20)}▏ {fraction:.0%}   Esc stops" if told is not None else ""))
+        self.display = text is not None
+        self.update(Text(f"{text} ▕{draw_bar(fraction, 20)}▏ {fraction:.0%}   Esc stops" if text is not None else ""))

@@ -1,4 +1,4 @@
-"""What opening a model has to say, as messages for the screen."""
+"""Progress of a load as messages to the app."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from textual.app import App
 
-from edgespec.tui.messages import Progressed, Toast
+from edgespec.tui.messages import ProgressChanged, Toast
 from edgespec.units import gib
 
 
 class TuiReporter:
-    """A Reporter whose words appear on the screen."""
+    """A planner.plan.Reporter that shows notices and progress on the screen; safe to call from any thread."""
 
     def __init__(self, app: App[None]) -> None:
         self._app = app
@@ -20,8 +20,8 @@ class TuiReporter:
         self._app.post_message(Toast(text))
 
     def download(self, name: str, done: int, total: int) -> None:
-        told = f"downloading {Path(name).name} {gib(done)} of {gib(total)}"
-        self._app.post_message(Progressed(told, done / total if total else 0.0))
+        text = f"downloading {Path(name).name} {gib(done)} of {gib(total)}"
+        self._app.post_message(ProgressChanged(text, done / total if total else 0.0))
 
     def loading(self, name: str, fraction: float) -> None:
-        self._app.post_message(Progressed(f"loading {Path(name).name}", fraction))
+        self._app.post_message(ProgressChanged(f"loading {Path(name).name}", fraction))

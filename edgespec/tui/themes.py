@@ -1,4 +1,4 @@
-"""A theme beside those that Textual brings."""
+"""A theme in addition to those of Textual."""
 
 from __future__ import annotations
 

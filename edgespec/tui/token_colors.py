@@ -1,4 +1,4 @@
-"""Text coloured by who proposed it."""
+"""Text colored by the drafter that proposed each token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edgespec.text.stream import Piece
 from edgespec.tui.sanitize import sanitize
 
 Span = tuple[int, str, int]
-"""Characters, the origin as a Piece has it, and how many tokens."""
+"""(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
 
-# Names that every theme has a readable colour for; underlines and weight say the same without colour.
-_COLOURS = {"ngram": "cyan", "model": "green", "model+ngram": "yellow"}
-_LONG = 4  # tokens from which a run is long
+# ANSI names, because every theme maps them to readable colors; underline and weight carry the same without color.
+_COLORS = {"ngram": "cyan", "model": "green", "model+ngram": "yellow"}
+_MIN_LONG_RUN = 4  # tokens
 
 
-def joined(spans: list[Span], pieces: Sequence[Piece]) -> None:
-    """Add `pieces` to `spans`, one span for each run of one origin."""
+def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
+    """Append `pieces`, and merge neighbors of the same origin."""
     for piece in pieces:
         if spans and spans[-1][1] == piece.origin:
             length, _, tokens = spans[-1]
@@ -27,27 +27,27 @@ def joined(spans: list[Span], pieces: Sequence[Piece]) -> None:
             spans.append((len(piece.text), piece.origin, 1))
 
 
-def coloured(text: str, spans: Sequence[Span], drafter: str) -> Text:
-    """`text` with a legend; `drafter` is what the user calls the draft model. Spans may end before the text does."""
+def color_tokens(text: str, spans: Sequence[Span], drafter: str) -> Text:
+    """`text` with a legend; `drafter` is the user's name for the draft model. Spans may end before the text does."""
     text = sanitize(text)
-    shown = Text()
+    colored = Text()
     at = 0
     for length, origin, tokens in spans:
-        shown.append(text[at : at + length], _style(origin, tokens))
+        colored.append(text[at : at + length], _select_style(origin, tokens))
         at += length
-    shown.append(text[at:])
-    shown.append("\n\nplain: the target   ", "dim")
-    present = {origin for _, origin, _ in spans if origin}
-    for origin, told in (("ngram", "lookup"), ("model", drafter), ("model+ngram", f"{drafter} and lookup")):
-        if origin in present:
-            shown.append(told, _style(origin, 1))
-            shown.append("   ")
-    shown.append("bold: long runs", "dim")
-    return shown
+    colored.append(text[at:])
+    colored.append("\n\nplain: the target   ", "dim")
+    used = {origin for _, origin, _ in spans if origin}
+    for origin, label in (("ngram", "ngram"), ("model", drafter), ("model+ngram", f"{drafter} and ngram")):
+        if origin in used:
+            colored.append(label, _select_style(origin, 1))
+            colored.append("   ")
+    colored.append("bold: long runs", "dim")
+    return colored
 
 
-def _style(origin: str, tokens: int) -> str:
-    colour = _COLOURS.get(origin)
-    if colour is None:
+def _select_style(origin: str, tokens: int) -> str:
+    color = _COLORS.get(origin)
+    if color is None:
         return ""
-    return f"{colour} {'bold ' if tokens >= _LONG else ''}underline"
+    return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"

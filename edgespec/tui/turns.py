@@ -1,4 +1,4 @@
-"""The widgets of a conversation: what the user said, and answers as they come."""
+"""The widgets of a conversation: messages of the user, notices, answers that grow."""
 
 from __future__ import annotations
 
@@ -12,96 +12,97 @@ from textual.widgets.markdown import MarkdownStream
 
 from edgespec.text.stream import Piece
 from edgespec.tui.sanitize import sanitize
-from edgespec.tui.token_colors import Span, coloured, joined
+from edgespec.tui.token_colors import Span, color_tokens, extend_spans
 
 
 class UserMessage(Static):
-    """A message of the user, as it was typed, with its number."""
+    """A message of the user, as typed, with its number."""
 
     def __init__(self, text: str, number: int) -> None:
-        super().__init__(Text.assemble((f"{number} ", "dim"), sanitize(text)), classes="said", markup=False)
+        super().__init__(Text.assemble((f"{number} ", "dim"), sanitize(text)), classes="user-message", markup=False)
         self.text = text
         self.number = number
 
 
 class Notice(Static):
-    """A sentence from the program itself."""
+    """A message of the program; `kind` is "note" or "error"."""
 
     def __init__(self, text: str, kind: str = "note") -> None:
         super().__init__(Text(sanitize(text)), classes=f"notice {kind}", markup=False)
 
 
 class Answer(Vertical):
-    """An answer: reasoning folded above, Markdown that grows, or the same text coloured by where it came from."""
+    """Reasoning in a fold, the answer as Markdown or as colored tokens, and a footer."""
 
-    def __init__(self, source: str) -> None:
-        """`source`: what drafts, for the legend."""
+    def __init__(self, drafter: str) -> None:
+        """`drafter`: its name in the legend of the colors."""
         super().__init__(classes="answer")
         self.text = ""
         self.reasoning = ""
         self.spans: list[Span] = []
-        self._source = source
+        self._drafter = drafter
         self._stream: MarkdownStream | None = None
-        self._thoughts = Static("", markup=False)
-        self._fold = Collapsible(self._thoughts, title="Reasoning", collapsed=True)
+        self._reasoning = Static("", markup=False)
+        self._fold = Collapsible(self._reasoning, title="Reasoning", collapsed=True)
         self._markdown = Markdown()
-        self._origins = Static("", classes="origins", markup=False)
-        self._footer = Static("", classes="foot", markup=False)
-        self._shows_origins = False
+        self._colored = Static("", classes="token-colors", markup=False)
+        self._footer = Static("", classes="answer-footer", markup=False)
+        self._shows_colors = False
         self._is_formatted = True
 
     def compose(self) -> ComposeResult:
-        self._fold.display = self._origins.display = False
+        self._fold.display = self._colored.display = False
         yield self._fold
         yield self._markdown
-        yield self._origins
+        yield self._colored
         yield self._footer
 
-    async def grow(self, pieces: list[Piece]) -> None:
-        """Show what has come."""
-        thought = "".join(piece.text for piece in pieces if piece.channel == "reasoning")
-        said = [piece for piece in pieces if piece.channel != "reasoning"]
-        if thought:
-            self.reasoning += thought
+    async def append(self, pieces: list[Piece]) -> None:
+        """Show the next pieces of the answer and its reasoning."""
+        reasoning = "".join(piece.text for piece in pieces if piece.channel == "reasoning")
+        answer = [piece for piece in pieces if piece.channel != "reasoning"]
+        if reasoning:
+            self.reasoning += reasoning
             self._fold.display = True
-            self._thoughts.update(Text(sanitize(self.reasoning)))
-        if said:
-            joined(self.spans, said)
-            new = "".join(piece.text for piece in said)
-            self.text += new
+            self._reasoning.update(Text(sanitize(self.reasoning)))
+        if answer:
+            extend_spans(self.spans, answer)
+            text = "".join(piece.text for piece in answer)
+            self.text += text
             if self._stream is None:
                 self._stream = Markdown.get_stream(self._markdown)
-            await self._stream.write(sanitize(new))
-        if self._shows_origins:
-            self._origins.update(coloured(self.text, self.spans, self._source))
+            await self._stream.write(sanitize(text))
+        if self._shows_colors:
+            self._colored.update(color_tokens(self.text, self.spans, self._drafter))
 
-    async def show(self, text: str, reasoning: str, spans: Any, foot: str, *, is_formatted: bool = True) -> None:
-        """A whole answer from before, as it was written if it is not to be formatted, which is much faster."""
+    async def show(self, text: str, reasoning: str, spans: Any, footer: str, *, is_formatted: bool = True) -> None:
+        """Show a stored answer; as plain text unless `is_formatted`, which is much faster than Markdown."""
         self.text, self.reasoning, self.spans = text, reasoning, [tuple(span) for span in spans]
         self._fold.display = bool(reasoning)
-        self._thoughts.update(Text(sanitize(reasoning)))
-        self._footer.update(Text(foot))
+        self._reasoning.update(Text(sanitize(reasoning)))
+        self._footer.update(Text(footer))
         self._is_formatted = is_formatted
         if is_formatted:
             await self._markdown.update(sanitize(text))
-        self.show_origins(self._shows_origins)
+        self.show_token_colors(self._shows_colors)
 
-    async def finish(self, foot: str) -> None:
-        """No more will come; `foot` is the line below."""
+    async def finish(self, footer: str) -> None:
+        """Complete the Markdown and show the footer; nothing is appended afterwards."""
         if self._stream is not None:
             await self._stream.stop()
             self._stream = None
-        self._footer.update(Text(foot))
+        self._footer.update(Text(footer))
 
     def fold(self, collapsed: bool) -> None:
+        """Fold or unfold the reasoning."""
         self._fold.collapsed = collapsed
 
-    def show_origins(self, shown: bool) -> None:
-        """The text as it was generated, coloured by who proposed it, in place of Markdown."""
-        self._shows_origins = shown
-        self._markdown.display = not shown and self._is_formatted
-        self._origins.display = not self._markdown.display
-        if shown:
-            self._origins.update(coloured(self.text, self.spans, self._source))
+    def show_token_colors(self, is_shown: bool) -> None:
+        """Show the raw text, colored by drafter, in place of the Markdown; or the Markdown again."""
+        self._shows_colors = is_shown
+        self._markdown.display = not is_shown and self._is_formatted
+        self._colored.display = not self._markdown.display
+        if is_shown:
+            self._colored.update(color_tokens(self.text, self.spans, self._drafter))
         elif not self._is_formatted:
-            self._origins.update(Text(sanitize(self.text)))
+            self._colored.update(Text(sanitize(self.text)))

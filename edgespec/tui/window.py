@@ -1,4 +1,4 @@
-"""The widgets of the chat, and what only changes how they look."""
+"""The layout of the chat, and its view options."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.widgets import Footer
 
-from edgespec.tui.log import Log
-from edgespec.tui.panel import Panel, Strip
+from edgespec.errors import EdgespecError
+from edgespec.tui.messages import Toast
+from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
+from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice
 
-_NARROW = 100  # columns below which the instruments are one line
+_MIN_PANEL_COLUMNS = 100  # narrower screens show the status line instead of the panel
 
 
 class Window(App[None]):
@@ -26,36 +28,39 @@ class Window(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._folded = True
-        self._origins = False
+        self._is_reasoning_folded = True
+        self._shows_token_colors = False
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
-            with Vertical(id="left"):
-                yield Log()
+            with Vertical(id="conversation"):
+                yield Transcript()
                 yield Progress()
                 yield Prompt()
             yield Panel()
-        yield Strip()
+        yield StatusLine()
         yield Footer(compact=True, show_command_palette=False)
 
     async def say(self, text: str, kind: str = "note") -> None:
-        """A sentence in the conversation."""
-        await self.query_one(Log).add(Notice(text[:1].upper() + text[1:], kind))
+        """Add a notice to the conversation; `kind` is "note" or "error"."""
+        await self.query_one(Transcript).add(Notice(text[:1].upper() + text[1:], kind))
+
+    async def say_error(self, error: EdgespecError) -> None:
+        await self.say(str(Toast.from_error(error)), "error")
 
     def action_fold(self) -> None:
-        self._folded = not self._folded
-        self.apply_width()
+        self._is_reasoning_folded = not self._is_reasoning_folded
+        self.apply_view_options()
 
-    def action_origins(self) -> None:
-        self._origins = not self._origins
-        self.apply_width()
+    def action_token_colors(self) -> None:
+        self._shows_token_colors = not self._shows_token_colors
+        self.apply_view_options()
 
-    def apply_width(self) -> None:
-        """Reasoning folded or not, and origins shown or not, as the user last wished."""
+    def apply_view_options(self) -> None:
+        """Fold the reasoning and color the tokens of every answer as the user has chosen."""
         for answer in self.query(Answer):
-            answer.fold(self._folded)
-            answer.show_origins(self._origins)
+            answer.fold(self._is_reasoning_folded)
+            answer.show_token_colors(self._shows_token_colors)
 
     def on_resize(self, event: Resize) -> None:
-        self.screen_stack[0].set_class(event.size.width < _NARROW, "narrow")
+        self.screen_stack[0].set_class(event.size.width < _MIN_PANEL_COLUMNS, "narrow")

@@ -20,8 +20,8 @@ from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import SlashCommands
-from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
+from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
 
 T = TypeVar("T")
@@ -54,12 +54,12 @@ class Driver:
     @property
     def shown(self) -> list[str]:
         """Questions and answers on the screen."""
-        return [w.text for w in self.app.query_one(Log).children if isinstance(w, UserMessage | Answer)]
+        return [w.text for w in self.app.query_one(Transcript).children if isinstance(w, UserMessage | Answer)]
 
     @property
     def feet(self) -> list[str]:
         """What is below the answers."""
-        return [str(foot.render()) for foot in self.app.query_one(Log).query(".foot").results(Static)]
+        return [str(foot.render()) for foot in self.app.query_one(Transcript).query(".answer-footer").results(Static)]
 
     def told(self, kind: str = "notice") -> list[str]:
         """What the program has said; `kind` may be error."""
@@ -81,7 +81,7 @@ class Driver:
         await self.pilot.pause()
 
     async def idle(self) -> None:
-        await self.until(lambda: self.app.job is None)
+        await self.until(lambda: self.app.activity.job is None)
 
     async def ask(self, text: str) -> str:
         """The whole answer."""
@@ -98,9 +98,11 @@ class Driver:
         return await self.growing(characters)
 
     async def growing(self, characters: int = 30) -> Answer:
-        await self.until(lambda: self.app.answer is not None and len(self.app.answer.text) >= characters)
-        assert self.app.answer is not None
-        return self.app.answer
+        await self.until(
+            lambda: self.app.activity.answer is not None and len(self.app.activity.answer.text) >= characters
+        )
+        assert self.app.activity.answer is not None
+        return self.app.activity.answer
 
     async def hears(self, line: str, *said: str, kind: str = "note") -> str:
         """Send a command; it says one thing, which has all of `said`."""
@@ -124,7 +126,7 @@ class Driver:
     async def errs_amid(self, line: str, *said: str) -> None:
         """A mistake during an answer, which goes on; then it is stopped."""
         await self.hears(line, *said, "Esc stops it.", kind="error")
-        assert self.app.job is not None and self.app.answer is not None
+        assert self.app.activity.job is not None and self.app.activity.answer is not None
         await self.press("escape")
         await self.idle()
 
@@ -158,12 +160,12 @@ async def driving(
     )
     async with app.run_test(size=size) as pilot:
         driver = Driver(app, pilot)
-        await driver.until(lambda: app.job is None or then)
+        await driver.until(lambda: app.activity.job is None or then)
         try:
             yield driver
         finally:
-            if app.is_running and app.job is not None:
-                app.job.cancel()
+            if app.is_running and app.activity.job is not None:
+                app.activity.job.cancel()
                 await driver.idle()
 
 

@@ -28,16 +28,16 @@ from edgespec.engine.events import Event, Finished, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.load import LoadedModel
 from edgespec.service.local import LocalEngine
-from edgespec.service.worker import Job
+from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import SlashCommands
-from edgespec.tui.panel import Readings
+from edgespec.tui.panel import ModelStatus
 from edgespec.units import GIB
 
 NOW_S = 100.0  # when every question is asked
 TOY = LoadConfig(model="tree", backend="toy")
-READINGS = Readings(
+STATUS = ModelStatus(
     name="qwen-14b-q4",
     draft="Qwen/Qwen3-0.6B-GGUF:Q8_0",
     is_paused=False,
@@ -60,7 +60,7 @@ class Script:
         self.generations: list[list[Event]] = []
         self.holds = False
 
-    def stream(self, client: LocalEngine, _request: Request, _speculation: Speculation | None = None) -> Job[Event]:
+    def stream(self, client: LocalEngine, _request: Request, _speculation: Speculation | None = None) -> Stream[Event]:
         def work(check: CheckCancelled) -> Iterator[Event]:
             yield from self.generations.pop(0)
             end = monotonic() + 30  # so that a test in which nothing stops it fails
@@ -73,12 +73,12 @@ class Script:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Answers come from here, at times from `NOW_S` on, and the instruments show `READINGS`."""
+    """Answers come from here, at times from `NOW_S` on, and the instruments show `STATUS`."""
     script = Script()
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
-    monkeypatch.setattr("edgespec.tui.app._READ_EVERY_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.app.readings", lambda model_info, resident: READINGS)
+    monkeypatch.setattr("edgespec.tui.app._REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("edgespec.tui.app.read_status", lambda model_info, resident: STATUS)
     return script
 
 
@@ -102,8 +102,9 @@ async def opened(
 ) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
     """An app of that size, and what drives it, once the first model is open or refused."""
     app = app or chat_app()
+    app.animation_level = "none"  # a moving underline would be in some pictures
     async with app.run_test(size=size) as pilot:
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         if app.client.model_info is not None:
             within(app).engine.draft_stats = DraftStats(Profile(ROWS, 0.006, 0.0004))
         await pilot.pause()

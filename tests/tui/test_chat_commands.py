@@ -11,7 +11,7 @@ import pytest
 from textual.widgets import DataTable
 
 from edgespec.tui.history import History
-from edgespec.tui.log import Log
+from edgespec.tui.transcript import Transcript
 from tests.tui.driving import Driver, in_app
 
 Scene = Callable[[Driver, Path], Awaitable[None]]
@@ -41,7 +41,7 @@ async def again(chat: Driver, line: str) -> str:
     """Another answer."""
     last = max(turn.id for turn in chat.turns)
     await chat.send(line)
-    await chat.until(lambda: chat.turns[-1].id > last and chat.turns[-1].finished and chat.app.job is None)
+    await chat.until(lambda: chat.turns[-1].id > last and chat.turns[-1].finished and chat.app.activity.job is None)
     return chat.texts[-1]
 
 
@@ -65,7 +65,7 @@ async def retry(chat: Driver, _: Path) -> None:
     assert chat.texts == ["one", fourth] and fourth != first and chat.shown == chat.texts
     assert [message.content for message in chat.app.chat.messages] == chat.texts
     await chat.begin("more", 1)
-    await chat.errs_amid("/retry", "has to wait")
+    await chat.errs_amid("/retry", "engine is busy")
 
 
 @scene("edit")
@@ -78,7 +78,7 @@ async def edit(chat: Driver, _: Path) -> None:
     await chat.until(lambda: chat.prompt.text == "two")
     assert chat.texts == chat.shown == ["one", first]
     await chat.press("x", "enter")
-    await chat.until(lambda: len(chat.turns) == 4 and chat.app.job is None)
+    await chat.until(lambda: len(chat.turns) == 4 and chat.app.activity.job is None)
     assert chat.texts[2] == "twox" and chat.shown == chat.texts
     await chat.send("/edit 1")
     await chat.until(lambda: chat.prompt.text == "one")
@@ -145,7 +145,7 @@ async def attach(chat: Driver, folder: Path) -> None:
 
 @scene("find")
 async def find(chat: Driver, _: Path) -> None:
-    log = chat.app.query_one(Log)
+    log = chat.app.query_one(Transcript)
     await chat.ask("\n".join(["The first question", *"x" * 30]))
     await chat.ask("\n".join(["The second", *"x" * 30]))
     await chat.until(lambda: log.max_scroll_y > 30 and log.scroll_y == log.max_scroll_y)
@@ -153,7 +153,7 @@ async def find(chat: Driver, _: Path) -> None:
     await chat.until(lambda: log.scroll_y < 5)
     await chat.send("/find the")  # the last that has it
     await chat.until(lambda: log.scroll_y > 20)
-    await chat.errs("/find nowhere", "'nowhere' is not on this screen", "/history TEXT")
+    await chat.errs("/find nowhere", "'nowhere' is not on the screen", "/history TEXT")
 
 
 @scene("copy")
@@ -178,11 +178,11 @@ async def copy(chat: Driver, folder: Path) -> None:
 async def new(chat: Driver, _: Path) -> None:
     for line in ("/new", "/clear"):
         await chat.ask("hello")
-        await chat.hears(line, "a new conversation")
+        await chat.hears(line, "new conversation")
         assert chat.texts == chat.shown == [] and not chat.app.chat.messages
     assert len(chat.app.recorder.store.recent()) == 2
     await chat.begin("more", 1)
-    await chat.errs_amid("/new", "has to wait")
+    await chat.errs_amid("/new", "engine is busy")
 
 
 @scene("history")
@@ -221,7 +221,7 @@ async def export(chat: Driver, folder: Path) -> None:
     assert f"## User\n\nhello\n\n## Assistant\n\n{answer.rstrip()}\n" in (folder / "a.md").read_text()
     await chat.hears(f"/export {folder}/a.JSON", "wrote")
     assert len(json.loads((folder / "a.JSON").read_text())["turns"]) == 3
-    await chat.errs(f"/export {folder}/a.txt", "'a.txt' says no form", ".md or .json")
+    await chat.errs(f"/export {folder}/a.txt", "'a.txt' has no known format", ".md or .json")
     await chat.errs(f"/export {folder}/none/a.md", "cannot write")
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["a.JSON", "a.md"]
 

@@ -24,7 +24,7 @@ def test_every_command_is_tried_and_told_of() -> None:
     assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys()
     assert all(f"test_{name}" in globals() for name in OF_NO_CONVERSATION)
     assert all(
-        f"/{command.name} {command.given}".rstrip() in SlashCommands.help and command.told in SlashCommands.help
+        f"/{command.name} {command.arguments}".rstrip() in SlashCommands.help and command.summary in SlashCommands.help
         for command in COMMANDS
     )
 
@@ -43,8 +43,8 @@ def test_help() -> None:
         await chat.errs("/nonsense 1", "no command /nonsense", "F1")
         await chat.errs("/", "no command")
         for command in COMMANDS:
-            if command.given and not command.given.startswith("["):
-                await chat.errs(f"/{command.name}", f"/{command.name} needs {command.given}")
+            if command.arguments and not command.arguments.startswith("["):
+                await chat.errs(f"/{command.name}", f"/{command.name} needs {command.arguments}")
 
     in_app(test)
 
@@ -81,7 +81,10 @@ def test_spec() -> None:
         await chat.hears("/spec on", "as much as pays")
         await chat.hears("/spec", "as much as pays")
         for wrong in ("maybe", "-1", "64", "9999", "²"):
-            await chat.errs(f"/spec {wrong}", "gamma and tree" if wrong == "64" else "on, off, auto or a number")
+            await chat.errs(
+                f"/spec {wrong}",
+                "--draft-max and --draft-tree must be 0 to 63" if wrong == "64" else "on, off, auto or a number",
+            )
         await chat.hears("/spec", "as much as pays")
 
     in_app(test)
@@ -89,7 +92,7 @@ def test_spec() -> None:
 
 def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
     async def test(chat: Driver) -> None:
-        rounds = lambda: list(chat.app.live_stats.rounds)  # noqa: E731
+        rounds = lambda: list(chat.app.activity.stats.steps)  # noqa: E731
         chat.app.chat.max_tokens = 150
         text = await chat.ask("hello")
         chat.app.chat.max_tokens = ENDLESS
@@ -120,15 +123,15 @@ def test_draft() -> None:
         await chat.hears("/draft none", "tree on toy, draft none")
         await chat.idle()
         await chat.errs("/spec on", "nothing to draft with")
-        await chat.errs("/race", "no draft to race with")
+        await chat.errs("/race", "no draft to race")
         await chat.hears("/spec", "speculation: off")
         await chat.hears("/draft ngram", "tree on toy, draft ngram")
         await chat.idle()
         await chat.send("/retry")
-        await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.job is None)
+        await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.activity.job is None)
         assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
         await chat.begin("and on", 1)
-        await chat.errs_amid("/draft none", "has to wait")
+        await chat.errs_amid("/draft none", "engine is busy")
 
     in_app(test)
 
@@ -151,7 +154,7 @@ def test_model() -> None:
         assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
         assert chat.turns[-1].settings["model"] == "linear"
         await chat.begin("more", 1)
-        await chat.errs_amid("/model tree", "has to wait")
+        await chat.errs_amid("/model tree", "engine is busy")
 
     in_app(test)
 
@@ -217,7 +220,7 @@ async def raced(chat: Driver) -> str:
     """The result of the race that is on, which is then left."""
     await chat.until(lambda: isinstance(chat.app.screen, Race) and chat.app.screen.query("#race-result"))
     result = chat.app.screen.query_one("#race-result", Static)
-    await chat.until(lambda: "racing" not in str(result.render()))
+    await chat.until(lambda: "Running" not in str(result.render()))
     told = str(result.render())
     await chat.press("escape")
     await chat.until(lambda: len(chat.app.screen_stack) == 1)
@@ -243,7 +246,7 @@ def test_race() -> None:
         chat.app.chat.max_tokens = 5
         await chat.ask("and on")  # nothing is in its way
         await chat.begin("more", 1)
-        await chat.errs_amid("/race", "has to wait")
+        await chat.errs_amid("/race", "engine is busy")
 
     in_app(test)
 

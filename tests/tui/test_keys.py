@@ -37,7 +37,7 @@ def test_writing_and_the_history_of_what_was_sent() -> None:
     async def test(chat: Driver) -> None:
         prompt = chat.prompt
         await chat.press("enter", "space", "enter")  # nothing to send
-        assert not chat.turns and chat.app.job is None
+        assert not chat.turns and chat.app.activity.job is None
         prompt.put("")
         await chat.press("a", "ctrl+j", "b", "alt+enter", "c")
         assert prompt.text == "a\nb\nc"
@@ -98,7 +98,7 @@ def test_stopping_keeps_the_text(key: str) -> None:
 def test_a_question_while_one_is_answered_stays_in_the_prompt() -> None:
     async def test(chat: Driver) -> None:
         await chat.begin("hello")
-        await chat.hears("too early", "wait for what is under way", kind="error")
+        await chat.hears("too early", "engine is busy", kind="error")
         assert chat.prompt.text == "too early" and len(chat.turns) == 2
         await chat.press("escape")
         await chat.idle()
@@ -142,7 +142,7 @@ def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait() -> None
         answer = await chat.begin("hello")
         await chat.press("ctrl+r")
         await chat.until(lambda: chat.told("error"))
-        assert "has to wait" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
+        assert "engine is busy" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
         for key in ("f1", "f2"):
             await chat.press(key)
             await chat.until(lambda: len(chat.app.screen_stack) == 2)
@@ -150,7 +150,7 @@ def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait() -> None
             await chat.until(lambda length=length: len(answer.text) > length)
             await chat.press("escape")
             await chat.until(lambda: len(chat.app.screen_stack) == 1)
-        assert chat.app.job is not None  # that Esc was the screen's
+        assert chat.app.activity.job is not None  # that Esc was the screen's
 
     in_app(test)
 
@@ -159,20 +159,20 @@ def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers() -> None:
     async def test(chat: Driver) -> None:
         def look(answer: Answer) -> tuple[bool, bool, bool]:
             return (answer.query_one(Collapsible).collapsed, answer.query_one(Markdown).display,
-                    answer.query_one(".origins").display)  # fmt: skip
+                    answer.query_one(".token-colors").display)  # fmt: skip
 
         await chat.ask("hello")
         (first,) = chat.app.query(Answer)
-        await first.grow([Piece("why", "reasoning", "")])
+        await first.append([Piece("why", "reasoning", "")])
         assert look(first) == (True, True, False)
         await chat.press("ctrl+t", "ctrl+o")
         assert look(first) == (False, False, True)
         assert "why" in str(first.query_one(Collapsible).query("Static").last().render())
-        coloured = str(first.query_one(".origins").render())
+        coloured = str(first.query_one(".token-colors").render())
         assert first.text in coloured and "plain: the target" in coloured
         await chat.ask("again")
         assert look(chat.app.query(Answer).last()) == (False, False, True)
-        assert chat.texts[-1] in str(chat.app.query(Answer).last().query_one(".origins").render())
+        assert chat.texts[-1] in str(chat.app.query(Answer).last().query_one(".token-colors").render())
         await chat.press("ctrl+t", "ctrl+o")
         assert {look(answer) for answer in chat.app.query(Answer)} == {(True, True, False)}
 
@@ -197,7 +197,7 @@ def test_new_history_branch_and_clear() -> None:
         await chat.send("/set temperature 1")
         await chat.send("/set seed 7")
         await chat.send("/retry")
-        await chat.until(lambda: chat.turns and chat.turns[-1].id > 4 and chat.app.job is None)
+        await chat.until(lambda: chat.turns and chat.turns[-1].id > 4 and chat.app.activity.job is None)
         second = chat.texts[-1]
         assert second != first
         for text in (first, second):
@@ -222,7 +222,7 @@ def test_clearing_the_screen_during_an_answer_keeps_the_answer() -> None:
         await chat.until(lambda: not chat.shown)
         await chat.hears("/copy", "copied")
         await chat.send("/retry")
-        await chat.until(lambda: len(chat.shown) == 1 and chat.app.answer is not None)
+        await chat.until(lambda: len(chat.shown) == 1 and chat.app.activity.answer is not None)
         await chat.press("ctrl+l", "escape")
         await chat.idle()
         await chat.send("/undo")
@@ -251,7 +251,7 @@ def test_quitting_during_a_race_and_behind_a_screen() -> None:
         chat.app.chat.max_tokens = 50_000
         await chat.send("/race")
         await chat.until(lambda: isinstance(chat.app.screen, Race))
-        await chat.until(lambda: chat.app.screen.query(".head").first().render().plain.count("tok/s"))
+        await chat.until(lambda: chat.app.screen.query(".lane-header").first().render().plain.count("tok/s"))
         await chat.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
 
@@ -287,6 +287,6 @@ def test_text_is_not_sent_before_the_last_is_shown() -> None:
 
         chat.app.post_message = posted  # type: ignore[method-assign]
         await chat.begin("hello", 200)
-        assert chat.app.job is not None and not chat.told("error")
+        assert chat.app.activity.job is not None and not chat.told("error")
 
     in_app(test)

@@ -11,8 +11,8 @@ from edgespec.tui.live_stats import LiveStats
 
 def test_plain_decoding_is_what_it_takes_now_and_not_what_it_took_on_load() -> None:
     """As the metrics have it at the end: beside a screen that is drawn, plain decoding is slower too."""
-    live_stats, meter = LiveStats(plain=500.0, asked_s=10.0), Meter(3, 10.0)
-    assert (live_stats.plain, live_stats.times_plain) == (500.0, None)
+    live_stats, meter = LiveStats(plain_speed=500.0, requested_s=10.0), Meter(3, 10.0)
+    assert (live_stats.plain_speed, live_stats.times_plain) == (500.0, None)
     for step in (
         Step(0, (7,), 0, 0, 0, at_s=11.0),
         Step(1, (1, 2, 3), 4, 2, 3, at_s=12.0, plain_s=0.5),
@@ -20,5 +20,5 @@ def test_plain_decoding_is_what_it_takes_now_and_not_what_it_took_on_load() -> N
     ):
         live_stats.add(step)
         meter.add(step)
-    assert live_stats.plain == pytest.approx(4 / 1.75)
+    assert live_stats.plain_speed == pytest.approx(4 / 1.75)
     assert live_stats.times_plain == pytest.approx(meter.metrics().times_plain) == pytest.approx(1.75 / 3)

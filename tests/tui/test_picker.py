@@ -50,7 +50,7 @@ def names(picker: Picker) -> list[str]:
 
 
 def told(picker: Picker) -> str:
-    return str(picker.query_one("#told", Static).visual)
+    return str(picker.query_one("#status", Static).visual)
 
 
 @in_loop
@@ -66,10 +66,10 @@ async def test_what_is_listed(other: Path) -> None:
             "fits",
         ] and "Embedded" in str(embedded[4])
         assert "draft" in str(embedded[5])
-        assert [str(cell) for cell in last[2:]] == ["yes", "fits", "of another program", ""]
+        assert [str(cell) for cell in last[2:]] == ["yes", "fits", "from another program", ""]
         absent = table.get_row_at(names(picker).index("llama-70b-q4"))
         assert [str(cell) for cell in absent[1:4]] == ["-", "", ""]
-        assert "Enter opens" in told(picker) and "Ctrl+F foretells" in told(picker)
+        assert "Enter opens" in told(picker) and "Ctrl+F estimates speed" in told(picker)
 
 
 @in_loop
@@ -82,9 +82,9 @@ async def test_typing_filters_and_enter_opens(other: Path) -> None:
         await pilot.press(*["backspace"] * 9)
         await until(lambda: len(names(picker)) > 5)
         await pilot.press(*"cpp dra", "enter")
-        await until(lambda: app.request.model == str(other) and app.job is None, seconds=60)
+        await until(lambda: app.request.model == str(other) and app.activity.job is None, seconds=60)
         assert app.client.model_info is not None and within(app).target_path == other
-        assert app.request.model == str(other) and within(app).backend == "llamacpp"
+        assert app.request.model == str(other) and within(app).info.backend == "llamacpp"
 
 
 @in_loop
@@ -94,7 +94,7 @@ async def test_the_arrow_goes_into_the_list() -> None:
         await pilot.press("down", "down", "up")
         assert picker.query_one(DataTable).has_focus and picker.query_one(DataTable).cursor_row == 0
         await pilot.press("down")
-        assert picker.selected() == names(picker)[1]
+        assert picker.selected_key() == names(picker)[1]
 
 
 @in_loop
@@ -105,7 +105,7 @@ async def test_esc_goes_back_and_nothing_changes() -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert len(app.screen_stack) == 1 and app.query_one(Prompt).has_focus
-        assert app.client.model_info == before and app.request is request and app.job is None
+        assert app.client.model_info == before and app.request is request and app.activity.job is None
 
 
 @in_loop
@@ -114,13 +114,13 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         picker = await pick(app, pilot)
         await pilot.press(*"./nowhere.gguf")
         await until(lambda: not names(picker))
-        assert "Enter tries it as a reference" in told(picker)
+        assert "Enter opens it as a reference" in told(picker)
         await pilot.press("enter")
         await until(lambda: app.query("Notice.error"))
         assert "nowhere.gguf" in str(app.query("Notice.error").last(Notice).visual)
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         await app.run_command("model tree")
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         assert app.client.model_info is not None and app.is_running
 
 
@@ -133,7 +133,7 @@ async def test_what_plan_says_of_a_model(other: Path) -> None:
         picker.query_one(Input).value = OTHER
         await until(lambda: names(picker) == [OTHER])
         await pilot.press("ctrl+f")
-        outlook = picker.query_one("#outlook-text", Static)
+        outlook = picker.query_one("#report-text", Static)
         await until(lambda: "tokens/s" in str(outlook.visual) or picker._job is None, seconds=120)
         assert "tokens/s" in str(outlook.visual), (told(picker), str(outlook.visual))
         await until(lambda: "Enter opens" in told(picker))
@@ -153,11 +153,11 @@ async def test_nothing_is_measured_while_an_answer_comes(script: Script) -> None
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
         await pilot.pause()
-        assert told(picker) == "An answer is under way; Esc stops it, then speeds can be measured."
-        assert picker._job is None and not picker.query_one("#outlook").display
+        assert told(picker) == "Speeds cannot be measured during an answer; Esc stops it."
+        assert picker._job is None and not picker.query_one("#report").display
         await pilot.press("enter")
         await until(lambda: app.query("Notice.error"))
-        assert "has to wait" in str(app.query("Notice.error").last(Notice).visual)
+        assert "engine is busy" in str(app.query("Notice.error").last(Notice).visual)
 
 
 @in_loop
@@ -177,11 +177,11 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
 
         return work()
 
-    monkeypatch.setattr("edgespec.service.local.outlook", endless)
+    monkeypatch.setattr("edgespec.service.local.report_plan", endless)
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
-        await until(lambda: "facts" in str(picker.query_one("#outlook-text", Static).visual))
+        await until(lambda: "facts" in str(picker.query_one("#report-text", Static).visual))
         assert "Measuring" in told(picker)
         await pilot.press("escape")
         await until(lambda: ended == ["cancelled"])

@@ -21,7 +21,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
-from edgespec.tui.recorder import opened_store
+from edgespec.tui.recorder import open_store
 from tests.cli.conftest import COMMAND
 from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app
 
@@ -69,7 +69,7 @@ def test_what_is_done_again_stays_a_branch_and_the_place_is_kept() -> None:
             await chat.ask("one")
             await chat.ask("two")
             await chat.send("/retry 1")
-            await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.job is None)
+            await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
             await chat.send("/edit 1")
             await chat.until(lambda: chat.prompt.text == "one")
             await chat.ask("one more")
@@ -118,11 +118,11 @@ def test_a_store_that_fails_during_an_answer_is_told_of_once(data: Path) -> None
         assert len(chat.turns) == 4 and chat.texts[-1] == answer.text
         other.close()
         (told,) = chat.told("error")
-        assert "is locked by another process. The chat goes on without being saved." in told
+        assert "is locked by another process. The chat continues without saving." in told
         chat.app.chat.max_tokens = 5
         await chat.ask("and on")
         await chat.send("/retry 1")
-        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.job is None)
+        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
         await chat.hears("/branch", "branch 1 of 2")
         assert len(chat.turns) == 6 and not chat.told("error")
 
@@ -146,7 +146,7 @@ def test_a_store_that_fails_at_a_question(data: Path) -> None:
         await chat.send("/undo")
         await chat.until(lambda: len(chat.turns) == 2)
         await chat.send("/retry")
-        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.job is None)
+        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.activity.job is None)
         await chat.hears("/branch", "branch 1 of 2")
         assert chat.texts == ["one", first, "two", second]
         await chat.hears("/new", "new")
@@ -160,7 +160,7 @@ def test_a_folder_that_cannot_be_written(data: Path) -> None:
     data.write_text("a file")
 
     async def main() -> None:
-        async with driving(store=opened_store()) as chat:
+        async with driving(store=open_store()) as chat:
             (told,) = chat.told("error")
             assert "This chat is not saved." in told
             await chat.ask("hello")
@@ -198,7 +198,7 @@ def test_two_programs_at_once(data: Path) -> None:
 def test_a_program_that_is_killed_leaves_the_answer_so_far(data: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    arguments = ["chat", "tree", "--backend", "toy", "--gamma", "3", "--ctx", str(ENDLESS), "--temperature", "0",
+    arguments = ["chat", "tree", "--backend", "toy", "--draft-max", "3", "--ctx", str(ENDLESS), "--temperature", "0",
                  "--max-tokens", str(ENDLESS - 100)]  # fmt: skip
     child = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
                              env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True)  # fmt: skip

@@ -17,8 +17,8 @@ from edgespec.engine.events import Event
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.text.stream import Piece
-from edgespec.tui.log import Log
-from edgespec.tui.panel import Panel, Strip
+from edgespec.tui.panel import Panel, StatusLine
+from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice
 from tests.tui.screens import (
     TOY,
@@ -59,19 +59,19 @@ async def test_resized_while_an_answer_comes() -> None:
     async with opened(app=app) as (app, pilot):
         await app.ask("more")
         for width, height in ((80, 24), (40, 12), (200, 60), (99, 30), (100, 30)):
-            before = len(app.answer.text) if app.answer else 0
+            before = len(app.activity.answer.text) if app.activity.answer else 0
             await pilot.resize_terminal(width, height)
             await pilot.pause()
             assert app.size == (width, height) and app.is_running
             is_narrow = width < 100
-            assert app.query_one(Strip).display is is_narrow and app.query_one(Panel).display is not is_narrow
+            assert app.query_one(StatusLine).display is is_narrow and app.query_one(Panel).display is not is_narrow
             assert app.screen.has_class("narrow") is is_narrow
-            await until(lambda n=before: app.answer is None or len(app.answer.text) > n)
-            assert app.answer is not None, "it came to its end before all sizes were tried"
+            await until(lambda n=before: app.activity.answer is None or len(app.activity.answer.text) > n)
+            assert app.activity.answer is not None, "it came to its end before all sizes were tried"
             lines = lines_of(still(app))
             assert len(lines) <= height and max(map(cell_len, lines)) <= width
         app.action_stop()
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
 
 
 @in_loop
@@ -79,7 +79,7 @@ async def test_a_window_keeps_its_place_when_resized() -> None:
     async with opened((200, 60)) as (app, pilot):
         await pilot.press("f1")
         await pilot.resize_terminal(40, 12)
-        assert "Esc goes back" in await seen(app, pilot)
+        assert "Esc closes" in await seen(app, pilot)
         await pilot.press("escape")
         assert app.screen_stack[0].has_class("narrow") and len(app.screen_stack) == 1
 
@@ -100,7 +100,7 @@ async def test_no_color(no_color: bool, script: Script, monkeypatch: pytest.Monk
     script.generations = [words("A ", "**word** ", "of ", "`code` ", "[x](http://a.b) ", "end")]
     async with opened() as (app, pilot):
         await app.ask("go")
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         await app.run_command("nothing")
         svg = await exported(app, pilot)
         await pilot.press("ctrl+o")
@@ -138,15 +138,15 @@ async def test_a_conversation_of_ten_thousand_lines(tmp_path: Path) -> None:
     app = chat_app(store=store, resume=conversation.id)
     began_s = perf_counter()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: app.job is None and app.client.model_info is not None, seconds=60)
+        await until(lambda: app.activity.job is None and app.client.model_info is not None, seconds=60)
         took_s = perf_counter() - began_s
         print(f"shown after {took_s:.1f} s")
-        log = app.query_one(Log)
+        log = app.query_one(Transcript)
         await until(lambda: log.max_scroll_y > 200, seconds=60)
         assert "another" in await seen(app, pilot)
         log.scroll_home(animate=False)
         await pilot.pause()
-        assert "messages; /export" in await seen(app, pilot) or "question number 0" in await seen(app, pilot)
+        assert "40 of 100 messages are shown" in await seen(app, pilot) or "question number 0" in await seen(app, pilot)
         await app.run_command("find answer number 49")
         assert "answer number 49" in await seen(app, pilot)
 
@@ -157,9 +157,9 @@ async def test_strange_text_is_shown_as_it_is(with_origins: bool, script: Script
     script.generations = [words("`[red]x[/red]` ", *(f"\n\n{text}" for text in STRANGE))]
     async with opened((80, 100)) as (app, pilot):
         if with_origins:
-            app.action_origins()
+            app.action_token_colors()
         await app.ask("\n".join(STRANGE[:4]))
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         await app.say(STRANGE[0])
         shown = await seen(app, pilot)
         raw = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
@@ -178,7 +178,7 @@ async def test_the_store_gives_back_what_was_strange(script: Script, tmp_path: P
     store = Store.open(tmp_path / "c.db")
     async with opened(app=chat_app(store=store)) as (app, _):
         await app.ask(STRANGE[0])
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         assert [turn.text for turn in store.path(app.recorder.turns[-1])] == [STRANGE[0], "".join(STRANGE[:2])]
         assert (
             app.query_one(Answer).query_one(Markdown).source
@@ -205,9 +205,9 @@ async def test_a_model_that_cannot_be_opened(request_: LoadConfig, said: str, hi
         assert told[0].isupper() or not told[0].isalpha()
         await app.ask("hello")
         await pilot.pause()
-        assert "No model is open;" in await seen(app, pilot) and not app.recorder.turns
+        assert "No model is open." in await seen(app, pilot) and not app.recorder.turns
         app.open(TOY)
-        await until(lambda: app.job is None and app.client.model_info is not None)
+        await until(lambda: app.activity.job is None and app.client.model_info is not None)
         assert "Tree on toy" in await seen(app, pilot)
 
 
@@ -222,7 +222,7 @@ async def test_an_unforeseen_error_of_a_job_is_reported(
         monkeypatch.setattr(script, "generations", [[ZeroDivisionError("an accident")]])
         monkeypatch.setattr(LocalEngine, "stream", failing)
         await app.ask("go")
-        await until(lambda: app.job is None)
+        await until(lambda: app.activity.job is None)
         await pilot.pause()
         assert "Internal error: ZeroDivisionError: an accident." in (await seen(app, pilot)).replace("\n", " ")
         (log,) = tmp_path.glob("edgespec-*.log")
@@ -246,7 +246,7 @@ async def test_an_exception_ends_the_app_and_what_is_under_way(script: Script) -
     with pytest.raises(ZeroDivisionError):
         async with opened(app=app) as (_, pilot):
             await app.ask("go")
-            await until(lambda: app.answer is not None and app.answer.text)
+            await until(lambda: app.activity.answer is not None and app.activity.answer.text)
             app.call_later(lambda: 1 // 0)
             await pilot.pause(0.2)
     assert perf_counter() - began_s < 25, "the answer was waited for"

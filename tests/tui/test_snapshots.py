@@ -60,18 +60,18 @@ Show = Callable[[ChatApp, Pilot[None], Script], Awaitable[None]]
 
 
 async def start(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
-    app.show_instruments()
+    app.refresh_instruments()
 
 
 async def streaming(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     events = rounds([*pieces_of(THOUGHT, "reasoning"), *pieces_of(ANSWER)])
     script.generations, script.holds = [events], True
     await app.ask(QUESTION)
-    await until(lambda: app.live_stats.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
-    await until(lambda: app.answer is not None and app.answer.text == ANSWER)
+    await until(lambda: app.activity.stats.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
+    await until(lambda: app.activity.answer is not None and app.activity.answer.text == ANSWER)
 
 
-async def origins(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+async def token_colors(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await streaming(app, pilot, script)
     await pilot.press("ctrl+t", "ctrl+o")
 
@@ -80,7 +80,7 @@ async def answered(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     events = rounds(pieces_of(ANSWER))
     script.generations = [[*events, finished(events)]]
     await app.ask(QUESTION)
-    await until(lambda: app.job is None)
+    await until(lambda: app.activity.job is None)
 
 
 def tab(name: str) -> Show:
@@ -94,7 +94,7 @@ def tab(name: str) -> Show:
         await pilot.press("f2")
         tabs = app.screen.query_one(TabbedContent)
         await until(lambda: tabs.tab_count == 3)
-        tabs.active = {"rounds": "tab-1", "costs": "tab-2", "acceptance": "tab-3"}[name]
+        tabs.active = {"steps": "tab-1", "costs": "tab-2", "acceptance": "tab-3"}[name]
 
     return show
 
@@ -149,9 +149,9 @@ async def help(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 def themed(name: str) -> Show:
     async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
         app.theme = name
-        await origins(app, pilot, script)
+        await token_colors(app, pilot, script)
         await pilot.press("ctrl+o")
-        await app.say("this has to wait. Esc stops it.", "error")
+        await app.say("the engine is busy. Esc stops it.", "error")
 
     return show
 
@@ -165,9 +165,9 @@ async def error(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 SCREENS: dict[str, Show] = {
     "start": start,
     "streaming": streaming,
-    "origins": origins,
+    "token-colors": token_colors,
     "answered": answered,
-    "rounds": tab("rounds"),
+    "steps": tab("steps"),
     "costs": tab("costs"),
     "acceptance": tab("acceptance"),
     "race": race,
@@ -188,7 +188,7 @@ async def test_screen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgespec.tui.picker.catalogue", lambda *_: ENTRIES)
+    monkeypatch.setattr("edgespec.tui.picker.build_catalogue", lambda *_: ENTRIES)
     changes: list[str] = []
     async with opened(SIZES[0]) as (app, pilot):
         await SCREENS[name](app, pilot, script)

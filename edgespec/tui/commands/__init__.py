@@ -1,12 +1,12 @@
-"""What can be typed after a slash, and chosen from the palette."""
+"""The slash commands, which the command palette lists too."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from edgespec.conversations.chat import SETTINGS
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.conversations.commands import ALIASES, SHARED, format_help, parse_command, requires_argument
+from edgespec.errors import EdgespecError
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import chat, model
 
@@ -15,12 +15,18 @@ Run = Callable[[ChatApp, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`given` is what follows the name, in brackets where it may be left out."""
+    """`arguments` follow the name; optional ones are in brackets."""
 
     name: str
-    given: str
-    told: str
+    arguments: str
+    summary: str
     run: Run
+
+
+def _share(name: str, run: Run) -> Command:
+    """A command that the plain chat has too."""
+    shared = SHARED[name]
+    return Command(name, shared.arguments, shared.summary, run)
 
 
 async def _help(app: ChatApp, _argument: str) -> None:
@@ -36,53 +42,48 @@ async def _exit(app: ChatApp, _argument: str) -> None:
 
 
 COMMANDS = (
-    Command("help", "", "keys and commands", _help),
-    Command("spec", "[on|off|auto|N]", "speculation on, off, as much as pays, or N at a time", model.spec),
-    Command("draft", "[KIND|REF]", "auto, model, ngram, none, layerskip, qspec, sparse, a model", model.draft),
-    Command("model", "[REF]", "choose a model, or open REF; the conversation stays", model.model),
-    Command("set", "[NAME VALUE]", f"show or change {', '.join(SETTINGS)}", model.settings),
-    Command("system", "[TEXT]", "the system message; without TEXT, none", model.system),
-    Command("race", "[TEXT]", "the last question, or TEXT, plain against speculative", model.race),
-    Command("stats", "", "rounds, costs, acceptance (F2)", _details),
-    Command("theme", "[NAME]", "colours; without NAME, which there are", model.theme),
-    Command("retry", "[N]", "answer the last question, or question N, anew", chat.retry),
-    Command("edit", "[N]", "take the last question, or question N, back into the prompt", chat.edit),
-    Command("undo", "", "take the last question and its answer back", chat.undo),
-    Command("branch", "[N]", "show the next branch, or branch N, of where the chat last parts", chat.branch),
-    Command("attach", "FILE", "put a text file into the message", chat.attach),
-    Command("find", "TEXT", "scroll to the last place that has TEXT", chat.find),
-    Command("copy", "[N]", "copy the last answer, or its N-th code block", chat.copy),
-    Command("new", "", "begin another conversation; this one is kept", chat.new),
-    Command("history", "[TEXT]", "earlier conversations, or those that have TEXT", chat.history),
-    Command("rename", "TITLE", "how the conversation is listed", chat.rename),
-    Command("export", "FILE", "write it to FILE.md, or with all branches to FILE.json", chat.export),
-    Command("import", "FILE", "read a FILE.json that /export wrote, as a new conversation", chat.take_in),
-    Command("save", "FILE", "messages and settings, for /load here and in --plain", chat.save),
-    Command("load", "FILE", "read them back, as a new conversation", chat.load),
-    Command("exit", "", "leave", _exit),
+    _share("help", _help),
+    _share("spec", model.spec),
+    _share("draft", model.draft),
+    Command("model", "[REF]", "choose a model, or load REF; the conversation stays", model.model),
+    _share("set", model.settings),
+    Command("system", "[TEXT]", "set the system message; without TEXT, remove it", model.system),
+    Command("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", model.race),
+    Command("stats", "", "show steps, costs, acceptance (F2)", _details),
+    Command("theme", "[NAME]", "change the colors; without NAME, list the themes", model.theme),
+    Command("retry", "[N]", "answer the last question, or question N, again", chat.retry),
+    Command("edit", "[N]", "move the last question, or question N, back to the prompt", chat.edit),
+    _share("undo", chat.undo),
+    Command("branch", "[N]", "show the next branch, or branch N, of the last fork", chat.branch),
+    Command("attach", "FILE", "insert a text file into the prompt", chat.attach),
+    Command("find", "TEXT", "scroll to the last message that contains TEXT", chat.find),
+    Command("copy", "[N]", "copy the last answer, or its Nth code block", chat.copy),
+    Command("new", "", "start a new conversation; this one is kept", chat.new),
+    Command("history", "[TEXT]", "list all conversations, or search them for TEXT", chat.history),
+    Command("rename", "TITLE", "change the title of the conversation", chat.rename),
+    Command("export", "FILE", "write this branch to FILE.md, or all branches to FILE.json", chat.export),
+    Command("import", "FILE", "read a FILE.json of /export as a new conversation", chat.import_),
+    Command("save", "FILE", "write messages and settings for /load, also for --plain", chat.save),
+    Command("load", "FILE", "read a file of /save as a new conversation", chat.load),
+    _share("exit", _exit),
 )
-_ALSO = {"?": "help", "bye": "exit", "quit": "exit", "clear": "new", "show": "set", "resume": "history"}
+_ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
 _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 class SlashCommands:
     """A tui.app.CommandSet of COMMANDS."""
 
-    help = "\n".join(f"{f'/{each.name} {each.given}'.rstrip():24} {each.told}" for each in COMMANDS)
+    help = format_help(COMMANDS)
 
     async def run(self, app: ChatApp, line: str) -> None:
-        name, _, argument = line.strip().partition(" ")
-        command = _BY_NAME.get(_ALSO.get(name, name))
         try:
-            if command is None:
-                raise InvalidRequest(f"there is no command /{name}.", hint="F1 lists them.")
-            if not argument.strip() and command.given and not command.given.startswith("["):
-                raise InvalidRequest(f"/{command.name} needs {command.given}.", hint="F1 lists all commands.")
-            await command.run(app, argument.strip())
+            command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
+            await command.run(app, argument)
         except EdgespecError as error:
-            await app.say(f"{error.message} {error.hint}", "error")
+            await app.say_error(error)
 
     def without_arguments(self) -> Iterator[tuple[str, str]]:
         for command in COMMANDS:
-            if not command.given or command.given.startswith("["):
-                yield command.name, command.told
+            if not requires_argument(command):
+                yield command.name, command.summary

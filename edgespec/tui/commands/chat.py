@@ -1,102 +1,105 @@
-"""Commands on the conversation: its questions, answers and branches, and its copies."""
+"""Commands that change, show or copy the conversation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgespec.conversations import from_json, to_json, to_markdown
-from edgespec.conversations.chat import path_of, write
+from edgespec.conversations.chat import parse_path, write_file
 from edgespec.errors import InvalidRequest
 from edgespec.service.client import require_model
 from edgespec.tui.app import ChatApp
 from edgespec.tui.history import History
-from edgespec.tui.log import Log
 from edgespec.tui.prompt import Prompt
+from edgespec.tui.transcript import Transcript
 
-_MOST_ATTACHED = 2**20  # bytes of a file
-_MOST_IMPORTED = 2**28
+_MAX_ATTACHED_BYTES = 2**20
+_MAX_IMPORTED_BYTES = 2**28
 
 
 async def retry(app: ChatApp, argument: str) -> None:
-    app.require_idle()
+    app.activity.require_idle()
     require_model(app.client)
-    number = _question(app, argument)
+    number = _parse_question(app, argument)
     app.recorder.rewind_answers(number)
-    await app.query_one(Log).cut(number, keep_question=True)
+    await app.query_one(Transcript).cut(number, keep_question=True)
     await app.generate()
 
 
 async def edit(app: ChatApp, argument: str) -> None:
-    app.require_idle()
-    number = _question(app, argument)
+    app.activity.require_idle()
+    number = _parse_question(app, argument)
     question = app.recorder.rewind(number)
-    await app.query_one(Log).cut(number)
+    await app.query_one(Transcript).cut(number)
     app.query_one(Prompt).put(question)
 
 
 async def undo(app: ChatApp, _argument: str) -> None:
-    app.require_idle()
-    number = _question(app, "")
+    app.activity.require_idle()
+    number = _parse_question(app, "")
     app.recorder.rewind(number)
-    await app.query_one(Log).cut(number)
+    await app.query_one(Transcript).cut(number)
 
 
 async def branch(app: ChatApp, argument: str) -> None:
-    app.require_idle()
+    app.activity.require_idle()
     branches, at = app.recorder.branches()
     if not branches:
-        raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit begin one.")
-    told = f"there are branches 1 to {len(branches)}."
-    to = _number(argument, len(branches), told, "For example: /branch 1") - 1 if argument else (at + 1) % len(branches)
-    app.recorder.switch(branches[to])
+        raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit create one.")
+    if argument:
+        message = f"there are branches 1 to {len(branches)}."
+        to = _parse_number(argument, len(branches), message, "For example: /branch 1") - 1
+    else:
+        to = (at + 1) % len(branches)
+    app.recorder.switch_branch(branches[to])
     await app.show_turns()
     await app.say(f"branch {to + 1} of {len(branches)}")
 
 
 async def attach(app: ChatApp, argument: str) -> None:
-    path = path_of(argument)
-    text = _read(path, _MOST_ATTACHED, "Attach a part of it.")
+    path = parse_path(argument)
+    text = _read(path, _MAX_ATTACHED_BYTES, "Attach only a part of it.")
     prompt = app.query_one(Prompt)
-    fence = "`" * max(3, _longest_fence(text) + 1)
+    fence = "`" * max(3, _measure_longest_fence(text) + 1)
     prompt.put(f"{prompt.text}{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n")
 
 
 async def find(app: ChatApp, argument: str) -> None:
-    if not app.query_one(Log).find(argument):
-        raise InvalidRequest(f"'{argument}' is not on this screen.", hint="/history TEXT looks into everything.")
+    if not app.query_one(Transcript).find(argument):
+        raise InvalidRequest(f"'{argument}' is not on the screen.", hint="/history TEXT searches all conversations.")
 
 
 async def copy(app: ChatApp, argument: str) -> None:
     texts = [turn.text for turn in app.recorder.turns if turn.role == "assistant" and turn.text]
-    if app.answer is not None and app.answer.text:
-        texts.append(app.answer.text)
+    if app.activity.answer is not None and app.activity.answer.text:
+        texts.append(app.activity.answer.text)
     if not texts:
         raise InvalidRequest("there is no answer to copy.", hint="Ask something first.")
     text = texts[-1]
     if argument:
-        blocks = _code_blocks(text)
-        told = f"the answer has {len(blocks)} code blocks."
-        text = blocks[_number(argument, len(blocks), told, "/copy copies all of it.") - 1]
+        blocks = _find_code_blocks(text)
+        message = f"the answer has {len(blocks)} code blocks."
+        text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
     app.copy_to_clipboard(text)
     await app.say(f"copied {len(text):,} characters")
 
 
 async def new(app: ChatApp, _argument: str) -> None:
-    app.require_idle()
-    app.recorder.begin_anew()
+    app.activity.require_idle()
+    app.recorder.start_new()
     await app.show_turns()
-    await app.say("a new conversation")
+    await app.say("new conversation")
 
 
 async def history(app: ChatApp, argument: str) -> None:
-    app.require_idle()
-    present = app.recorder.conversation
+    app.activity.require_idle()
+    current = app.recorder.conversation
 
-    async def chosen(id: int | None) -> None:
+    async def resume(id: int | None) -> None:
         if id is not None:
             await app.resume(id)
 
-    app.push_screen(History(app.recorder.store, present.id if present else None, argument), chosen)
+    app.push_screen(History(app.recorder.store, current.id if current else None, argument), resume)
 
 
 async def rename(app: ChatApp, argument: str) -> None:
@@ -106,61 +109,61 @@ async def rename(app: ChatApp, argument: str) -> None:
 
 
 async def export(app: ChatApp, argument: str) -> None:
-    path, recorder = path_of(argument), app.recorder
+    path, recorder = parse_path(argument), app.recorder
     if recorder.conversation is None:
         raise InvalidRequest("there is no conversation to export.", hint="Ask something first.")
-    forms = {".md": to_markdown, ".json": to_json}
-    form = forms.get(path.suffix.lower())
-    if form is None:
-        raise InvalidRequest(f"'{path.name}' says no form.", hint="End it in .md or .json.")
-    write(path, form(recorder.store, recorder.store.resume(recorder.conversation.id)))
+    serialize = {".md": to_markdown, ".json": to_json}.get(path.suffix.lower())
+    if serialize is None:
+        raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
+    write_file(path, serialize(recorder.store, recorder.store.resume(recorder.conversation.id)))
     await app.say(f"wrote {path}")
 
 
-async def take_in(app: ChatApp, argument: str) -> None:
-    app.require_idle()
-    path = path_of(argument)
-    conversation = app.recorder.store.insert(*from_json(_read(path, _MOST_IMPORTED, "Import a smaller one.")))
+async def import_(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    path = parse_path(argument)
+    conversation = app.recorder.store.insert(*from_json(_read(path, _MAX_IMPORTED_BYTES, "Import a smaller file.")))
     await app.resume(conversation.id)
 
 
 async def save(app: ChatApp, argument: str) -> None:
-    app.chat.save(path_of(argument))
+    app.chat.save(parse_path(argument))
     await app.say(f"saved {len(app.chat.messages)} messages")
 
 
 async def load(app: ChatApp, argument: str) -> None:
-    app.require_idle()
-    app.chat.load(path_of(argument))
-    app.recorder.take_over()
+    app.activity.require_idle()
+    app.chat.load(parse_path(argument))
+    app.recorder.import_messages()
     await app.show_turns()
     await app.say(f"loaded {len(app.chat.messages)} messages")
 
 
-def _question(app: ChatApp, argument: str) -> int:
-    """The number of a question, from 1; the last one's if none is given."""
+def _parse_question(app: ChatApp, argument: str) -> int:
+    """The number of a question, counted from 1; of the last one if `argument` is empty."""
     count = len(app.recorder.questions)
     if not count:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
     if not argument:
         return count
-    return _number(argument, count, f"there are questions 1 to {count}.", "Their numbers are above them.")
+    return _parse_number(argument, count, f"there are questions 1 to {count}.", "Each question starts with its number.")
 
 
-def _number(argument: str, most: int, told: str, hint: str) -> int:
-    """A number from 1 to `most` that the user has typed. Raises InvalidRequest with `told` and `hint`."""
+def _parse_number(argument: str, limit: int, message: str, hint: str) -> int:
+    """A number from 1 to `limit`. Raises InvalidRequest with `message` and `hint`."""
     number = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
-    if not 1 <= number <= most:
-        raise InvalidRequest(told, hint=hint)
+    if not 1 <= number <= limit:
+        raise InvalidRequest(message, hint=hint)
     return number
 
 
-def _read(path: Path, most: int, too_large: str) -> str:
+def _read(path: Path, max_bytes: int, hint: str) -> str:
+    """The text of a file. Raises InvalidRequest, with `hint` where it is larger than `max_bytes`."""
     try:
         with path.open("rb") as file:
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise InvalidRequest(f"{path} is larger than {most // 2**20} MiB.", hint=too_large)
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise InvalidRequest(f"{path} is larger than {max_bytes // 2**20} MiB.", hint=hint)
         return data.decode("utf-8")
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
@@ -168,13 +171,13 @@ def _read(path: Path, most: int, too_large: str) -> str:
         raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
 
 
-def _longest_fence(text: str) -> int:
-    """The longest run of backticks that begins a line."""
+def _measure_longest_fence(text: str) -> int:
+    """Length of the longest run of backticks at the start of a line."""
     return max((len(line) - len(line.lstrip("`")) for line in map(str.strip, text.splitlines())), default=0)
 
 
-def _code_blocks(text: str) -> list[str]:
-    """The fenced blocks of a Markdown text, as Markdown reads them."""
+def _find_code_blocks(text: str) -> list[str]:
+    """The contents of the fenced code blocks of a Markdown text."""
     from markdown_it import MarkdownIt
 
     return [token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "fence"]

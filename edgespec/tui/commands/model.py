@@ -1,11 +1,11 @@
-"""Commands on what answers: model, draft, sampling, race, colours."""
+"""Commands that change the model, the draft, the settings or the theme; the race."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
-from edgespec.conversations.chat import SETTINGS, speculation_told
+from edgespec.conversations.chat import describe_speculation
+from edgespec.conversations.commands import apply_setting
 from edgespec.errors import InvalidRequest
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
@@ -15,45 +15,41 @@ from edgespec.tui.race import Race
 
 
 async def spec(app: ChatApp, argument: str) -> None:
-    """On and off while an answer is generated too."""
+    """`on` and `off` take effect during an answer too."""
     model_info = require_model(app.client)
     if argument:
-        model_info = await asyncio.to_thread(app.client.speculate, argument)
-    await app.say(speculation_told(model_info.speculation, model_info.draft, is_paused=model_info.is_paused))
-    app.show_instruments()
+        model_info = await app.client.speculate(argument).wait()
+    await app.say(describe_speculation(model_info.speculation, model_info.draft, is_paused=model_info.is_paused))
+    app.refresh_instruments()
 
 
 async def draft(app: ChatApp, argument: str) -> None:
     if not argument:
         await app.say(f"draft: {require_model(app.client).draft}")
         return
-    app.require_idle()
+    app.activity.require_idle()
     require_model(app.client)
     app.change_draft(replace(app.request, draft=argument))
 
 
 async def model(app: ChatApp, argument: str) -> None:
     if argument:
-        app.require_idle()
+        app.activity.require_idle()
         app.open(replace(app.request, model=argument, draft="auto"))
         return
 
-    async def chosen(name: str | None) -> None:
+    async def load(name: str | None) -> None:
         if name is not None:
             await app.run_command(f"model {name}")
 
-    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=app.job is None), chosen)
+    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=app.activity.job is None), load)
 
 
 async def settings(app: ChatApp, argument: str) -> None:
-    name, _, value = argument.partition(" ")
-    chat = app.chat
-    if name:
-        chat.set(name.replace("-", "_"), value.strip())
+    shown = apply_setting(app.chat, argument)
+    if argument:
         app.recorder.use_system()
-    shown = [name.replace("-", "_")] if name else SETTINGS
-    values = ((s, chat.setting(s)) for s in shown)
-    await app.say(", ".join(f"{name} {'-' if value is None else value}" for name, value in values))
+    await app.say(", ".join(f"{name} {value}" for name, value in shown))
 
 
 async def system(app: ChatApp, argument: str) -> None:
@@ -63,23 +59,23 @@ async def system(app: ChatApp, argument: str) -> None:
 
 
 async def race(app: ChatApp, argument: str) -> None:
-    app.require_idle()
+    app.activity.require_idle()
     model_info, messages = require_model(app.client), app.chat.messages
     if model_info.speculation.is_plain:
-        raise InvalidRequest("there is no draft to race with.", hint="/draft ngram or /draft auto chooses one.")
+        raise InvalidRequest("there is no draft to race.", hint="/draft ngram or /draft auto chooses one.")
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if not argument and last is None:
         raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
-    asked = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
-    request = replace(app.chat.request(), prompt=(*app.chat.system_messages, *asked))
+    prompt = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
+    request = replace(app.chat.request(), prompt=(*app.chat.system_messages, *prompt))
     app.push_screen(Race(app.client, request, model_info.speculation))
 
 
 async def theme(app: ChatApp, argument: str) -> None:
     names = ", ".join(sorted(app.available_themes))
     if not argument:
-        await app.say(f"theme {app.theme}; there are {names}")
+        await app.say(f"theme {app.theme}; available: {names}")
     elif argument not in app.available_themes:
-        raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"There are {names}.")
+        raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"Available: {names}.")
     else:
         app.theme = argument

@@ -1,0 +1,36 @@
+"""The work that the engine does for the chat: loading a model or generating an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.engine.events import Finished
+from edgespec.errors import InvalidRequest
+from edgespec.service.stream import Stream
+from edgespec.tui.live_stats import LiveStats
+from edgespec.tui.turns import Answer
+
+
+@dataclass
+class Activity:
+    """The running job and the answer that it generates.
+
+    job       None while the engine is idle
+    answer    the widget that shows the answer; None unless one is being generated
+    stats     of the current answer, else of the last one
+    finished  the last event of that answer; None until it arrives, and after an error
+    """
+
+    job: Stream[Any] | None = None
+    answer: Answer | None = None
+    stats: LiveStats = field(default_factory=LiveStats)
+    finished: Finished | None = None
+
+    def begin_answer(self, answer: Answer, stats: LiveStats) -> None:
+        self.answer, self.stats, self.finished = answer, stats, None
+
+    def require_idle(self) -> None:
+        """Raises InvalidRequest while a job runs."""
+        if self.job is not None:
+            raise InvalidRequest("the engine is busy.", hint="Wait until it is done; Esc stops it.")
