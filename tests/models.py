@@ -1,4 +1,4 @@
-"""Where tests find real models, and makers of tiny random-weight GGUF files of other architectures."""
+"""Paths of real models, and makers of tiny random-weight GGUF files of other architectures."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ASSETS = REPOSITORY / "edgespec" / "assets" / "python-6m"
 TARGET, DRAFT = ASSETS / "target.gguf", ASSETS / "draft.gguf"
 
 
-def trained(name: str) -> Path:
-    """The f16 file of the trained pair ('target' or 'draft') where it is at hand, else the packaged quantized one."""
+def find_trained(name: str) -> Path:
+    """The f16 file of the trained pair's 'target' or 'draft', or the packaged quantized one where that is missing."""
     folder = Path(os.environ.get("EDGESPEC_TEST_MODELS", REPOSITORY.parent / "shared" / "models"))
     file = folder / name / "model-f16.gguf"
     return file if file.is_file() else ASSETS / f"{name}.gguf"
 
 
-class Maker:
-    """A GGUF file under construction: the packaged vocabulary, and random weights of unit gain."""
+class GgufBuilder:
+    """Writes a GGUF file with the packaged vocabulary and random weights of unit gain."""
 
     def __init__(self, path: Path, architecture: str, *, layers: int, width: int, seed: int = 0) -> None:
         self.writer = gguf.GGUFWriter(path, architecture)
@@ -52,7 +52,7 @@ class Maker:
         self.writer.add_tensor(f"{name}.weight", np.ones(n, np.float32))
 
     def embeddings(self, width: int) -> None:
-        """The input and output ends; logits come out with a standard deviation of about 3."""
+        """Token embedding, final norm and head; logits have a standard deviation of about 3."""
         self.matrix("token_embd", self.vocab_size, width, gain=8.0)
         self.ones("output_norm", width)
         self.matrix("output", self.vocab_size, width, gain=3.0)
@@ -86,7 +86,7 @@ def vocabulary_fields() -> dict[str, list]:
 
 def llama(path: Path, *, seed: int = 0, layers: int = 2) -> None:
     """A dense llama."""
-    m = Maker(path, "llama", layers=layers, width=64, seed=seed)
+    m = GgufBuilder(path, "llama", layers=layers, width=64, seed=seed)
     m.attention(heads=4, kv_heads=2, head_width=16)
     m.writer.add_feed_forward_length(128)
     _dense(m, layers, width=64, heads=4, kv_heads=2, head_width=16, ffn=128)
@@ -94,9 +94,9 @@ def llama(path: Path, *, seed: int = 0, layers: int = 2) -> None:
 
 
 def sliding_window(path: Path) -> None:
-    """A gemma3 whose layers but every sixth see a window of 24 tokens."""
+    """A gemma3 with a window of 24 tokens in all layers but every sixth."""
     layers, width = 7, 64
-    m = Maker(path, "gemma3", layers=layers, width=width)
+    m = GgufBuilder(path, "gemma3", layers=layers, width=width)
     m.attention(heads=4, kv_heads=2, head_width=16)
     m.writer.add_feed_forward_length(128)
     m.writer.add_sliding_window(24)
@@ -110,9 +110,9 @@ def sliding_window(path: Path) -> None:
 
 
 def mamba(path: Path) -> None:
-    """A purely recurrent model, whose state llama.cpp cannot roll back by itself."""
+    """A purely recurrent model, whose state llama.cpp cannot roll back."""
     layers, width, inner, state, rank, kernel = 2, 64, 128, 16, 8, 4
-    m = Maker(path, "mamba", layers=layers, width=width)
+    m = GgufBuilder(path, "mamba", layers=layers, width=width)
     m.writer.add_feed_forward_length(0)
     m.writer.add_head_count(0)
     m.writer.add_ssm_conv_kernel(kernel)
@@ -136,11 +136,11 @@ def mamba(path: Path) -> None:
 
 
 def hybrid(path: Path) -> None:
-    """A qwen35: three recurrent layers and one of attention; llama.cpp keeps a ring of its recurrent states."""
+    """A qwen35 with three recurrent layers and one of attention; llama.cpp keeps a ring of its recurrent states."""
     layers, width, ffn, heads, kv_heads = 4, 128, 128, 2, 1
     state, groups, rank = 32, 2, 4
     head_width = width // heads
-    m = Maker(path, "qwen35", layers=layers, width=width)
+    m = GgufBuilder(path, "qwen35", layers=layers, width=width)
     m.attention(heads=heads, kv_heads=kv_heads, head_width=head_width)
     m.writer.add_feed_forward_length(ffn)
     m.writer.add_array("qwen35.rope.dimension_sections", [head_width // 2 - 16, 8, 8, 0])
@@ -179,7 +179,7 @@ def hybrid(path: Path) -> None:
     m.save()
 
 
-def _dense(m: Maker, layers: int, *, width: int, heads: int, kv_heads: int, head_width: int, ffn: int) -> None:
+def _dense(m: GgufBuilder, layers: int, *, width: int, heads: int, kv_heads: int, head_width: int, ffn: int) -> None:
     m.embeddings(width)
     for i in range(layers):
         b = f"blk.{i}"

@@ -21,10 +21,24 @@ from laboratory.embedding.vocabulary import Field
 Floats = npt.NDArray[np.float32]
 
 _ENDS = ("token_embd", "output_norm", "output")
-_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-           "rms_norm_eps", "max_position_embeddings")  # fmt: skip
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                    "chat_template.*", "generation_config.json")  # fmt: skip
+_REQUIRED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.*",
+    "generation_config.json",
+)
 
 
 class Source(Protocol):
@@ -79,9 +93,13 @@ class GgufSource:
         width, heads = self._require("llama.embedding_length"), self._require("llama.attention.head_count")
         head = self._get("llama.attention.key_length", width // heads)
         self.shape = Shape(
-            width, self._require("llama.block_count"), heads, self._get("llama.attention.head_count_kv", heads),
-            self._require("llama.feed_forward_length"), head,
-        )  # fmt: skip
+            width,
+            self._require("llama.block_count"),
+            heads,
+            self._get("llama.attention.head_count_kv", heads),
+            self._require("llama.feed_forward_length"),
+            head,
+        )
         self.epsilon: float = self._require("llama.attention.layer_norm_rms_epsilon")
         self.tied = "output" not in self._tensors
         self.rotations = "rope_freqs" in self._tensors
@@ -161,9 +179,13 @@ class FolderSource:
         }
         heads = c["num_attention_heads"]
         self.shape = Shape(
-            c["hidden_size"], c["num_hidden_layers"], heads, c.get("num_key_value_heads") or heads,
-            c["intermediate_size"], c.get("head_dim") or c["hidden_size"] // heads,
-        )  # fmt: skip
+            c["hidden_size"],
+            c["num_hidden_layers"],
+            heads,
+            c.get("num_key_value_heads") or heads,
+            c["intermediate_size"],
+            c.get("head_dim") or c["hidden_size"] // heads,
+        )
         self.vocab_size: int = c["vocab_size"]
         self.epsilon: float = c["rms_norm_eps"]
         self.rotations = False
@@ -180,9 +202,13 @@ class FolderSource:
             options = self._config["quantization"]
             options = {**options, **options.get(stem, {})}
             array = mx.dequantize(
-                array, self._arrays[f"{stem}.scales"], self._arrays.get(f"{stem}.biases"),
-                group_size=options["group_size"], bits=options["bits"], mode=options.get("mode", "affine"),
-            )  # fmt: skip
+                array,
+                self._arrays[f"{stem}.scales"],
+                self._arrays.get(f"{stem}.biases"),
+                group_size=options["group_size"],
+                bits=options["bits"],
+                mode=options.get("mode", "affine"),
+            )
         values: Floats = np.array(array.astype(mx.float32))
         return interleave_heads(values, self.shape.head) if name.endswith(("attn_q", "attn_k")) else values
 

@@ -11,7 +11,7 @@ from gguf import GGUFValueType as Value
 from gguf import TokenType
 
 from edgespec.formats.mlx_folder import read_folder
-from edgespec.text.chat_template import template_from_folder
+from edgespec.text.chat_template import read_template
 
 
 class Field(NamedTuple):
@@ -60,29 +60,51 @@ def to_folder(fields: dict[str, Any]) -> dict[str, bytes]:
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     bos, eos = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     added = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": kind == TokenType.CONTROL}
-        for i, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
-    ]  # fmt: skip
+        {
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == TokenType.CONTROL,
+        }
+        for i, kind in enumerate(types)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
     first = None
     if bos is not None and fields.get("tokenizer.ggml.add_bos_token"):
         begin, text = {"SpecialToken": {"id": tokens[bos], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
         other = {"Sequence": {"id": "B", "type_id": 1}}
         spelled = {tokens[bos]: {"id": tokens[bos], "ids": [bos], "tokens": [tokens[bos]]}}
         first = {
-            "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, other],
+            "type": "TemplateProcessing",
+            "single": [begin, text],
+            "pair": [begin, text, other],
             "special_tokens": spelled,
-        }  # fmt: skip
+        }
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre], "post_processor": first, "decoder": _byte_level(use_regex=True),
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "post_processor": first,
+        "decoder": _byte_level(use_regex=True),
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre == "llama-bpe",
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre == "llama-bpe",
             "vocab": {token: i for i, token in enumerate(tokens)},
             "merges": [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]],
         },
-    }  # fmt: skip
+    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None if bos is None else tokens[bos],
@@ -128,7 +150,7 @@ def to_gguf(path: Path, vocab_size: int) -> list[Field]:
         Field("add_bos_token", tokenizer.add_bos, Value.BOOL),
     ]
     named = [field._replace(key=f"tokenizer.ggml.{field.key}") for field in found if field.value is not None]
-    template = template_from_folder(path)
+    template = read_template(path)
     return named if template is None else [*named, Field("tokenizer.chat_template", template, Value.STRING)]
 
 

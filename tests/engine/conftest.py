@@ -15,7 +15,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.stream import Piece
-from tests.models import trained
+from tests.models import find_trained
 
 PLAIN = Speculation("none", 0, 0)
 
@@ -42,7 +42,7 @@ def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    opened = open_engine(trained("target"), trained("draft"), LoadOptions(threads=1, context_size=512))
+    opened = open_engine(find_trained("target"), find_trained("draft"), LoadOptions(threads=1, context_size=512))
     yield opened
     opened.close()
 

@@ -19,7 +19,7 @@ from edgespec.engine.structured_output import json_structure
 from edgespec.errors import BackendError, Cancelled
 from tests.engine.conftest import PLAIN, eager, open_engine
 from tests.engine.prompts import CODE
-from tests.models import trained
+from tests.models import find_trained
 
 GREEDY = SamplingParams(temperature=0)
 AT_ONCE = 16
@@ -35,7 +35,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Engine]:
     options = LoadOptions(threads=1, context_size=256, caches=AT_ONCE)
-    opened = open_engine(trained("target"), trained("draft"), options)
+    opened = open_engine(find_trained("target"), find_trained("draft"), options)
     opened.draft_stats = eager()
     yield opened
     opened.close()
@@ -229,7 +229,7 @@ def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:
 
 def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_cache() -> None:
     options = LoadOptions(threads=1, context_size=512, caches=2)
-    engine = open_engine(trained("target"), trained("draft"), options)
+    engine = open_engine(find_trained("target"), find_trained("draft"), options)
     beginning = "".join(CODE[:12])
     first, second = beginning + CODE[12] * 5, beginning + CODE[13] * 5
 

@@ -23,7 +23,7 @@ from laboratory.embedding.layout import tensors
 from laboratory.embedding.shapes import SHAPES, Shape, Size
 from laboratory.embedding.sources import open_source
 from tests.mlx_models import DENSE, make_folder
-from tests.models import DRAFT, TARGET, Maker, llama, sliding_window
+from tests.models import DRAFT, TARGET, GgufBuilder, llama, sliding_window
 
 # A little larger than the packaged draft model and the random ones; rows are whole super-blocks.
 TINY = Size(width=256, layers=3, kv_width=128, ffn=512)
@@ -159,7 +159,7 @@ def test_sources_that_are_not_plain_llamas(tmp_path: Path) -> None:
     assert "cannot be read as GGUF" in refused(tmp_path / "text.gguf", out)
     sliding_window(tmp_path / "gemma.gguf")
     assert "not a llama" in refused(tmp_path / "gemma.gguf", out)
-    maker = Maker(tmp_path / "bias.gguf", "llama", layers=1, width=64)
+    maker = GgufBuilder(tmp_path / "bias.gguf", "llama", layers=1, width=64)
     maker.attention(heads=4, kv_heads=2, head_width=16)
     maker.writer.add_feed_forward_length(128)
     maker.ones("blk.0.attn_q.bias", 64)
