@@ -11,7 +11,7 @@ import click
 from edgespec.cli.host import Host
 from edgespec.cli.terminal import format_summary, report_bug
 from edgespec.conversations.chat import Chat, change_speculation, describe_speculation, parse_path
-from edgespec.conversations.commands import SHARED, SYNONYMS, SlashCommand, apply_setting, format_help, parse_command
+from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
@@ -43,10 +43,8 @@ class Repl:
         if self._interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - importing it gives input() editing and history
-            loaded = self._host.loaded
-            click.echo(
-                f"{loaded.info.name} on {loaded.info.backend}, draft {loaded.info.draft}. /help for help, Ctrl-D to quit."
-            )
+            info = self._host.loaded.info
+            click.echo(f"{info.name} on {info.backend}, draft {info.draft}. /help for help, Ctrl-D to quit.")
         was_interrupted = False  # Ctrl-C at the previous prompt
         while True:
             try:
@@ -67,7 +65,7 @@ class Repl:
         """Run a command or answer a message, and print errors; False for /exit."""
         try:
             if line.startswith("/"):
-                command, argument = parse_command(line[1:], _COMMANDS, SYNONYMS)
+                command, argument = parse_command(line[1:], _COMMANDS, ALIASES)
                 if command.name == "exit":
                     return False
                 self._actions[command.name](argument)

@@ -1,4 +1,4 @@
-"""The slash commands that every chat interface has: names, synonyms, help lines and argument checks."""
+"""The slash commands that every chat interface has: names, aliases, help lines and argument checks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from edgespec.errors import InvalidRequest
 
 
 class Command(Protocol):
-    """A command's name and the argument after it, in brackets where it is optional."""
+    """What a command shows in a list: `arguments` follow the name, optional ones are in brackets."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def argument(self) -> str: ...
+    def arguments(self) -> str: ...
 
     @property
-    def help(self) -> str: ...
+    def summary(self) -> str: ...
 
 
 C = TypeVar("C", bound=Command)
@@ -31,49 +31,49 @@ class SlashCommand:
     """A Command without its implementation."""
 
     name: str
-    argument: str
-    help: str
+    arguments: str
+    summary: str
 
 
-_SHARED = (
-    SlashCommand("help", "", "list the commands"),
-    SlashCommand("stats", "", "show statistics of the last answer"),
-    SlashCommand("spec", "[on|off|auto|N]", "speculative decoding: on, off, automatic, or N draft tokens"),
-    SlashCommand("draft", "[KIND|REF]", "drafter: auto, model, ngram, none, layerskip, qspec, sparse, or a model"),
+_COMMANDS = (
+    SlashCommand("help", "", "show keys and commands"),
+    SlashCommand("spec", "[on|off|auto|N]", "speculation: on, off, adaptive, or N drafted tokens"),
+    SlashCommand("draft", "[KIND|REF]", "auto, model, ngram, none, layerskip, qspec, sparse, or a model"),
     SlashCommand("set", "[NAME VALUE]", f"show or change {', '.join(SETTINGS)}"),
-    SlashCommand("retry", "", "generate the last answer again"),
+    SlashCommand("stats", "", "show statistics of the last answer"),
+    SlashCommand("retry", "", "answer the last question again"),
     SlashCommand("undo", "", "remove the last question and its answer"),
-    SlashCommand("save", "FILE", "write messages and settings to a file"),
-    SlashCommand("load", "FILE", "read them back"),
+    SlashCommand("save", "FILE", "write messages and settings for /load"),
+    SlashCommand("load", "FILE", "read a file of /save"),
     SlashCommand("exit", "", "quit"),
 )
-SHARED = {command.name: command for command in _SHARED}
-SYNONYMS = {"?": "help", "bye": "exit", "quit": "exit"}
+SHARED = {command.name: command for command in _COMMANDS}
+ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
 
 
 def format_help(commands: Iterable[Command]) -> str:
     """A line for each command: its usage and what it does."""
-    return "\n".join(f"{f'/{each.name} {each.argument}'.rstrip():24} {each.help}" for each in commands)
+    return "\n".join(f"{f'/{each.name} {each.arguments}'.rstrip():24} {each.summary}" for each in commands)
 
 
-def is_argument_required(command: Command) -> bool:
-    """Whether the command does nothing without an argument."""
-    return bool(command.argument) and not command.argument.startswith("[")
+def requires_argument(command: Command) -> bool:
+    """Whether the command cannot run by its name alone."""
+    return bool(command.arguments) and not command.arguments.startswith("[")
 
 
 def parse_command(
-    line: str, commands: Mapping[str, C], synonyms: Mapping[str, str] = SYNONYMS, help_key: str = "/help"
+    line: str, commands: Mapping[str, C], aliases: Mapping[str, str], help_key: str = "/help"
 ) -> tuple[C, str]:
     """The command and its argument in a line without the slash; `help_key` opens the list of commands.
 
     Raises InvalidRequest for an unknown command and a missing argument.
     """
     name, _, argument = line.strip().partition(" ")
-    command = commands.get(synonyms.get(name, name))
+    command = commands.get(aliases.get(name, name))
     if command is None:
-        raise InvalidRequest(f"there is no command /{name}.", hint=f"{help_key} lists the commands.")
-    if not argument.strip() and is_argument_required(command):
-        raise InvalidRequest(f"/{command.name} needs {command.argument}.", hint=f"{help_key} lists the commands.")
+        raise InvalidRequest(f"there is no command /{name}.", hint=f"{help_key} lists all commands.")
+    if not argument.strip() and requires_argument(command):
+        raise InvalidRequest(f"/{command.name} needs {command.arguments}.", hint=f"{help_key} lists all commands.")
     return command, argument.strip()
 
 
