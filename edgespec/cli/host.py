@@ -9,10 +9,8 @@ from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, echo_native_log
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.events import Event, Request
-from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig
-from edgespec.registry.schema import load_registry
-from edgespec.service.load import LoadedModel, change_draft, load_engine
+from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.worker import Worker
 
 T = TypeVar("T")
@@ -61,7 +59,7 @@ class Host:
         loaded = self.loaded
 
         def work(check: CheckCancelled) -> Iterator[LoadedModel]:
-            yield change_draft(loaded, request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
+            yield Loader(TerminalReporter(), check).change_draft(loaded, request)
 
         (self.loaded,) = self.work(work)
 
@@ -74,7 +72,7 @@ class Host:
         def work(check: CheckCancelled) -> Iterator[LoadedModel]:
             if self._verbose:
                 echo_native_log()
-            yield load_engine(request, load_registry(), Hub.from_environment(), TerminalReporter(), check)
+            yield Loader(TerminalReporter(), check).load(request)
 
         (loaded,) = self.work(work)
         return loaded

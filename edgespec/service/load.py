@@ -1,10 +1,10 @@
-"""From what the user asked for to an open Engine: plan, fetch, load; on the thread that will use it."""
+"""From a LoadConfig to an Engine: plan, fetch, load, profile. Runs on the thread that will use the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,10 +29,11 @@ from edgespec.planner.selfdraft_search import (
     make_self_draft,
     quick_methods,
 )
-from edgespec.registry.schema import Registry, SamplingDefaults
+from edgespec.registry.resolve import Source
+from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
 
-_MEASURED_S = 2.0  # of a new pair of models, or of a known one under new settings
+_PROFILE_S = 2.0  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class LoadedModel:
     store: ProfileStore | None
 
     def describe(self, devices: tuple[DeviceMemory, ...]) -> ModelInfo:
-        """`info` with what changes while the model is open."""
+        """`info` with the values that change while the model is open."""
         engine = self.engine
         return replace(
             self.info,
@@ -68,109 +69,166 @@ class LoadedModel:
             self.store.save(self.key, self.engine.draft_stats)
 
 
-def load_engine(
-    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> LoadedModel:
-    """Bring a model to where it generates, downloading what is missing. Raises any EdgespecError, Cancelled."""
-    if request.backend == "toy":
-        return _open_toy(request, check)
-    planned = plan(request, registry, hub, reporter)
-    require(planned.backend)
-    _speculation(request, planned.kind)  # what cannot be is refused before anything is loaded
-    target_path = fetch(planned.target, hub, reporter, check)
-    with ExitStack() as undo:
-        target = _load(target_path, planned, reporter, check)
-        undo.callback(target.close)
-        loaded = _build(request, planned, target, target_path, hub, reporter, check)
-        undo.callback(loaded.engine.release_draft)
-        for text in _notices(target, loaded.engine.speculation, planned):
-            reporter.notice(text)
-        _calibrate(loaded, reporter, check)
-        undo.pop_all()
-    return loaded
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled."""
+
+    reporter: Reporter
+    check: CheckCancelled
+    registry: Registry = field(default_factory=load_registry)
+    hub: Hub = field(default_factory=Hub.from_environment)
+
+    def load(self, config: LoadConfig) -> LoadedModel:
+        """Load a model and its draft; downloads what is missing."""
+        if config.backend == "toy":
+            return _load_toy(config, self.check)
+        planned = self._plan(config)
+        _speculation(config, planned.kind)  # refuse wrong options before anything is loaded
+        target_path = self._fetch(planned.target)
+        with ExitStack() as undo:
+            target = self._load(target_path, planned)
+            undo.callback(target.close)
+            loaded = self._build(config, planned, target, target_path)
+            undo.callback(loaded.engine.release_draft)
+            for text in _ignored_options(target, loaded.engine.speculation, planned):
+                self.reporter.notice(text)
+            self._profile(loaded)
+            undo.pop_all()
+        return loaded
+
+    def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
+        """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
+        if loaded.info.backend == "toy":
+            return _load_toy(config, self.check)
+        planned = self._plan(replace(config, backend=loaded.info.backend))
+        changed = self._build(config, planned, loaded.engine.target, loaded.target_path)
+        with ExitStack() as undo:
+            undo.callback(changed.engine.release_draft)
+            loaded.save_stats()  # the new draft may be the same one
+            self._profile(changed)
+            undo.pop_all()
+        loaded.engine.release_draft()
+        return changed
+
+    def search_self_draft(
+        self, config: LoadConfig, methods: Sequence[SelfDraftSpec], seconds: float
+    ) -> tuple[SelfDraftSearch, Choice]:
+        """Evaluate `methods` (all that may pay, if empty) and the paired draft model; remember the best.
+
+        It is remembered for --draft auto, or for the method itself where there is one. `seconds` limits the layer
+        search.
+        """
+        planned = self._plan(config)
+        path = self._fetch(planned.target)
+        with ExitStack() as undo:
+            target = self._load(path, planned)
+            undo.callback(target.close)
+            rival = None
+            if planned.draft is not None:
+                rival = self._load(self._fetch(planned.draft.source), planned)
+                undo.callback(rival.close)
+            cache = SelfDraftCache(path, planned.name)
+            search = SelfDraftSearch(target, cache.folder, seconds, self.check, self.reporter.loading)
+            choice = search.choose(methods or all_methods(planned.backend), rival)
+        draft = str(methods[0]) if len(methods) == 1 else "auto"
+        cache.remember(_profile_key(planned.backend, planned.options), draft, choice)
+        return search, choice
+
+    def _plan(self, config: LoadConfig) -> Plan:
+        planned = plan(config, self.registry, self.hub, self.reporter)
+        require(planned.backend)
+        return planned
+
+    def _fetch(self, source: Source) -> Path:
+        return fetch(source, self.hub, self.reporter, self.check)
+
+    def _load(self, path: Path, planned: Plan) -> Model:
+        progress = partial(self.reporter.loading, path.name)
+        return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+
+    def _build(self, config: LoadConfig, planned: Plan, target: Model, target_path: Path) -> LoadedModel:
+        """Load the draft and build the engine; the draft is freed again if the engine refuses it."""
+        key = _profile_key(planned.backend, planned.options)
+        method = self._choose_self_draft(config, planned, target, target_path, key)
+        draft: Model | SelfDraftModel | None = None
+        draft_path: Path | None = None
+        kind: DraftKind = planned.kind
+        name: str = planned.kind
+        if method is not None:
+            kind, name = "model", str(method)
+            folder = SelfDraftCache(target_path, planned.name).folder
+            draft = make_self_draft(target, method, folder, partial(self.reporter.loading, name), self.check)
+        elif planned.draft is not None:
+            name = str(planned.draft.reference)
+            draft_path = self._fetch(planned.draft.source)
+            draft = self._load(draft_path, planned)
+        with ExitStack() as undo:
+            if draft is not None:
+                undo.callback(draft.close)
+            engine = Engine(target, draft, _speculation(config, kind), planned.options.caches)
+            undo.pop_all()
+        store = ProfileStore(target_path, draft_path, name if method is not None else "")
+        info = _describe(engine, planned.name, planned.backend, name, planned.sampling, planned.fit)
+        return LoadedModel(engine, info, target_path, draft_path, key, store)
+
+    def _choose_self_draft(
+        self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: ProfileKey
+    ) -> SelfDraftSpec | None:
+        """The self-draft to use: the requested one, the remembered one, or the best of a short search."""
+        requested = planned.self_draft
+        if requested is not None and requested.skip != Skip():
+            return requested
+        if requested is None and (config.draft != "auto" or config.gamma == 0):
+            return None
+        cache = SelfDraftCache(target_path, planned.name)
+        choice = cache.chosen(key, str(requested or "auto"))
+        if choice is None and requested is None and planned.draft is not None:
+            return None  # there is a draft model; `edgespec draft build` compares them
+        if choice is None:
+            self.reporter.notice(
+                f"Searching for a self-draft of the model, for about {EVALUATION_S:.0f} seconds; this is done once."
+            )
+            search = SelfDraftSearch(target, cache.folder, EVALUATION_S, self.check, self.reporter.loading)
+            try:
+                choice = search.choose([requested] if requested is not None else quick_methods(planned.backend))
+            except Unsupported as refusal:
+                if requested is not None:
+                    raise
+                self.reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
+                return None
+            cache.remember(key, str(requested or "auto"), choice)
+        if requested is None and not choice.pays:
+            self.reporter.notice(
+                f"Drafting by {planned.kind}; no self-draft is expected to pay ({choice.method}: {choice.reason})."
+            )
+            return None
+        self.reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
+        return choice.method
+
+    def _profile(self, loaded: LoadedModel) -> None:
+        """Give the engine what is stored of these models; measure now what the autopilot needs and is not stored."""
+        engine, speculation = loaded.engine, loaded.engine.speculation
+        if speculation.kind == "none" or loaded.store is None:
+            return
+        stored = loaded.store.load(loaded.key)
+        if isinstance(stored, DraftStats):
+            engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
+        elif speculation.is_adaptive:
+            if stored is not None:
+                self.reporter.notice(f"Measured before with {stored}; measuring again.")
+            engine.draft_stats = DraftStats(engine.measure(_PROFILE_S, self.check))
 
 
-def change_draft(
-    loaded: LoadedModel, request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> LoadedModel:
-    """The open target with another draft, and no second copy of it. On failure `loaded` is as it was."""
-    if loaded.info.backend == "toy":
-        return _open_toy(request, check)
-    planned = plan(replace(request, backend=loaded.info.backend), registry, hub, reporter)
-    changed = _build(request, planned, loaded.engine.target, loaded.target_path, hub, reporter, check)
-    with ExitStack() as undo:
-        undo.callback(changed.engine.release_draft)
-        loaded.save_stats()  # the other may be the same draft again
-        _calibrate(changed, reporter, check)
-        undo.pop_all()
-    loaded.engine.release_draft()
-    return changed
+def _load_toy(config: LoadConfig, check: CheckCancelled) -> LoadedModel:
+    def load(name: str) -> Model:
+        return open_model("toy", Path(name), config.load, progress=lambda fraction: None, check=check)
 
-
-def build_drafts(
-    request: LoadConfig,
-    methods: Sequence[SelfDraftSpec],
-    seconds: float,
-    registry: Registry,
-    hub: Hub,
-    reporter: Reporter,
-    check: CheckCancelled,
-) -> tuple[SelfDraftSearch, Choice]:
-    """Make and try `methods` (none: all that may pay) against plain decoding and the paired draft model, and remember
-    the best for 'auto', and for the method itself where there is one. Raises any EdgespecError, Cancelled.
-    """
-    planned = plan(request, registry, hub, reporter)
-    require(planned.backend)
-    path = fetch(planned.target, hub, reporter, check)
-    with ExitStack() as undo:
-        target = _load(path, planned, reporter, check)
-        undo.callback(target.close)
-        rival = None
-        if planned.draft is not None:
-            rival = _load(fetch(planned.draft.source, hub, reporter, check), planned, reporter, check)
-            undo.callback(rival.close)
-        shelf = SelfDraftCache(path, planned.name)
-        workshop = SelfDraftSearch(target, shelf.folder, seconds, check, reporter.loading)
-        choice = workshop.choose(methods or all_methods(planned.backend), rival)
-    shelf.remember(
-        _profile_key(planned.backend, planned.options), str(methods[0]) if len(methods) == 1 else "auto", choice
-    )
-    return workshop, choice
-
-
-def _build(
-    request: LoadConfig,
-    planned: Plan,
-    target: Model,
-    target_path: Path,
-    hub: Hub,
-    reporter: Reporter,
-    check: CheckCancelled,
-) -> LoadedModel:
-    """The target with its draft loaded, which is freed again if the engine refuses it."""
-    key = _profile_key(planned.backend, planned.options)
-    method = _self_draft(request, planned, target, target_path, key, reporter, check)
-    draft: Model | SelfDraftModel | None = None
-    draft_path: Path | None = None
-    kind: DraftKind = planned.kind
-    name: str = planned.kind
-    if method is not None:
-        kind, name = "model", str(method)
-        draft = make_self_draft(
-            target, method, SelfDraftCache(target_path, planned.name).folder, partial(reporter.loading, name), check
-        )
-    elif planned.draft is not None:
-        name = str(planned.draft.reference)
-        draft_path = fetch(planned.draft.source, hub, reporter, check)
-        draft = _load(draft_path, planned, reporter, check)
-    with ExitStack() as undo:
-        if draft is not None:
-            undo.callback(draft.close)
-        engine = Engine(target, draft, _speculation(request, kind), planned.options.caches)
-        undo.pop_all()
-    store = ProfileStore(target_path, draft_path, name if method is not None else "")
-    info = _describe(engine, planned.name, planned.backend, name, planned.sampling, planned.fit)
-    return LoadedModel(engine, info, target_path, draft_path, key, store)
+    name = config.model or "tree"
+    kind: DraftKind = "none" if config.draft == "none" else "ngram" if config.draft == "ngram" else "model"
+    draft = load("draft" if config.draft in ("auto", "model") else config.draft) if kind == "model" else None
+    engine = Engine(load(name), draft, _speculation(config, kind), config.load.caches)
+    info = _describe(engine, name, "toy", kind, SamplingDefaults(), None)
+    return LoadedModel(engine, info, Path(name), None, _profile_key("toy", config.load), None)
 
 
 def _describe(
@@ -194,59 +252,6 @@ def _describe(
     )
 
 
-def _self_draft(
-    request: LoadConfig,
-    planned: Plan,
-    target: Model,
-    target_path: Path,
-    key: ProfileKey,
-    reporter: Reporter,
-    check: CheckCancelled,
-) -> SelfDraftSpec | None:
-    """How the target is to draft for itself, if it is: as asked, as chosen before, or as trials now say."""
-    asked = planned.self_draft
-    if asked is not None and asked.skip != Skip():
-        return asked
-    if asked is None and (request.draft != "auto" or request.gamma == 0):
-        return None
-    shelf = SelfDraftCache(target_path, planned.name)
-    choice = shelf.chosen(key, str(asked or "auto"))
-    if choice is None and asked is None and planned.draft is not None:
-        return None  # a draft model is at hand; `edgespec draft build` holds others against it
-    if choice is None:
-        reporter.notice(f"Trying drafts of the model itself, for about {EVALUATION_S:.0f} seconds; this is done once.")
-        workshop = SelfDraftSearch(target, shelf.folder, EVALUATION_S, check, reporter.loading)
-        try:
-            choice = workshop.choose([asked] if asked is not None else quick_methods(planned.backend))
-        except Unsupported as refusal:
-            if asked is not None:
-                raise
-            reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
-            return None
-        shelf.remember(key, str(asked or "auto"), choice)
-    if asked is None and not choice.pays:
-        reporter.notice(
-            f"Drafting by {planned.kind}; no self-draft promises to pay ({choice.method}: {choice.reason})."
-        )
-        return None
-    reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
-    return choice.method
-
-
-def _calibrate(loaded: LoadedModel, reporter: Reporter, check: CheckCancelled) -> None:
-    """Let the autopilot start from what is stored of these models, or measure now what it needs."""
-    engine, speculation = loaded.engine, loaded.engine.speculation
-    if speculation.kind == "none" or loaded.store is None:
-        return
-    known = loaded.store.load(loaded.key)
-    if isinstance(known, DraftStats):
-        engine.draft_stats = known  # also where a length is fixed: a chat may leave it to the autopilot later
-    elif speculation.gamma is None:
-        if known is not None:
-            reporter.notice(f"Measured before with {known}; measuring again.")
-        engine.draft_stats = DraftStats(engine.measure(_MEASURED_S, check))
-
-
 def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
     return ProfileKey.current(
         backend,
@@ -258,34 +263,19 @@ def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
     )
 
 
-def _load(path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled) -> Model:
-    def progress(fraction: float) -> None:
-        reporter.loading(path.name, fraction)
-
-    return open_model(planned.backend, path, planned.options, progress=progress, check=check)
+def _speculation(config: LoadConfig, kind: DraftKind) -> Speculation:
+    return Speculation(kind, 0 if kind == "none" else config.gamma, config.nodes, config.rule)
 
 
-def _notices(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
-    """What the user asked for that this target or runtime does not do."""
+def _ignored_options(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
+    """A sentence for each option that this target or runtime ignores."""
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    given = planned.options
-    idle = {"--threads": given.threads, "--gpu-layers": given.gpu_layers, "--flash-attention": given.flash_attention}
-    if planned.backend == "mlx" and (names := [name for name, value in idle.items() if value is not None]):
+    options = planned.options
+    values = {
+        "--threads": options.threads,
+        "--gpu-layers": options.gpu_layers,
+        "--flash-attention": options.flash_attention,
+    }
+    if planned.backend == "mlx" and (names := [name for name, value in values.items() if value is not None]):
         yield f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on MLX."
-
-
-def _open_toy(request: LoadConfig, check: CheckCancelled) -> LoadedModel:
-    def load(name: str) -> Model:
-        return open_model("toy", Path(name), request.load, progress=lambda f: None, check=check)
-
-    name = request.model or "tree"
-    kind: DraftKind = "none" if request.draft == "none" else "ngram" if request.draft == "ngram" else "model"
-    draft = load("draft" if request.draft in ("auto", "model") else request.draft) if kind == "model" else None
-    engine = Engine(load(name), draft, _speculation(request, kind), request.load.caches)
-    info = _describe(engine, name, "toy", kind, SamplingDefaults(), None)
-    return LoadedModel(engine, info, Path(name), None, _profile_key("toy", request.load), None)
-
-
-def _speculation(request: LoadConfig, kind: DraftKind) -> Speculation:
-    return Speculation(kind, 0 if kind == "none" else request.gamma, request.nodes, request.rule)

@@ -24,7 +24,7 @@ from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import ModelInfo, require_model
-from edgespec.service.load import LoadedModel, change_draft, load_engine
+from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.stream import Stream
 from edgespec.service.worker import Work, Worker
 from edgespec.text.chat_template import Message
@@ -53,15 +53,14 @@ class LocalEngine:
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
             self._close_model()
-            self.loaded = load_engine(config, load_registry(), Hub.from_environment(), reporter, check)
+            self.loaded = Loader(reporter, check).load(config)
             yield self._refresh()
 
         return self.submit(work)
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            hub = Hub.from_environment()
-            self.loaded = change_draft(self._require_loaded(), config, load_registry(), hub, reporter, check)
+            self.loaded = Loader(reporter, check).change_draft(self._require_loaded(), config)
             yield self._refresh()
 
         return self.submit(work)

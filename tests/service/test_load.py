@@ -16,10 +16,8 @@ from edgespec.controller.store import ProfileStore
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig
-from edgespec.registry.schema import load_registry
-from edgespec.service.load import LoadedModel, change_draft, load_engine
+from edgespec.service.load import LoadedModel, Loader
 from tests.engine.conftest import generate
 from tests.models import DRAFT, TARGET
 
@@ -67,7 +65,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
     with ExitStack() as closing:
 
         def opening(request: LoadConfig) -> LoadedModel:
-            loaded = load_engine(request, load_registry(), Hub.from_environment(), heard, lambda: None)
+            loaded = Loader(heard, lambda: None).load(request)
             closing.callback(loaded.engine.close)
             return loaded
 
@@ -75,7 +73,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
 
 
 def changed(loaded: LoadedModel, request: LoadConfig, heard: Heard) -> LoadedModel:
-    return change_draft(loaded, request, load_registry(), Hub.from_environment(), heard, lambda: None)
+    return Loader(heard, lambda: None).change_draft(loaded, request)
 
 
 def converse(loaded: LoadedModel) -> dict[str, object]:
