@@ -1,4 +1,4 @@
-"""Every error a user can meet, with the next thing to do; mapped to text and exit code in one place, `cli/main.py`."""
+"""Every error that a user can meet. `cli/main.py` maps them to text and exit codes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 
 class EdgespecError(Exception):
-    """An expected failure: one clear sentence, and a `hint` that names the next thing to do.
+    """An expected failure: `message` is one sentence, `hint` names the next action.
 
-    `exit_code` is what the command line returns for it; 1 is left to plain failures of the engine.
+    `exit_code` is the exit code of the command line; 1 is a failure of the engine.
     """
 
     exit_code: ClassVar[int] = 1
@@ -20,23 +20,23 @@ class EdgespecError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that it can cross from one process to another."""
+        """Keep the hint when the error is pickled."""
         return partial(type(self), hint=self.hint), (self.message,)
 
 
 def reason_of(error: BaseException) -> str:
-    """What a foreign error says, on one line and without its full stop."""
+    """The text of another library's error, on one line and without its full stop."""
     return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
 class InvalidRequest(EdgespecError):
-    """A value, prompt or combination of options that cannot be served."""
+    """A value, prompt or combination of options that is not possible."""
 
     exit_code = 2
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt leaves no room for an answer in the context window."""
+    """The prompt leaves no space for an answer in the context window."""
 
 
 class RegistryError(EdgespecError):
@@ -46,7 +46,7 @@ class RegistryError(EdgespecError):
 
 
 class UnknownModel(EdgespecError):
-    """A model reference that names nothing known."""
+    """A model reference that names no known model."""
 
     exit_code = 3
 
@@ -64,7 +64,7 @@ class CacheError(EdgespecError):
 
 
 class InvalidModelFile(EdgespecError):
-    """A file that is not a usable model: damaged, cut short, or another format."""
+    """A file that is not a usable model: damaged, truncated, or of another format."""
 
     exit_code = 5
 
@@ -76,25 +76,25 @@ class DraftRefused(EdgespecError):
 
 
 class DoesNotFit(EdgespecError):
-    """Weights, KV cache and draft need more memory than the machine has."""
+    """Weights, KV cache and draft model need more memory than is available."""
 
     exit_code = 6
 
 
 class BackendUnavailable(EdgespecError):
-    """A runtime that is not installed or cannot serve this machine."""
+    """A runtime that is not installed or does not support this machine."""
 
     exit_code = 7
 
 
 class BackendError(EdgespecError):
-    """A runtime that failed while it worked."""
+    """A failure inside a runtime."""
 
     exit_code = 7
 
 
 class RollbackError(BackendError):
-    """A session whose cache could not return to an earlier position; the session is dropped."""
+    """A session's cache could not return to an earlier position; the session is dropped."""
 
 
 class TemplateError(EdgespecError):
@@ -104,4 +104,4 @@ class TemplateError(EdgespecError):
 
 
 class Cancelled(Exception):
-    """Raised by a cancellation check to unwind; the loop and engine turn it into `Finished("cancelled")`."""
+    """Raised by a cancellation check; the loop and the engine turn it into `Finished("cancelled")`."""

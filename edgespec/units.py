@@ -1,4 +1,4 @@
-"""Sizes in words."""
+"""Formatting of sizes."""
 
 from __future__ import annotations
 

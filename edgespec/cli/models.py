@@ -60,13 +60,13 @@ def list_command(as_json: bool) -> None:
     `--model PATH` loads a file of another program in place.
     """
     from edgespec.hub.hub import Hub
-    from edgespec.registry.external_models import external_models
+    from edgespec.registry.external_models import find_external_models
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     entries = load_registry().entries.values()
-    cached = Hub.from_environment().cached_models()
-    others = external_models(besides=[model.path for model in cached])
+    cached = Hub.from_environment().list_models()
+    others = find_external_models(besides=[model.path for model in cached])
     if as_json:
         result = {
             "aliases": [

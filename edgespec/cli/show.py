@@ -29,14 +29,14 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.hub.hub import Hub
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
-    from edgespec.registry.resolve import resolve_pair, source_facts
+    from edgespec.registry.resolve import resolve_pair, read_metadata
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     hub, registry = Hub.from_environment(), load_registry()
     chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
     resolved = resolve_pair(model, chosen, registry, hub)
-    found = source_facts(resolved.target, hub)
+    found = read_metadata(resolved.target, hub)
     context = LoadOptions(ctx).context_for(found.trained_context)
     cost = estimate_memory(found, context)
     facts: dict[str, Any] = {
@@ -81,7 +81,7 @@ def _describe_gguf(header: Header) -> dict[str, Any]:
 
 
 def _describe_folder(folder: Folder) -> dict[str, Any]:
-    from edgespec.text.chat_template import template_from_folder
+    from edgespec.text.chat_template import read_template
 
     return {
         "file": folder.name,
@@ -91,7 +91,7 @@ def _describe_folder(folder: Folder) -> dict[str, Any]:
         "trained_context": folder.trained_context,
         "vocabulary": folder.integer("vocab_size"),
         "quantization": folder.quantization,
-        "chat_template": template_from_folder(folder.path) is not None,
+        "chat_template": read_template(folder.path) is not None,
     }
 
 

@@ -1,7 +1,7 @@
-"""GGUF headers without a runtime: metadata, tensor shapes and the size the file must have; weights are never read.
+"""GGUF headers: metadata, tensor shapes and the expected file size; weights are not read and no runtime is loaded.
 
-The format is that of llama.cpp's gguf.cpp, versions 2 and 3, little endian. What llama.cpp would refuse or crash on
-later is refused here, with a sentence.
+The format is that of llama.cpp's gguf.cpp, versions 2 and 3, little endian. Files that llama.cpp would refuse, or crash
+on, raise InvalidModelFile.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the tensor takes in the file and in memory."""
+        """Bytes of the tensor, in the file and in memory."""
         return self.type.nbytes(math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What a GGUF file says about itself; `name` is how messages call the file.
+    """The header of a GGUF file. Sizes and offsets are in bytes.
 
-    `data_offset`, `expected_size` and `size` are bytes: where tensor data starts, where the last tensor ends, and the
-    file's length.
+    name           of the file, in messages
+    data_offset    start of the tensor data
+    expected_size  end of the last tensor
+    size           length of the file
     """
 
     name: str
@@ -57,25 +59,25 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; raises InvalidModelFile without one."""
+        """`general.architecture`. Raises InvalidModelFile if it is missing."""
         found = self.metadata.get("general.architecture")
         if not isinstance(found, str) or not found:
-            raise self.invalid("it does not say which architecture it is (general.architecture)")
+            raise self.invalid("it names no architecture (general.architecture)")
         return found
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors together."""
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def is_later_part(self) -> bool:
-        """True for the second and later parts of a split file, which hold tensors and no model metadata."""
+        """True for the second and later parts of a split file, which hold tensors but no model metadata."""
         part = self.metadata.get("split.no", 0)
         return isinstance(part, int) and part > 0
 
     def integer(self, key: str) -> int | None:
-        """A whole number, or None where the key is absent; raises InvalidModelFile for another type."""
+        """An integer, or None if the key is missing. Raises InvalidModelFile for another type."""
         found = self.metadata.get(key)
         if found is None:
             return None
@@ -85,15 +87,15 @@ class Header:
 
     @property
     def trained_context(self) -> int | None:
-        """Tokens that the model was trained for, where the file says."""
+        """Context size in tokens that the model was trained for, if stated."""
         return self.own("context_length")
 
     def own(self, key: str) -> int | None:
-        """The whole number `<architecture>.<key>`, or None where it is absent."""
+        """The integer `<architecture>.<key>`, or None if it is missing."""
         return self.integer(f"{self.architecture}.{key}")
 
     def per_block(self, key: str) -> tuple[int, ...] | None:
-        """`<architecture>.<key>` as one whole number for every block, whether the file holds one or an array."""
+        """`<architecture>.<key>` as one integer for each block; the file holds one for all, or an array."""
         blocks = self.own("block_count") or 0
         if not 0 <= blocks <= MAX_BLOCKS:
             raise self.invalid(f"{self.architecture}.block_count is {blocks}")
@@ -106,24 +108,24 @@ class Header:
         return None if number is None else (number,) * blocks
 
     def invalid(self, detail: str) -> InvalidModelFile:
-        """The error for a header that llama.cpp could not use."""
+        """The error for a header that llama.cpp cannot use."""
         return InvalidModelFile(f"{self.name} is not a usable model: {detail}.", hint=PULL_AGAIN)
 
 
 def read_header(source: ByteSource, name: str) -> Header:
-    """Parse a header from `source`; `name` is how messages call the file.
+    """Parse a header from `source`; `name` is the file's name in messages.
 
-    Raises InvalidModelFile for anything that is not a whole, consistent GGUF file. `gguf_validate.check_model` says
-    whether it is a language model.
+    Raises InvalidModelFile for a file that is not a complete, consistent GGUF file. `gguf_validate.check_model` checks
+    that it is a language model.
     """
     cursor = Cursor(source, name)
-    version = _preamble(cursor)
+    version = _read_version(cursor)
     tensor_count = cursor.count(24, "the tensor count")
     key_count = cursor.count(13, "the metadata count")
-    metadata = _metadata(cursor, key_count)
-    alignment = _alignment(cursor, metadata)
-    tensors = _tensors(cursor, tensor_count)
-    data_offset = _padded(cursor.position, alignment) if tensors else cursor.position
+    metadata = _read_metadata(cursor, key_count)
+    alignment = _read_alignment(cursor, metadata)
+    tensors = _read_tensors(cursor, tensor_count)
+    data_offset = _align(cursor.position, alignment) if tensors else cursor.position
     end = _check_layout(cursor, tensors, alignment)
     header = Header(name, version, metadata, tensors, data_offset, data_offset + end, cursor.size)
     if header.expected_size > header.size:
@@ -135,7 +137,7 @@ def read_header(source: ByteSource, name: str) -> Header:
 
 
 def join_parts(parts: Iterable[Header]) -> Header:
-    """One header for a split model: the first part's metadata with the tensors and sizes of all parts."""
+    """One header for a split model: the metadata of the first part, the tensors and sizes of all parts."""
     first, *rest = parts
     return replace(
         first,
@@ -145,13 +147,13 @@ def join_parts(parts: Iterable[Header]) -> Header:
     )
 
 
-def _preamble(cursor: Cursor) -> int:
+def _read_version(cursor: Cursor) -> int:
     start = cursor.raw(min(4, cursor.size), "its first bytes")
     if start != MAGIC:
-        told = "is empty" if not start else f"starts with {_shown(start)}"
+        problem = "is empty" if not start else f"starts with {_show_bytes(start)}"
         raise InvalidModelFile(
-            f"{cursor.name} is not a GGUF file: it {told}.",
-            hint="check the file name; a GGUF file starts with the letters GGUF",
+            f"{cursor.name} is not a GGUF file: it {problem}.",
+            hint="Check the file name. A GGUF file starts with the letters GGUF.",
         )
     version = cursor.u32("the version")
     if version & 0xFFFF == 0:
@@ -159,16 +161,16 @@ def _preamble(cursor: Cursor) -> int:
     if version not in (2, 3):
         raise InvalidModelFile(
             f"{cursor.name} is GGUF version {version}; versions 2 and 3 are read.",
-            hint="pull a current conversion of this model",
+            hint="Pull a current conversion of this model.",
         )
     return version
 
 
-def _shown(start: bytes) -> str:
+def _show_bytes(start: bytes) -> str:
     return repr(start.decode("ascii")) if start.isascii() and start.decode().isprintable() else start.hex(" ")
 
 
-def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+def _read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
     for index in range(count):
         key = cursor.key(f"metadata key {index}")
@@ -178,18 +180,18 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     return metadata
 
 
-def _alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
+def _read_alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
     found = metadata.get("general.alignment", 32)
     if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= MAX_ALIGNMENT or found & (found - 1):
         raise cursor.invalid(f"general.alignment is not a power of two up to {MAX_ALIGNMENT}")
     return found
 
 
-def _tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
+def _read_tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
     tensors: list[TensorInfo] = []
     seen: set[str] = set()
     for index in range(count):
-        tensor = _tensor(cursor, index)
+        tensor = _read_tensor(cursor, index)
         if tensor.name in seen:
             raise cursor.invalid(f"the tensor {tensor.name!a} comes twice")
         seen.add(tensor.name)
@@ -197,7 +199,7 @@ def _tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
     return tuple(tensors)
 
 
-def _tensor(cursor: Cursor, index: int) -> TensorInfo:
+def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
     name = cursor.key(f"the name of tensor {index}")
     if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
         raise cursor.invalid(f"the name of tensor {index} is longer than {MAX_TENSOR_NAME_BYTES} bytes")
@@ -218,16 +220,16 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
 
 
 def _check_layout(cursor: Cursor, tensors: tuple[TensorInfo, ...], alignment: int) -> int:
-    """Tensors must follow each other without gaps, as llama.cpp demands; returns where the last one ends (bytes)."""
+    """Check that tensors are contiguous, as llama.cpp requires; returns the end of the last one in bytes."""
     expected = end = 0
     for tensor in tensors:
         if tensor.offset != expected:
-            told = "is not aligned" if tensor.offset % alignment else "is not where the one before it ends"
-            raise cursor.invalid(f"the data of tensor {tensor.name!a} {told} (offset {tensor.offset:,})")
+            problem = "is not aligned" if tensor.offset % alignment else "is not where the one before it ends"
+            raise cursor.invalid(f"the data of tensor {tensor.name!a} {problem} (offset {tensor.offset:,})")
         end = tensor.offset + tensor.nbytes
-        expected = _padded(end, alignment)
+        expected = _align(end, alignment)
     return end
 
 
-def _padded(position: int, alignment: int) -> int:
+def _align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment

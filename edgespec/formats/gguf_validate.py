@@ -1,4 +1,4 @@
-"""Values in a GGUF header that llama.cpp does not survive: it asserts on them, and the process with it."""
+"""Checks of GGUF header values on which llama.cpp would abort the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgespec.formats.gguf_reader import FileSource
 
 _MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Architectures in which every layer attends; others may state 0 kv heads for some.
+# Architectures with attention in every layer; others may state 0 kv heads for some layers.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
 
 
 def read_file(path: Path) -> Header:
-    """The header of a local file, checked to be a language model (or a later part of a split one).
+    """The header of a local language model, or of a later part of a split one.
 
-    Raises InvalidModelFile, and CacheError where the file cannot be read.
+    Raises InvalidModelFile, and CacheError if the file cannot be read.
     """
     header = read_header(FileSource(path), path.name)
     check_model(header)
@@ -27,14 +27,14 @@ def read_file(path: Path) -> Header:
 
 
 def check_model(header: Header) -> None:
-    """Refuse what llama.cpp could not load or would crash on; raises InvalidModelFile."""
+    """Raise InvalidModelFile for a header that llama.cpp cannot load or would crash on."""
     if header.is_later_part:
         return
     for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", 2**24), ("context_length", 2**31 - 1)):
         number = header.own(key)
         if number is None or not 0 < number <= limit:
-            told = "is missing" if number is None else f"is {number}"
-            raise header.invalid(f"{header.architecture}.{key} {told}")
+            problem = "is missing" if number is None else f"is {number}"
+            raise header.invalid(f"{header.architecture}.{key} {problem}")
     if not header.tensors:
         raise header.invalid("it holds no tensors")
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -48,48 +48,48 @@ def check_model(header: Header) -> None:
 
 
 def _check_values(header: Header, tokens: list[str]) -> None:
-    """Raises InvalidModelFile for the first value of the header that would abort the process."""
+    """Raise InvalidModelFile for the first value that would abort the process."""
     for name, wrong in (
-        ("layer norms", _norms(header)),
-        ("rope scaling", _rope(header)),
-        ("experts", _experts(header)),
-        ("attention", _attention(header)),
-        ("vocabulary", _vocabulary(header, tokens)),
+        ("layer norms", _check_norms(header)),
+        ("rope scaling", _check_rope(header)),
+        ("experts", _check_experts(header)),
+        ("attention", _check_attention(header)),
+        ("vocabulary", _check_vocabulary(header, tokens)),
     ):
         if wrong is not None:
             raise header.invalid(f"its {name} cannot be right: {wrong}")
 
 
-def _own(header: Header, key: str) -> object:
+def _get(header: Header, key: str) -> object:
     return header.metadata.get(f"{header.architecture}.{key}")
 
 
-def _norms(header: Header) -> str | None:
+def _check_norms(header: Header) -> str | None:
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
-        epsilon = _own(header, key)
+        epsilon = _get(header, key)
         if isinstance(epsilon, float) and not 0 <= epsilon < math.inf:
             return f"{key} is {epsilon}"
     return None
 
 
-def _rope(header: Header) -> str | None:
-    kind = _own(header, "rope.scaling.type")
+def _check_rope(header: Header) -> str | None:
+    kind = _get(header, "rope.scaling.type")
     return f"the type is {kind!a}" if kind is not None and kind not in _ROPE_SCALINGS else None
 
 
-def _experts(header: Header) -> str | None:
+def _check_experts(header: Header) -> str | None:
     count, used = header.own("expert_count") or 0, header.own("expert_used_count") or 0
     if (count or used) and not 1 <= used <= count <= _MAX_EXPERTS:
         return f"{used} of {count} are used"
     return None
 
 
-def _attention(header: Header) -> str | None:
+def _check_attention(header: Header) -> str | None:
     blocks = header.own("block_count") or 0
     nextn = header.own("nextn_predict_layers") or 0
     if not 0 <= nextn <= blocks:
         return f"{nextn} of {blocks} layers predict further tokens"
-    if _own(header, "attention.causal") is False:
+    if _get(header, "attention.causal") is False:
         return "it looks ahead, as no model that writes text does"
     heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
     if header.architecture in _DENSE and heads and kv_heads:
@@ -99,14 +99,14 @@ def _attention(header: Header) -> str | None:
     return None
 
 
-def _vocabulary(header: Header, tokens: list[str]) -> str | None:
+def _check_vocabulary(header: Header, tokens: list[str]) -> str | None:
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("no_vocab", "none"):
         return "there is none"
     seen = set(tokens)
     if "" in seen or "\0" in "".join(
         tokens
-    ):  # llama.cpp ends a token at its first NUL, and names an empty one by its id
+    ):  # llama.cpp cuts a token at its first NUL, and names an empty one by its id
         seen = {token.split("\0", 1)[0] or f"[EMPTY_{i}]" for i, token in enumerate(tokens)}
     if len(seen) != len(tokens):
         return f"{len(tokens) - len(seen):,} tokens stand in it twice"

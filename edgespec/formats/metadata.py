@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded: its GGUF header, or its folder's config."""
+"""Metadata of a model before it is loaded: a GGUF header, or the config of a folder."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from edgespec.formats.gguf import Header
 from edgespec.formats.mlx_folder import Folder
 
 ModelMetadata = Header | Folder
-"""What is known of a model before it is loaded."""
+"""Metadata of a model before it is loaded."""

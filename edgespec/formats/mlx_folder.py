@@ -26,18 +26,18 @@ class Folder:
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The settings of the language model, which multimodal configs keep apart."""
+        """The settings of the language model, which multimodal configs keep in their own table."""
         inner = self.config.get("text_config")
         return {**self.config, **inner} if isinstance(inner, dict) else self.config
 
     @property
     def trained_context(self) -> int | None:
-        """Tokens that the model was trained for, where the config says."""
+        """Context size in tokens that the model was trained for, if stated."""
         return self.integer("max_position_embeddings") or self.integer("n_positions") or self.integer("max_seq_len")
 
     @property
     def quantization(self) -> str:
-        """How the weights are stored, such as '4 bits in groups of 64'."""
+        """The quantization of the weights, such as '4 bits in groups of 64'."""
         found = self.config.get("quantization")
         if not isinstance(found, dict) or "bits" not in found:
             return str(self.text_config.get("torch_dtype") or self.text_config.get("dtype") or "none")
@@ -45,12 +45,12 @@ class Folder:
         return f"{found.get('bits')} bits in groups of {found.get('group_size')}{mode}"
 
     def integer(self, key: str) -> int | None:
-        """A whole number from the config, or None."""
+        """A positive integer of the config, or None."""
         found = self.text_config.get(key)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     def kv_elements(self, context: int) -> int:
-        """Numbers in the cache at `context` tokens: keys and values, or latents, of the layers that keep any."""
+        """Elements in the KV cache at `context` tokens: keys and values, or latents, of all layers with attention."""
         layers = self.integer("num_hidden_layers") or self.integer("n_layers") or self.integer("n_layer") or 0
         if latent := self.integer("kv_lora_rank"):
             width = latent + (self.integer("qk_rope_head_dim") or 0)
@@ -66,12 +66,12 @@ class Folder:
 
     @property
     def vocabulary(self) -> dict[int, str] | None:
-        """Token by id, from tokenizer.json; None where the folder has another kind of tokenizer."""
+        """Token by id, from tokenizer.json; None if there is no such file."""
         return self._tokenizer[0]
 
     @property
     def control_tokens(self) -> frozenset[int]:
-        """Ids that tokenizer.json marks as special; empty where there is no such file."""
+        """Ids that tokenizer.json marks as special; empty if there is no such file."""
         return self._tokenizer[1]
 
     @cached_property
@@ -79,7 +79,7 @@ class Folder:
         file = self.path / "tokenizer.json"
         if not file.is_file():
             return None, frozenset()
-        content = _json(file)
+        content = _read_json(file)
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, dict):
@@ -101,22 +101,22 @@ class Folder:
 
 
 def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
-    """A folder whose weights may not be here yet. Raises InvalidModelFile, CacheError."""
-    config = _json(path / "config.json")
+    """A folder that may lack its weights. Raises InvalidModelFile, CacheError."""
+    config = _read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise InvalidModelFile(f"{path / 'config.json'} names no model_type.", hint=_PULL)
     return Folder(path, name, config, weight_bytes)
 
 
 def read_folder(path: Path) -> Folder:
-    """A whole model folder: every shard that the index names is here, sound and of full length.
+    """A complete model folder, with every shard of its index, none truncated.
 
     Raises InvalidModelFile, CacheError.
     """
     weights = sorted(path.glob("model*.safetensors"))
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        mapped = _json(index).get("weight_map")
+        mapped = _read_json(index).get("weight_map")
         named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
         missing = sorted(named - {file.name for file in weights})
         if missing:
@@ -144,7 +144,7 @@ def _check_safetensors(file: Path) -> None:
         raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

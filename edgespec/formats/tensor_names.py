@@ -1,4 +1,4 @@
-"""The parts of a llama by their names in GGUF and in Hugging Face folders."""
+"""Tensor names of the llama architecture: GGUF -> Hugging Face."""
 
 from __future__ import annotations
 

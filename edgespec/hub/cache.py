@@ -1,7 +1,7 @@
-"""The Hugging Face cache on this machine: where it is, what it holds, and removing a model from it.
+"""The Hugging Face cache on this machine: its location, its models, and the removal of a model.
 
-The layout is the client's (blobs, refs, snapshots); other tools share it, so only links and blobs of the model asked
-for are ever touched.
+The layout is the client's (blobs, refs, snapshots). Other tools share the cache, so only links and blobs of the
+requested model are changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec.errors import HubError
 from edgespec.files import write_atomically
 from edgespec.hub.errors import HubContext
-from edgespec.hub.file_selection import Kind, RemoteFile, is_model_file, part_names, select
+from edgespec.hub.file_selection import Kind, RemoteFile, is_model_file, list_parts, select_files
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo
 
 DEFAULT_REVISION = "main"
@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The files of one model at a fixed commit; `revision` is the branch or tag that led there."""
+    """The files of one model at a fixed commit; `revision` is the branch or tag that was resolved."""
 
     repo: str
     revision: str
@@ -35,13 +35,13 @@ class RemoteModel:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache: `reference` opens it, `size` is bytes on disk, `last_used_s` is seconds since 1970."""
+    """A model in the cache: `reference` opens it, `size` is its bytes, `last_used_s` is in seconds since 1970."""
 
     reference: HubReference
     commit: str
@@ -51,18 +51,18 @@ class CachedModel:
     last_used_s: float
 
 
-def cache_dir_from_environment() -> Path:
-    """The client's cache folder, by the rules of the client: HF_HUB_CACHE, then HF_HOME, then XDG_CACHE_HOME."""
+def locate_cache_dir() -> Path:
+    """The client's cache folder, by the client's rules: HF_HUB_CACHE, then HF_HOME, then XDG_CACHE_HOME."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if stated := os.environ.get(name):
-            return _expanded(stated)
+            return _expand(stated)
     if home := os.environ.get("HF_HOME"):
-        return _expanded(home) / "hub"
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+        return _expand(home) / "hub"
+    return _expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
 
 
 def is_commit(text: str) -> bool:
-    """True for a full commit hash, the only thing that names a snapshot folder."""
+    """True for a full commit hash, as in the names of snapshot folders."""
     return _COMMIT.fullmatch(text) is not None
 
 
@@ -72,12 +72,12 @@ def storage_folder(cache_dir: Path, repo: str) -> Path:
 
 
 def blob_lock(cache_dir: Path, repo: str, etag: str) -> Path:
-    """The lock file that the client takes while it writes this blob."""
+    """The lock file that the client holds while it writes this blob."""
     return cache_dir / ".locks" / storage_folder(cache_dir, repo).name / f"{etag}.lock"
 
 
 def remember_revision(cache_dir: Path, model: RemoteModel) -> None:
-    """Note which commit the branch or tag led to, so that it is found without the network."""
+    """Store the commit of the branch or tag, so that it can be resolved offline."""
     if model.revision == model.commit:
         return
     ref = storage_folder(cache_dir, model.repo) / "refs" / model.revision
@@ -85,75 +85,76 @@ def remember_revision(cache_dir: Path, model: RemoteModel) -> None:
     write_atomically(ref, model.commit)
 
 
-def cached_model(cache_dir: Path, reference: HubReference, endpoint: str) -> RemoteModel | None:
-    """The model `reference` means, if the cache has all of its files; no network is used."""
+def find_model(cache_dir: Path, reference: HubReference, endpoint: str) -> RemoteModel | None:
+    """The model that `reference` names, if the cache has all its files; None otherwise. Sends no request."""
     storage = storage_folder(cache_dir, reference.repo)
     revision = reference.revision or DEFAULT_REVISION
-    commit = _commit(storage, revision)
+    commit = _read_commit(storage, revision)
     if commit is None:
         return None
     snapshot = storage / "snapshots" / commit
-    subject = HubContext(endpoint, str(cache_dir), reference.repo, revision)
+    context = HubContext(endpoint, str(cache_dir), reference.repo, revision)
     try:
-        chosen = select(reference, _listing(snapshot), subject)
+        chosen = select_files(reference, _list_files(snapshot), context)
     except HubError:
         return None
-    if chosen.kind == "mlx" and not _shards_complete(snapshot):
+    if chosen.kind == "mlx" and not _has_all_shards(snapshot):
         return None
     return RemoteModel(reference.repo, revision, commit, chosen.kind, chosen.files)
 
 
 def snapshot_path(cache_dir: Path, model: RemoteModel, path: str) -> Path:
-    """Where the snapshot has a file of `model`, present or not."""
+    """The path of a file of `model` in the snapshot, whether or not it exists."""
     return storage_folder(cache_dir, model.repo) / "snapshots" / model.commit / Path(*path.split("/"))
 
 
-def cached_models(cache_dir: Path) -> list[CachedModel]:
-    """All models the cache holds whole, by reference; other repositories are left out."""
+def list_models(cache_dir: Path) -> list[CachedModel]:
+    """All complete models in the cache; other repositories are left out."""
     found: list[CachedModel] = []
     for storage in sorted(cache_dir.glob("models--*--*")):
         repo = storage.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in sorted(storage.glob("snapshots/*")):
-            found += _models_in(repo, snapshot)
+            found += _list_snapshot_models(repo, snapshot)
     return found
 
 
 def remove_model(cache_dir: Path, reference: HubReference) -> int:
-    """Remove what `reference` means from the cache; returns the bytes freed on disk.
+    """Remove the model that `reference` names from the cache; returns the bytes freed on disk.
 
-    A repository reference without a quantisation removes the repository with all its files. Blobs that another
-    revision still links to stay. Raises HubError where nothing matches.
+    A reference to a repository removes all its files. Blobs that another revision links to are kept. Raises HubError if
+    nothing matches.
     """
     storage = storage_folder(cache_dir, reference.repo)
-    links = [link for link in _links(storage) if _meant(reference, storage, link)]
+    links = [link for link in _list_links(storage) if _matches(reference, storage, link)]
     if not links:
-        raise HubError(f"{reference} is not in the cache at {cache_dir}.", hint="edgespec list shows what is")
+        hint = "Run `edgespec list` to see the cached models."
+        raise HubError(f"{reference} is not in the cache at {cache_dir}.", hint=hint)
     blobs = {link.resolve() for link in links}
     for link in links:
         link.unlink()
-    blobs -= {link.resolve() for link in _links(storage)}
+    blobs -= {link.resolve() for link in _list_links(storage)}
     freed = 0
     for blob in blobs:
         if blob.is_file():
             freed += blob.stat().st_size
             blob.unlink()
-    if not _links(storage):
+    if not _list_links(storage):
         _remove_leftovers(storage)
     return freed
 
 
 def discard(link: Path) -> None:
-    """Remove one snapshot file and the blob behind it, because its content is bad."""
+    """Remove a damaged snapshot file and its blob."""
     blob = link.resolve()
     link.unlink(missing_ok=True)
     blob.unlink(missing_ok=True)
 
 
-def _expanded(text: str) -> Path:
+def _expand(text: str) -> Path:
     return Path(os.path.expandvars(os.path.expanduser(text)))
 
 
-def _commit(storage: Path, revision: str) -> str | None:
+def _read_commit(storage: Path, revision: str) -> str | None:
     try:
         commit = (storage / "refs" / revision).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -161,7 +162,7 @@ def _commit(storage: Path, revision: str) -> str | None:
     return commit if is_commit(commit) and (storage / "snapshots" / commit).is_dir() else None
 
 
-def _listing(snapshot: Path) -> tuple[RemoteFile, ...]:
+def _list_files(snapshot: Path) -> tuple[RemoteFile, ...]:
     found = []
     for link in sorted(snapshot.rglob("*")):
         if link.is_file():
@@ -171,8 +172,8 @@ def _listing(snapshot: Path) -> tuple[RemoteFile, ...]:
     return tuple(found)
 
 
-def _shards_complete(snapshot: Path) -> bool:
-    """True where every weight file that the index names is there (a model in one file has no index)."""
+def _has_all_shards(snapshot: Path) -> bool:
+    """True if every weight file named in the index exists; a model in one file has no index."""
     index = snapshot / "model.safetensors.index.json"
     if not index.is_file():
         return True
@@ -183,20 +184,20 @@ def _shards_complete(snapshot: Path) -> bool:
     return all(isinstance(shard, str) and (snapshot / shard).is_file() for shard in shards)
 
 
-def _models_in(repo: str, snapshot: Path) -> list[CachedModel]:
-    """The models of one snapshot: each GGUF file or complete set of parts, or the folder as an MLX model."""
-    listing = _listing(snapshot)
-    revision = _revision_of(snapshot)
+def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
+    """The models of one snapshot: each GGUF file or complete set of parts, or the whole folder for MLX."""
+    listing = _list_files(snapshot)
+    revision = _find_revision(snapshot)
     references: list[HubReference] = [
         HubFile(repo, file.path, revision) for file in listing if is_model_file(file.path)
     ]
     found = []
     for reference in references or [HubRepo(repo, revision)]:
         try:
-            chosen = select(reference, listing, HubContext("", "", repo, revision))
+            chosen = select_files(reference, listing, HubContext("", "", repo, revision))
         except HubError:
             continue
-        if chosen.kind == "mlx" and not _shards_complete(snapshot):
+        if chosen.kind == "mlx" and not _has_all_shards(snapshot):
             continue
         first = snapshot / chosen.files[0].path
         size = sum(file.size for file in chosen.files)
@@ -205,34 +206,34 @@ def _models_in(repo: str, snapshot: Path) -> list[CachedModel]:
     return found
 
 
-def _revision_of(snapshot: Path) -> str | None:
-    """None for the default branch's commit, else the branch, tag or commit that leads here."""
+def _find_revision(snapshot: Path) -> str | None:
+    """The branch, tag or commit of a snapshot; None for the default branch."""
     refs = snapshot.parent.parent / "refs"
     names = [
         ref.relative_to(refs).as_posix()
         for ref in sorted(refs.rglob("*"))
-        if ref.is_file() and _commit(refs.parent, ref.relative_to(refs).as_posix()) == snapshot.name
+        if ref.is_file() and _read_commit(refs.parent, ref.relative_to(refs).as_posix()) == snapshot.name
     ]
     if DEFAULT_REVISION in names:
         return None
     return names[0] if names and "/" not in names[0] else snapshot.name
 
 
-def _links(storage: Path) -> list[Path]:
+def _list_links(storage: Path) -> list[Path]:
     return [link for link in storage.glob("snapshots/*/**/*") if not link.is_dir()]
 
 
-def _meant(reference: HubReference, storage: Path, link: Path) -> bool:
+def _matches(reference: HubReference, storage: Path, link: Path) -> bool:
     commit, *parts = link.relative_to(storage / "snapshots").parts
-    if reference.revision is not None and _commit(storage, reference.revision) != commit:
+    if reference.revision is not None and _read_commit(storage, reference.revision) != commit:
         return False
     path = "/".join(parts)
     if isinstance(reference, HubFile):
-        return path in part_names(reference.path)
+        return path in list_parts(reference.path)
     if isinstance(reference, HubQuant):
-        subject = HubContext("", "", reference.repo)
+        context = HubContext("", "", reference.repo)
         try:
-            chosen = select(reference, _listing(storage / "snapshots" / commit), subject)
+            chosen = select_files(reference, _list_files(storage / "snapshots" / commit), context)
         except HubError:
             return False
         return path in {file.path for file in chosen.files}
@@ -240,7 +241,7 @@ def _meant(reference: HubReference, storage: Path, link: Path) -> bool:
 
 
 def _remove_leftovers(storage: Path) -> None:
-    """Remove a repository folder that holds no model file any more, unfinished downloads included."""
+    """Remove a repository folder without model files, with its unfinished downloads."""
     for top, folders, files in os.walk(storage, topdown=False):
         for name in files:
             os.unlink(os.path.join(top, name))

@@ -1,8 +1,8 @@
-"""One file from the hub into the shared Hugging Face cache: resumable, and checked before it becomes visible.
+"""Downloads of single files from the hub into the shared Hugging Face cache: resumable and verified.
 
-The client's own download keeps nothing when its process dies, so the bytes are fetched here, over the client's session
-and credentials, into `blobs/<etag>.edgespec.incomplete`. Only a file whose size and hash are right takes its place in
-the cache, under the client's own lock; the client then links it into the snapshot.
+The client's own download keeps nothing when its process is killed. Therefore the bytes are fetched here, with the
+client's session and credentials, into `blobs/<etag>.edgespec.incomplete`. After size and hash have been verified, the
+file becomes a blob, under the client's own lock, and the client links it into the snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec.errors import CacheError, HubError, InvalidModelFile
 from edgespec.hub.errors import FREE_SPACE
 from edgespec.units import gib
 
-# Called with the file's path, the bytes present and the bytes in all; at the start, and about once a MiB.
+# Called with the file's path, the bytes present and the total; at the start, and about once per MiB.
 Progress = Callable[[str, int, int], None]
 
 CHUNK_BYTES = 2**20
@@ -33,8 +33,8 @@ _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteBytes:
-    """One file at a fixed commit, as the hub's headers describe it; `size` is bytes."""
+class RemoteBlob:
+    """One file at a fixed commit, as described by the hub's headers; `size` is in bytes."""
 
     path: str
     url: str
@@ -50,36 +50,36 @@ class RangeReader:
         self._url = url
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes `offset` to `offset + length`; raises what the client raises."""
+        """Bytes `offset` to `offset + length`. Raises the client's errors."""
         found = bytearray()
-        for chunk in _ranged(self._url, offset, offset + length - 1):
+        for chunk in _stream_range(self._url, offset, offset + length - 1):
             found += chunk
             if len(found) >= length:
                 break
         return bytes(found[:length])
 
 
-def describe(repo: str, path: str, commit: str, endpoint: str) -> RemoteBytes:
-    """Ask the hub for one file's address, etag and size; raises what the client raises."""
+def request_blob(repo: str, path: str, commit: str, endpoint: str) -> RemoteBlob:
+    """Request a file's address, etag and size from the hub. Raises HubError and the client's errors."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repo, path, revision=commit, endpoint=endpoint)
     found = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint, library_name="edgespec")
     if found.etag is None or found.size is None or not _ETAG.fullmatch(found.etag):
-        raise HubError(f"{endpoint} does not state size and identity of {path}.", hint="check HF_ENDPOINT")
-    return RemoteBytes(path, url, found.etag, found.size)
+        raise HubError(f"{endpoint} does not state the size and hash of {path}.", hint="Check HF_ENDPOINT.")
+    return RemoteBlob(path, url, found.etag, found.size)
 
 
-def download_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Progress | None) -> Path:
-    """Have `remote`'s bytes as a checked blob in `storage`, resuming an earlier try; returns the blob.
+def download_blob(remote: RemoteBlob, storage: Path, lock: Path, progress: Progress | None) -> Path:
+    """Download `remote` to a verified blob in `storage`, resuming an earlier attempt; returns the blob.
 
-    `lock` is the client's own lock file for this blob. Raises InvalidModelFile where the bytes are not what the hub
-    announced (they are removed), and what the client and the disk raise.
+    `lock` is the client's lock file for this blob. Raises InvalidModelFile, after removing the file, if size or hash
+    differ from the hub's, and the errors of the client and the disk.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     blob = storage / "blobs" / remote.etag
-    partial = _partial(blob.parent, remote)
+    partial = _partial_path(blob.parent, remote)
     blob.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
@@ -91,14 +91,14 @@ def download_blob(remote: RemoteBytes, storage: Path, lock: Path, progress: Prog
             partial.unlink()
             raise InvalidModelFile(
                 f"{remote.path} arrived damaged: {difference}; the bad copy was removed.",
-                hint="pull it again: edgespec pull",
+                hint="Pull it again with `edgespec pull`.",
             )
         os.replace(partial, blob)
     return blob
 
 
 def checksum_error(path: Path, etag: str, size: int) -> str | None:
-    """How the file differs from what the hub announced, or None; `etag` is a sha256 or a git blob hash, else unused."""
+    """How the file differs from the hub's size and hash, or None. Only sha256 and git hashes are compared."""
     found = path.stat().st_size
     if found != size:
         return f"it has {found:,} bytes, the hub announced {size:,}"
@@ -115,11 +115,11 @@ def checksum_error(path: Path, etag: str, size: int) -> str | None:
     return None if actual == etag else f"its {name} is {actual[:12]}..., the hub announced {etag[:12]}..."
 
 
-def check_room(remote: RemoteBytes, storage: Path) -> None:
-    """Raise CacheError where the disk of `storage` has no room for what is still missing of `remote`."""
+def check_disk_space(remote: RemoteBlob, storage: Path) -> None:
+    """Raise CacheError if the disk of `storage` has no space for the missing bytes of `remote`."""
     blobs = storage / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
-    partial = _partial(blobs, remote)
+    partial = _partial_path(blobs, remote)
     missing = remote.size - (partial.stat().st_size if partial.exists() else 0)
     if missing <= 0 or (blobs / remote.etag).exists():
         return
@@ -131,12 +131,12 @@ def check_room(remote: RemoteBytes, storage: Path) -> None:
         )
 
 
-def _partial(blobs: Path, remote: RemoteBytes) -> Path:
+def _partial_path(blobs: Path, remote: RemoteBlob) -> Path:
     return blobs / f"{remote.etag}.edgespec.incomplete"
 
 
-def _download(remote: RemoteBytes, partial: Path, progress: Progress | None) -> None:
-    """Append what is missing to `partial`; a connection that breaks is taken up again a few times."""
+def _download(remote: RemoteBlob, partial: Path, progress: Progress | None) -> None:
+    """Append the missing bytes to `partial`; a broken connection is resumed up to ATTEMPTS times."""
     import httpx
 
     have = partial.stat().st_size if partial.exists() else 0
@@ -150,7 +150,7 @@ def _download(remote: RemoteBytes, partial: Path, progress: Progress | None) -> 
         while have < remote.size:
             before = have
             try:
-                for chunk in _ranged(remote.url, have, remote.size - 1):
+                for chunk in _stream_range(remote.url, have, remote.size - 1):
                     _write(file.fileno(), chunk[: remote.size - have])
                     have = min(have + len(chunk), remote.size)
                     if progress:
@@ -168,14 +168,14 @@ def _download(remote: RemoteBytes, partial: Path, progress: Progress | None) -> 
 
 
 def _write(descriptor: int, chunk: bytes) -> None:
-    """Write all of `chunk`: a raw write may take only a part of it."""
+    """Write all of `chunk`; a raw write may be partial."""
     view = memoryview(chunk)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
-def _ranged(url: str, first: int, last: int) -> Iterator[bytes]:
-    """The bytes from `first` on, in chunks; a server that ignores the range is read past the bytes before it."""
+def _stream_range(url: str, first: int, last: int) -> Iterator[bytes]:
+    """Bytes `first` to `last`, in chunks; if the server ignores the range, the bytes before it are skipped."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 

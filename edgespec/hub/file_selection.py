@@ -1,19 +1,20 @@
-"""Which files of a repository a reference means: a quantisation, all parts of a split file, or an MLX folder."""
+"""The files of a repository that a reference names: a quantisation, all parts of a split file, or an MLX folder."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from edgespec.errors import HubError
-from edgespec.hub.errors import HubContext, no_such_file
+from edgespec.hub.errors import HubContext, missing_file_error
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, is_gguf_name
 
 Kind = Literal["gguf", "mlx"]
 
-# What a repository without a stated quantisation gives: Q4_K_M, then the nearest in size.
+# The choice for a reference without a quantisation: Q4_K_M, then the nearest in size.
 PREFERRED = [
     "Q4_K_M",
     "UD-Q4_K_XL",
@@ -40,7 +41,7 @@ MLX_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tik
 
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|BF16|F16|F32)[A-Z0-9_]*", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
-_BESIDE = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_COMPANION = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +55,34 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files of one model, the one to open first in front."""
+    """The files of one model; the first is the one to open."""
 
     kind: Kind
     files: tuple[RemoteFile, ...]
 
 
-def select(reference: HubReference, listing: tuple[RemoteFile, ...], subject: HubContext) -> Selection:
-    """The files `reference` means among `listing`; raises HubError naming what the repository has instead."""
+def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], context: HubContext) -> Selection:
+    """The files of `listing` that `reference` names. Raises HubError, whose hint names the alternatives."""
     files = {file.path: file for file in listing if _is_safe(file.path)}
     if isinstance(reference, HubFile):
         if reference.path not in files:
-            raise no_such_file(subject)
-        return _with_parts(files[reference.path], files, subject)
+            raise missing_file_error(context)
+        return _select_parts(files[reference.path], files, context)
     models = [file for file in files.values() if is_model_file(file.path)]
     if isinstance(reference, HubQuant):
-        found = _of_quant(reference.quant, models)
+        found = _find_quant(reference.quant, models)
         if found is None:
-            raise HubError(f"{subject.repo} has no {reference.quant}.", hint=_offer(subject, models))
-        return _with_parts(found, files, subject)
+            raise HubError(f"{context.repo} has no {reference.quant}.", hint=_suggest_quants(context, models))
+        return _select_parts(found, files, context)
     if models:
-        ranked = (_of_quant(quant, models) for quant in PREFERRED)
+        ranked = (_find_quant(quant, models) for quant in PREFERRED)
         smallest = min(models, key=lambda file: file.size)
-        return _with_parts(next((file for file in ranked if file), smallest), files, subject)
-    return _mlx(files, subject)
+        return _select_parts(next((file for file in ranked if file), smallest), files, context)
+    return _select_mlx(files, context)
 
 
-def part_names(path: str) -> tuple[str, ...]:
-    """All part names of a split GGUF in order, or just `path` for one that is not split."""
+def list_parts(path: str) -> tuple[str, ...]:
+    """The names of all parts of a split GGUF file, in order; only `path` for a single file."""
     match = _SPLIT.fullmatch(path)
     if match is None:
         return (path,)
@@ -89,8 +90,8 @@ def part_names(path: str) -> tuple[str, ...]:
     return tuple(f"{match['stem']}-{part:05}-of-{parts:05}.gguf" for part in range(1, parts + 1))
 
 
-def quant_of(path: str) -> str | None:
-    """The quantisation that a file name states, in upper case."""
+def parse_quant(path: str) -> str | None:
+    """The quantisation in a file name, in upper case; None if there is none."""
     found = _QUANT.findall(path.rsplit("/", 1)[-1])
     return found[-1].upper() if found else None
 
@@ -100,49 +101,45 @@ def _is_safe(path: str) -> bool:
 
 
 def is_model_file(path: str) -> bool:
-    """True for GGUF files that open a language model: no projectors, no calibration data, no later parts."""
-    if not is_gguf_name(path) or _BESIDE.search(path):
+    """True for GGUF files of a language model; False for projectors, calibration data and later parts."""
+    if not is_gguf_name(path) or _COMPANION.search(path):
         return False
     split = _SPLIT.fullmatch(path)
     return split is None or int(split["part"]) == 1
 
 
-def _of_quant(quant: str, models: list[RemoteFile]) -> RemoteFile | None:
-    """The file whose name states `quant` as a whole word; the least nested and shortest name wins."""
+def _find_quant(quant: str, models: list[RemoteFile]) -> RemoteFile | None:
+    """The file with `quant` as a whole word in its name; of several, the least nested and shortest one."""
     word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
     found = [file for file in models if word.search(file.path)]
     return min(found, key=lambda file: (file.path.count("/"), len(file.path), file.path), default=None)
 
 
-def _with_parts(file: RemoteFile, files: dict[str, RemoteFile], subject: HubContext) -> Selection:
-    names = part_names(file.path)
+def _select_parts(file: RemoteFile, files: dict[str, RemoteFile], context: HubContext) -> Selection:
+    names = list_parts(file.path)
     missing = [name for name in names if name not in files]
     if missing:
         raise HubError(
-            f"{subject.repo} has {file.path} without its part {missing[0]}.", hint="choose another quantisation"
+            f"{context.repo} has {file.path} without its part {missing[0]}.", hint="Choose another quantisation."
         )
     return Selection("gguf", tuple(files[name] for name in names))
 
 
-def _mlx(files: dict[str, RemoteFile], subject: HubContext) -> Selection:
+def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
     wanted = [file for file in files.values() if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
     wanted = [file for file in wanted if "/" not in file.path]
     weights = [file for file in wanted if file.path.endswith(".safetensors")]
     if not weights or "config.json" not in files:
         raise HubError(
-            f"{subject.repo} holds neither GGUF files nor an MLX model.",
-            hint="choose a repository with .gguf files, or with config.json and .safetensors",
+            f"{context.repo} holds neither GGUF files nor an MLX model.",
+            hint="Choose a repository with .gguf files, or with config.json and .safetensors.",
         )
     small = [file for file in wanted if file not in weights]
-    return Selection("mlx", tuple(sorted(small, key=_by_path) + sorted(weights, key=_by_path)))
+    return Selection("mlx", tuple(sorted(small, key=attrgetter("path")) + sorted(weights, key=attrgetter("path"))))
 
 
-def _by_path(file: RemoteFile) -> str:
-    return file.path
-
-
-def _offer(subject: HubContext, models: list[RemoteFile]) -> str:
-    quants = sorted({quant for file in models if (quant := quant_of(file.path))})
+def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
+    quants = sorted({quant for file in models if (quant := parse_quant(file.path))})
     if not quants:
-        return f"see {subject.endpoint}/{subject.repo}/tree/main"
-    return f"it has {', '.join(quants[:20])}"
+        return f"See its files at {context.endpoint}/{context.repo}/tree/main"
+    return f"Choose one of {', '.join(quants[:20])}."

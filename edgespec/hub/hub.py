@@ -1,8 +1,8 @@
-"""The model hub: what a reference means there, its GGUF header without the weights, and downloads into the cache.
+"""The model hub: resolution of references, GGUF headers without the weights, and downloads into the cache.
 
-The client reads HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE once, when it is first imported. A `Hub` reads them when it is
-made and passes them on with every call, so a changed environment counts for the next `Hub`; only the token file's place
-(HF_HOME) and the timeouts stay those of the first import. HF_TOKEN is read by the client at each request.
+The client reads HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE once, when it is first imported. `Hub.from_environment` reads
+them at each call and passes them to the client explicitly. Only the timeouts and the location of the token file
+(HF_HOME) keep their values from the first import. The client reads HF_TOKEN at each request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edgespec.formats.gguf import Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, RemoteModel
-from edgespec.hub.download import Progress, RangeReader, check_room, checksum_error, describe, download_blob
-from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub, offline
-from edgespec.hub.file_selection import RemoteFile, select
+from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_blob, request_blob
+from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub_error, offline_error
+from edgespec.hub.file_selection import RemoteFile, select_files
 from edgespec.hub.reference import HubFile, HubReference
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -28,7 +28,7 @@ _TRUE = ("1", "ON", "YES", "TRUE")
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A hub and the cache its files go to; `offline` means that no request is sent."""
+    """A hub and the cache of its files; with `offline`, no request is sent."""
 
     endpoint: str
     cache_dir: Path
@@ -36,61 +36,61 @@ class Hub:
 
     @classmethod
     def from_environment(cls) -> Hub:
-        """The hub that HF_ENDPOINT, HF_HOME (and its relatives) and HF_HUB_OFFLINE describe now."""
+        """The hub of HF_ENDPOINT, HF_HOME and related variables, and HF_HUB_OFFLINE."""
         switch = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
         endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-        return cls(endpoint, cache.cache_dir_from_environment(), switch.upper() in _TRUE)
+        return cls(endpoint, cache.locate_cache_dir(), switch.upper() in _TRUE)
 
-    def cached(self, reference: HubReference) -> RemoteModel | None:
-        """The model in the cache, if all its files are there; sends no request."""
-        return cache.cached_model(self.cache_dir, reference, self.endpoint)
+    def find_cached(self, reference: HubReference) -> RemoteModel | None:
+        """The model in the cache, if all its files are there; None otherwise. Sends no request."""
+        return cache.find_model(self.cache_dir, reference, self.endpoint)
 
     def resolve(self, reference: HubReference) -> RemoteModel:
-        """What `reference` means on the hub now: commit, files, sizes; nothing is downloaded.
+        """The commit, files and sizes of the model that `reference` names; nothing is downloaded.
 
-        Offline, or when the hub cannot be reached, the cached model serves. Raises HubError.
+        Offline, or if the hub cannot be reached, the cached model is returned. Raises HubError.
         """
-        subject = self._subject(reference)
+        context = self._make_context(reference)
         if self.offline:
-            found = self.cached(reference)
+            found = self.find_cached(reference)
             if found is None:
-                raise offline(subject)
+                raise offline_error(context)
             return found
         try:
-            return self._ask(reference, subject)
+            return self._request_model(reference, context)
         except HubUnreachable:
-            found = self.cached(reference)
+            found = self.find_cached(reference)
             if found is None:
                 raise
             return found
 
     def header(self, model: RemoteModel) -> Header:
-        """The GGUF header, all parts joined; from the cache, else by range requests for its first bytes.
+        """The GGUF header, with all parts joined, from the cache or by range requests for the first bytes.
 
         Raises InvalidModelFile, HubError, CacheError.
         """
         if model.kind != "gguf":
-            raise InvalidModelFile(f"{model.repo} is an MLX model and has no GGUF header.", hint="use --backend mlx")
-        return join_parts([self._part_header(model, file) for file in model.files])
+            raise InvalidModelFile(f"{model.repo} is an MLX model and has no GGUF header.", hint="Use --backend mlx.")
+        return join_parts([self._read_part(model, file) for file in model.files])
 
     def fetch(self, model: RemoteModel, progress: Progress | None = None) -> Path:
-        """Have all files of `model` in the cache; returns the GGUF file to open, or the MLX folder.
+        """Download the missing files of `model` to the cache; returns the GGUF file to open, or the MLX folder.
 
-        What is cached is reused, what an earlier try left is resumed, and every new file is checked by size and hash
-        (and a GGUF by its header) before this returns. Raises HubError, CacheError, InvalidModelFile.
+        Cached files are reused and partial downloads resumed. Every new file is verified by size and hash, and a GGUF
+        file by its header. Raises HubError, CacheError, InvalidModelFile.
         """
         for file in model.files:
             self._fetch_file(model, file, progress)
         if not self.offline:
-            with map_errors(self._subject_of(model)):
+            with map_errors(self._make_model_context(model)):
                 cache.remember_revision(self.cache_dir, model)
         first = cache.snapshot_path(self.cache_dir, model, model.files[0].path)
         return first if model.kind == "gguf" else first.parent
 
     def verify(self, model: RemoteModel, progress: Callable[[str], None] | None = None) -> None:
-        """Read every cached file of `model` in full and compare its hash; `progress` gets each file's name first.
+        """Read every cached file of `model` and compare its hash; `progress` is called with each file's name first.
 
-        Raises InvalidModelFile for a damaged file, which is removed so that the next pull fetches it anew.
+        Raises InvalidModelFile for a damaged file, after removing it so that the next pull downloads it again.
         """
         for file in model.files:
             link = cache.snapshot_path(self.cache_dir, model, file.path)
@@ -98,56 +98,56 @@ class Hub:
                 continue
             if progress:
                 progress(file.path)
-            with map_errors(self._subject_of(model)):
+            with map_errors(self._make_model_context(model)):
                 difference = checksum_error(link, link.resolve().name, file.size)
                 if difference is not None:
                     cache.discard(link)
                     raise InvalidModelFile(
                         f"{file.path} in the cache is damaged: {difference}; the bad copy was removed.",
-                        hint="pull it again: edgespec pull",
+                        hint="Pull it again with `edgespec pull`.",
                     )
 
-    def cached_models(self) -> list[CachedModel]:
-        """Every model the cache holds whole; sends no request."""
+    def list_models(self) -> list[CachedModel]:
+        """Every complete model in the cache. Sends no request."""
         with map_errors(HubContext(self.endpoint, str(self.cache_dir), "")):
-            return cache.cached_models(self.cache_dir)
+            return cache.list_models(self.cache_dir)
 
     def remove(self, reference: HubReference) -> int:
-        """Remove a model from the cache; returns the bytes freed. Raises HubError where it is not cached."""
-        with map_errors(self._subject(reference)):
+        """Remove a model from the cache; returns the bytes freed. Raises HubError if it is not cached."""
+        with map_errors(self._make_context(reference)):
             return cache.remove_model(self.cache_dir, reference)
 
-    def _ask(self, reference: HubReference, subject: HubContext) -> RemoteModel:
+    def _request_model(self, reference: HubReference, context: HubContext) -> RemoteModel:
         from huggingface_hub import HfApi, constants
 
         api = HfApi(endpoint=self.endpoint, library_name="edgespec")
         revision = reference.revision or cache.DEFAULT_REVISION
-        with map_errors(subject):
+        with map_errors(context):
             try:
                 info = api.model_info(
                     reference.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
                 )
             except (KeyError, TypeError, AttributeError):
-                raise not_a_hub(subject) from None
+                raise not_a_hub_error(context) from None
         listing = tuple(
             RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None)
             for each in info.siblings or []
         )
         if info.sha is None or not cache.is_commit(info.sha):
-            raise not_a_hub(subject)
-        named = replace(subject, names=tuple(file.path for file in listing))
-        chosen = select(reference, listing, named)
+            raise not_a_hub_error(context)
+        named = replace(context, names=tuple(file.path for file in listing))
+        chosen = select_files(reference, listing, named)
         return RemoteModel(reference.repo, revision, info.sha, chosen.kind, chosen.files)
 
-    def _part_header(self, model: RemoteModel, file: RemoteFile) -> Header:
+    def _read_part(self, model: RemoteModel, file: RemoteFile) -> Header:
         local = cache.snapshot_path(self.cache_dir, model, file.path)
         if local.is_file():
             return read_file(local)
-        subject = self._subject_of(model, file.path)
+        context = self._make_model_context(model, file.path)
         if self.offline:
-            raise offline(subject)
-        with map_errors(subject):
-            remote = describe(model.repo, file.path, model.commit, self.endpoint)
+            raise offline_error(context)
+        with map_errors(context):
+            remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
             header = read_header(RangeReader(remote.url, remote.size), file.path)
         check_model(header)
         return header
@@ -158,18 +158,18 @@ class Hub:
         link = cache.snapshot_path(self.cache_dir, model, file.path)
         if link.is_file() and link.stat().st_size == file.size:
             return
-        subject = self._subject_of(model, file.path)
+        context = self._make_model_context(model, file.path)
         if self.offline:
-            raise offline(subject)
-        with map_errors(subject):
+            raise offline_error(context)
+        with map_errors(context):
             if link.is_file():
                 cache.discard(link)
             storage = cache.storage_folder(self.cache_dir, model.repo)
-            remote = describe(model.repo, file.path, model.commit, self.endpoint)
-            check_room(remote, storage)
-            # Larger files the hub sends only over the client's own Xet transport, which does not resume.
-            plain = remote.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
-            if plain:
+            remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
+            check_disk_space(remote, storage)
+            # The hub sends larger files only over the client's Xet transport, which does not resume.
+            is_plain = remote.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+            if is_plain:
                 download_blob(remote, storage, cache.blob_lock(self.cache_dir, model.repo, remote.etag), progress)
             try:
                 hf_hub_download(
@@ -178,17 +178,17 @@ class Hub:
             except ValueError as error:
                 raise HubError(
                     f"{file.path} is too large for a plain download ({remote.size / 2**30:,.1f} GiB).",
-                    hint="install hf_xet, or choose a smaller quantisation",
+                    hint="Install hf_xet, or choose a smaller quantisation.",
                 ) from error
-        if not plain:
+        if not is_plain:
             self.verify(replace(model, files=(file,)))
         if model.kind == "gguf":
             read_file(link)
 
-    def _subject(self, reference: HubReference) -> HubContext:
+    def _make_context(self, reference: HubReference) -> HubContext:
         path = reference.path if isinstance(reference, HubFile) else None
         revision = reference.revision or cache.DEFAULT_REVISION
         return HubContext(self.endpoint, str(self.cache_dir), reference.repo, revision, path)
 
-    def _subject_of(self, model: RemoteModel, path: str | None = None) -> HubContext:
+    def _make_model_context(self, model: RemoteModel, path: str | None = None) -> HubContext:
         return HubContext(self.endpoint, str(self.cache_dir), model.repo, model.revision, path)

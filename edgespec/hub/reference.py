@@ -1,4 +1,4 @@
-"""Model references: what a user may type to name a model, each form as its own type."""
+"""Model references: each form that a user can type is a type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.errors import UnknownModel
 
 FORMS = (
-    "name a model as an alias (edgespec list), user/repo:QUANT, hf:user/repo/file.gguf, or a path such as ./model.gguf"
+    "Name a model as an alias (edgespec list), user/repo:QUANT, hf:user/repo/file.gguf, or a path such as ./model.gguf."
 )
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
@@ -34,25 +34,25 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A whole repository: an MLX folder, or a GGUF repository whose usual quantisation is wanted."""
+    """A repository: an MLX folder, or a GGUF repository of which the preferred quantisation is chosen."""
 
     repo: str
     revision: str | None = None
 
     def __str__(self) -> str:
-        return _at(self.repo, self.revision)
+        return _add_revision(self.repo, self.revision)
 
 
 @dataclass(frozen=True, slots=True)
 class HubQuant:
-    """The GGUF of a repository that carries this quantisation in its name."""
+    """The GGUF file of a repository with this quantisation in its name."""
 
     repo: str
     quant: str
     revision: str | None = None
 
     def __str__(self) -> str:
-        return f"{_at(self.repo, self.revision)}:{self.quant}"
+        return f"{_add_revision(self.repo, self.revision)}:{self.quant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class HubFile:
     revision: str | None = None
 
     def __str__(self) -> str:
-        return f"hf:{_at(self.repo, self.revision)}/{self.path}"
+        return f"hf:{_add_revision(self.repo, self.revision)}/{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +92,25 @@ Reference = Alias | HubReference | PackagedFile | LocalPath
 
 
 def parse_reference(text: str) -> Reference:
-    """Read one reference; looks at the disk only to prefer an existing `user/repo` path over a repository.
+    """Parse one reference. The disk is read only to prefer an existing path `user/repo` over a repository.
 
-    A bare word is always an alias: a folder of that name is written `./name`. Raises UnknownModel.
+    A single word is an alias; a folder of that name is written `./name`. Raises UnknownModel.
     """
     if not text.strip():
         raise UnknownModel("The model reference is empty.", hint=FORMS)
     if text != text.strip() or _UNPRINTABLE.search(text):
-        raise _nonsense(text, "it has spaces around it or characters that cannot be printed")
+        raise _reference_error(text, "it has surrounding spaces or unprintable characters")
     if text.startswith("hf:"):
-        return _hub(text, text.removeprefix("hf:"))
+        return _parse_hub(text, text.removeprefix("hf:"))
     if text.startswith("package:"):
-        return PackagedFile(_inner_path(text, text.removeprefix("package:")))
+        return PackagedFile(_check_inner_path(text, text.removeprefix("package:")))
     if text.startswith(("http://", "https://")):
-        raise _nonsense(text, "web addresses are not read", hint="write hf:user/repo/file.gguf")
+        raise _reference_error(text, "web addresses are not accepted", hint="Write hf:user/repo/file.gguf.")
     if _looks_local(text):
-        return LocalPath(_expanded(text))
+        return LocalPath(_expand(text))
     if _ALIAS.fullmatch(text):
         return Alias(text)
-    return _hub(text, text)
+    return _parse_hub(text, text)
 
 
 def is_gguf_name(name: str) -> bool:
@@ -127,43 +127,45 @@ def _looks_local(text: str) -> bool:
     return separated and len(text) < 4096 and os.path.exists(text)
 
 
-def _expanded(text: str) -> Path:
+def _expand(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise _nonsense(text, "the home folder it names is not known") from None
+        raise _reference_error(text, "its home folder is unknown") from None
 
 
-def _hub(text: str, body: str) -> HubReference:
+def _parse_hub(text: str, body: str) -> HubReference:
     match = _HUB.fullmatch(body)
     if match is None or ".." in match["repo"] or "--" in match["repo"]:
-        raise _nonsense(text, "it is no alias, no repository and no existing path")
+        raise _reference_error(text, "it is not an alias, a repository or an existing path")
     repo, revision, rest = match["repo"], match["revision"], match["rest"] or ""
     if rest.startswith(":"):
         if not _QUANT.fullmatch(rest[1:]):
-            raise _nonsense(text, "what follows the colon is not a quantisation such as Q4_K_M")
+            raise _reference_error(text, "the part after the colon is not a quantisation such as Q4_K_M")
         return HubQuant(repo, rest[1:], revision)
     if not rest:
         return HubRepo(repo, revision)
-    path = _inner_path(text, rest[1:])
+    path = _check_inner_path(text, rest[1:])
     if not text.startswith("hf:"):
-        raise _nonsense(text, "a file inside a repository needs the prefix hf:", hint=f"write hf:{text}")
+        raise _reference_error(text, "a file inside a repository needs the prefix hf:", hint=f"Write 'hf:{text}'.")
     if not is_gguf_name(path):
-        raise _nonsense(text, "the file does not end in .gguf", hint=f"name a .gguf file, or the repository: {repo}")
+        raise _reference_error(
+            text, "the file does not end in .gguf", hint=f"Name a .gguf file, or the repository: {repo}."
+        )
     return HubFile(repo, path, revision)
 
 
-def _inner_path(text: str, path: str) -> str:
+def _check_inner_path(text: str, path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") or ":" in part or "\\" in part for part in parts):
-        raise _nonsense(text, "the file name leaves its folder or has an empty part")
+        raise _reference_error(text, "the file name leaves its folder or has an empty part")
     return path
 
 
-def _at(repo: str, revision: str | None) -> str:
+def _add_revision(repo: str, revision: str | None) -> str:
     return repo if revision is None else f"{repo}@{revision}"
 
 
-def _nonsense(text: str, reason: str, *, hint: str = FORMS) -> UnknownModel:
+def _reference_error(text: str, reason: str, *, hint: str = FORMS) -> UnknownModel:
     shown = text if len(text) <= 120 else text[:117] + "..."
     return UnknownModel(f"{shown!a} is not a model reference: {reason}.", hint=hint)

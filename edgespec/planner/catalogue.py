@@ -20,12 +20,12 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.cache import CachedModel, snapshot_path
-from edgespec.hub.file_selection import Kind, part_names
+from edgespec.hub.file_selection import Kind, list_parts
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference
 from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
-from edgespec.registry.external_models import external_models, gguf_size
-from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, open_source, resolve_pair
+from edgespec.registry.external_models import find_external_models, read_gguf_size
+from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_source, resolve_pair
 from edgespec.registry.schema import Registry
 
 FitLevel = Literal["fits", "tight", "does not fit"]
@@ -126,14 +126,14 @@ def build_catalogue(
             parts = (_part(pair.target, chosen, local), _part(pair.draft, chosen, local) if pair.draft else None)
             add(alias.alias, "alias", chosen, *parts, description=alias.description, verified=pair.verified)
     shown = {part.files.path for entry in found for part in (entry.target, entry.draft) if part and part.files}
-    cached = sorted(hub.cached_models(), key=lambda model: -model.last_used_s)
+    cached = sorted(hub.list_models(), key=lambda model: -model.last_used_s)
     for model in cached:
         files = _stamped(model.path, model.kind, model.size)
         if files and model.path not in shown:
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _paired(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
-    for other in external_models(besides=[*shown, *(model.path for model in cached)]):
+    for other in find_external_models(besides=[*shown, *(model.path for model in cached)]):
         if files := _stamped(other.path, "gguf", other.size):
             add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found
@@ -161,13 +161,13 @@ def _paired(model: CachedModel, backend: FileBackend, registry: Registry, local:
 def _files(reference: Reference, backend: FileBackend, local: Hub) -> Files | None:
     """What `reference` means for `backend`, if all of it is here; `local` is a hub that sends no request."""
     try:
-        source = open_source(reference, backend, local)
+        source = resolve_source(reference, backend, local)
         if isinstance(source, HubGguf | HubMlx):
             first = snapshot_path(local.cache_dir, source.model, source.model.files[0].path)
             path, size = first if isinstance(source, HubGguf) else first.parent, source.model.size
         else:
             path = source.path
-            size = _weight_bytes(path) if isinstance(source, LocalMlx) else gguf_size(path) or 0
+            size = _weight_bytes(path) if isinstance(source, LocalMlx) else read_gguf_size(path) or 0
     except _UNUSABLE:
         return None
     return _stamped(path, "mlx" if isinstance(source, HubMlx | LocalMlx) else "gguf", size) if size else None
@@ -208,7 +208,7 @@ def _prices(target: Files, draft: Files | None, context: int) -> tuple[MemoryEst
 def _facts(files: Files) -> ModelMetadata:
     if files.kind == "mlx":
         return read_config(files.path, files.path.name, _weight_bytes(files.path))
-    return join_parts([read_file(files.path.with_name(name)) for name in part_names(files.path.name)])
+    return join_parts([read_file(files.path.with_name(name)) for name in list_parts(files.path.name)])
 
 
 def _weight_bytes(folder: Path) -> int:

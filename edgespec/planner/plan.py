@@ -17,9 +17,9 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.memory import Fit, check_fit, shares_context
-from edgespec.registry.resolve import Source, best_backend, open_source, resolve_pair, source_facts, source_path
+from edgespec.registry.resolve import Source, detect_backend, resolve_source, resolve_pair, read_metadata, fetch_source
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     """
     backend = choose_backend(request, registry, hub)
     resolved = resolve_pair(request.model, backend, registry, hub)
-    facts = source_facts(resolved.target, hub, reporter.download)
+    facts = read_metadata(resolved.target, hub, reporter.download)
     self_draft = parse(request.draft)
     draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
     options = _sized(request.load, facts, reporter)
@@ -113,7 +113,7 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
         check()
         reporter.download(name, done, total)
 
-    return source_path(source, hub, progress)
+    return fetch_source(source, hub, progress)
 
 
 def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
@@ -123,7 +123,7 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     """
     if request.backend in ("llamacpp", "mlx"):
         return request.backend
-    return best_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
+    return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
 
 
 def _find_draft(
@@ -163,9 +163,9 @@ def _checked_draft(
         if pair is None:
             raise UnknownModel(f"{reference.name} has no model for {backend}.", hint="Name another draft.")
         reference = pair.target
-    source = open_source(reference, backend, hub)
-    facts = source_facts(source, hub)
-    if reason := tokenizer_mismatch(target, facts):
+    source = resolve_source(reference, backend, hub)
+    facts = read_metadata(source, hub)
+    if reason := find_tokenizer_mismatch(target, facts):
         raise DraftRefused(
             f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
         )

@@ -1,1 +1,1 @@
-"""Names to models: models.toml, references, the model hub, and what a GGUF header says before anything is loaded."""
+"""From names to models: models.toml, resolution of references, models of other programs, tokenizer compatibility."""

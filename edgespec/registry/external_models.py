@@ -1,16 +1,16 @@
-"""GGUF models that other programs left on this machine: LM Studio, Ollama, llama.cpp.
+"""GGUF models of other programs on this machine: LM Studio, Ollama, llama.cpp.
 
-What is assumed of their folders, as their sources have it:
+Their folders, according to their sources:
 
-- LM Studio: ~/.lmstudio, ~/.cache/lm-studio or the folder that ~/.lmstudio-home-pointer names holds models/ (publisher,
-  repository, file) and settings.json, whose `downloadsFolder` names another folder for the models.
+- LM Studio: ~/.lmstudio, ~/.cache/lm-studio or the folder named in ~/.lmstudio-home-pointer holds models/ (publisher,
+  repository, file) and settings.json, whose `downloadsFolder` names a second folder of models.
 - Ollama: OLLAMA_MODELS, else ~/.ollama/models (of its Linux service: /usr/share/ollama/.ollama/models) holds
-  manifests/HOST/NAMESPACE/MODEL/TAG, newer releases manifests-v2/ in front of it, and blobs/sha256-HEX. The
-  layer of type application/vnd.ollama.image.model names the blob that is the GGUF file. A manifest may be a list of
-  others, whole or by their blobs.
+  manifests/HOST/NAMESPACE/MODEL/TAG and blobs/sha256-HEX; newer releases prefer manifests-v2/. The layer of type
+  application/vnd.ollama.image.model names the blob that is the GGUF file. A manifest may be a list of other
+  manifests, embedded or named by their blobs.
 - llama.cpp: LLAMA_CACHE, else llama.cpp/ in the user's cache folder, holds files, or repositories in the hub's layout.
 
-All of it is only read, and bounded in depth and count; nothing found there raises.
+The folders are only read. Depth and number of entries are bounded, and damaged entries raise nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from edgespec.formats.gguf import MAGIC
-from edgespec.hub.file_selection import is_model_file, part_names
+from edgespec.hub.file_selection import is_model_file, list_parts
 
 Program = Literal["lm studio", "ollama", "llama.cpp"]
 
@@ -45,51 +45,53 @@ _ENDING = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelFolder:
     """A folder in which a program keeps its models; it may not exist."""
 
     program: Program
-    folder: Path
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class ElsewhereModel:
-    """A model of another program: `path` is the GGUF file (or first part) to open, `size` bytes of all parts."""
+class ExternalModel:
+    """A model of another program: `path` is the GGUF file or its first part, `size` the bytes of all parts."""
 
     name: str
     path: Path
     size: int
 
 
-def places_from_environment() -> list[Place]:
-    """Where the programs keep models here, by their own rules; folders that do not exist are named too."""
-    found = [Place("lm studio", folder) for folder in _lm_studio_folders()]
-    if stated := _absolute(os.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")):
-        found.append(Place("ollama", stated))
+def list_model_folders() -> list[ModelFolder]:
+    """The folders of all programs on this machine, by their own rules; some may not exist."""
+    folders = [ModelFolder("lm studio", folder) for folder in _list_lm_studio_folders()]
+    if stated := _expand_absolute(os.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")):
+        folders.append(ModelFolder("ollama", stated))
     else:
         homes = ["~/.ollama/models", *(["/usr/share/ollama/.ollama/models"] if sys.platform == "linux" else [])]
-        found += [Place("ollama", folder) for home in homes if (folder := _absolute(home))]
+        folders += [ModelFolder("ollama", folder) for home in homes if (folder := _expand_absolute(home))]
     caches = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "")}
     cache = caches.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if folder := _absolute(os.environ.get("LLAMA_CACHE") or os.path.join(cache, "llama.cpp")):
-        found.append(Place("llama.cpp", folder))
-    return list(dict.fromkeys(found))
+    if folder := _expand_absolute(os.environ.get("LLAMA_CACHE") or os.path.join(cache, "llama.cpp")):
+        folders.append(ModelFolder("llama.cpp", folder))
+    return list(dict.fromkeys(folders))
 
 
-def external_models(places: Iterable[Place] | None = None, *, besides: Iterable[Path] = ()) -> list[ElsewhereModel]:
-    """The models in `places` (default: those of the environment), by name; raises nothing.
+def find_external_models(
+    folders: Iterable[ModelFolder] | None = None, *, besides: Iterable[Path] = ()
+) -> list[ExternalModel]:
+    """The models in `folders` (default: those of the environment), sorted by name. Raises nothing.
 
-    A file counts once, whatever names and links it has, and not at all if it is one of `besides`. What cannot be
-    printed is left out.
+    A file counts once, even if it has several names or links, and not at all if it is one of `besides`. Models whose
+    name or path cannot be printed are left out.
     """
-    candidates: list[ElsewhereModel] = []
-    for place in places_from_environment() if places is None else places:
-        candidates += _ollama(place.folder) if place.program == "ollama" else _tree(place)
+    candidates: list[ExternalModel] = []
+    for place in list_model_folders() if folders is None else folders:
+        candidates += _scan_ollama(place.path) if place.program == "ollama" else _scan_folder(place)
     candidates.sort(key=lambda model: (model.name, str(model.path)))
-    seen = {_identity(path) for path in besides}
+    seen = {_identify(path) for path in besides}
     found = []
     for model in candidates:
-        identity = _identity(model.path)
+        identity = _identify(model.path)
         printable = model.name.isprintable() and str(model.path).isprintable()
         if printable and identity is not None and identity not in seen:
             seen.add(identity)
@@ -97,11 +99,11 @@ def external_models(places: Iterable[Place] | None = None, *, besides: Iterable[
     return found
 
 
-def gguf_size(path: Path) -> int | None:
+def read_gguf_size(path: Path) -> int | None:
     """Bytes of a GGUF model, all parts together; None where a part is missing, unreadable or not GGUF."""
     total = 0
-    for name in part_names(path.name):
-        data = _beginning(path.with_name(name), len(MAGIC))
+    for name in list_parts(path.name):
+        data = _read_start(path.with_name(name), len(MAGIC))
         if data != MAGIC:
             return None
         try:
@@ -111,76 +113,76 @@ def gguf_size(path: Path) -> int | None:
     return total
 
 
-def _lm_studio_folders() -> Iterator[Path]:
-    pointer = _absolute("~/.lmstudio-home-pointer")
-    named = (_beginning(pointer, 4096) or b"").decode("utf-8", "replace").strip() if pointer else ""
+def _list_lm_studio_folders() -> Iterator[Path]:
+    pointer = _expand_absolute("~/.lmstudio-home-pointer")
+    named = (_read_start(pointer, 4096) or b"").decode("utf-8", "replace").strip() if pointer else ""
     for text in (named, "~/.lmstudio", "~/.cache/lm-studio"):
-        home = _absolute(text)
+        home = _expand_absolute(text)
         if home is None:
             continue
         yield home / "models"
-        stated = _object(home / "settings.json").get("downloadsFolder")
-        if isinstance(stated, str) and (folder := _absolute(stated)):
+        stated = _read_object(home / "settings.json").get("downloadsFolder")
+        if isinstance(stated, str) and (folder := _expand_absolute(stated)):
             yield folder
 
 
-def _tree(place: Place) -> Iterator[ElsewhereModel]:
-    for path in _files(place.folder):
-        if is_model_file(path.name) and (size := gguf_size(path)) is not None:
-            shown = path.relative_to(place.folder).as_posix()
+def _scan_folder(place: ModelFolder) -> Iterator[ExternalModel]:
+    for path in _walk_files(place.path):
+        if is_model_file(path.name) and (size := read_gguf_size(path)) is not None:
+            shown = path.relative_to(place.path).as_posix()
             if match := _SNAPSHOT.fullmatch(shown):
                 shown = f"{match['repo'].replace('--', '/', 1)}/{match['file']}"
-            yield ElsewhereModel(f"{place.program}: {_ENDING.sub('', shown)}", path, size)
+            yield ExternalModel(f"{place.program}: {_ENDING.sub('', shown)}", path, size)
 
 
-def _ollama(folder: Path) -> Iterator[ElsewhereModel]:
+def _scan_ollama(folder: Path) -> Iterator[ExternalModel]:
     manifests: dict[str, Path] = {}
     for root in (folder / "manifests-v2", folder / "manifests"):
-        for path in _files(root):
+        for path in _walk_files(root):
             parts = path.relative_to(root).parts
             if len(parts) == 4:
-                manifests.setdefault(_ollama_name(*parts), path)
+                manifests.setdefault(_format_ollama_name(*parts), path)
     for name, path in manifests.items():
-        blob = _weights(folder, _object(path))
-        if blob is not None and (size := gguf_size(blob)) is not None:
-            yield ElsewhereModel(f"ollama: {name}", blob, size)
+        blob = _find_weights(folder, _read_object(path))
+        if blob is not None and (size := read_gguf_size(blob)) is not None:
+            yield ExternalModel(f"ollama: {name}", blob, size)
 
 
-def _ollama_name(host: str, namespace: str, model: str, tag: str) -> str:
-    """The name as Ollama shows it: without its own registry, and there without the common namespace."""
+def _format_ollama_name(host: str, namespace: str, model: str, tag: str) -> str:
+    """The name as Ollama shows it: its own registry and the namespace "library" are left out."""
     if host in _DEFAULT_HOSTS:
         return f"{model}:{tag}" if namespace == "library" else f"{namespace}/{model}:{tag}"
     return f"{unquote(host)}/{namespace}/{model}:{tag}"
 
 
-def _weights(folder: Path, manifest: dict[str, Any]) -> Path | None:
-    """The blob with all the weights of a model, if it is one blob; with an adapter that is another model."""
-    for each in (manifest, *(_child(folder, child) for child in _objects(manifest.get("manifests")))):
-        layers = _objects(each.get("layers"))
-        blobs = [_blob(folder, layer) for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
+def _find_weights(folder: Path, manifest: dict[str, Any]) -> Path | None:
+    """The blob that holds all weights of a model; None for several blobs, and for a model with an adapter."""
+    for each in (manifest, *(_read_child(folder, child) for child in _filter_objects(manifest.get("manifests")))):
+        layers = _filter_objects(each.get("layers"))
+        blobs = [_find_blob(folder, layer) for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
         if len(blobs) == 1 and not any(layer.get("mediaType") == _ADAPTER_LAYER for layer in layers):
             return blobs[0]
     return None
 
 
-def _child(folder: Path, child: dict[str, Any]) -> dict[str, Any]:
-    blob = None if "layers" in child else _blob(folder, child)
-    return child if blob is None else _object(blob)
+def _read_child(folder: Path, child: dict[str, Any]) -> dict[str, Any]:
+    blob = None if "layers" in child else _find_blob(folder, child)
+    return child if blob is None else _read_object(blob)
 
 
-def _blob(folder: Path, named: dict[str, Any]) -> Path | None:
+def _find_blob(folder: Path, named: dict[str, Any]) -> Path | None:
     digest = named.get("digest")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         return None
     return folder / "blobs" / digest.replace(":", "-")
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files below `folder`, nearest first, through links; a folder is entered once, what cannot be read is not."""
+def _walk_files(folder: Path) -> Iterator[Path]:
+    """Files below `folder`, nearest first, through links; each folder once, without those that cannot be read."""
     waiting, entered, count = deque([(folder, 1)]), set(), 0
     while waiting:
         place, depth = waiting.popleft()
-        identity = _identity(place)
+        identity = _identify(place)
         if identity is None or identity in entered:
             continue
         entered.add(identity)
@@ -202,12 +204,12 @@ def _files(folder: Path) -> Iterator[Path]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads in a circle
+    except OSError:  # a circular link
         return False
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What is the same for all names and links of a file or folder; None where there is none."""
+def _identify(path: Path) -> tuple[int, int] | None:
+    """Device and inode, the same for all names and links of a file or folder; None where there is none."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -215,8 +217,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _beginning(path: Path, count: int) -> bytes | None:
-    """The first bytes of a regular file (another kind might never answer); None where they cannot be read."""
+def _read_start(path: Path, count: int) -> bytes | None:
+    """The first bytes of a regular file; None where they cannot be read. Reading a pipe or device could block."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
@@ -226,21 +228,21 @@ def _beginning(path: Path, count: int) -> bytes | None:
         return None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty where there is none."""
     try:
-        found = json.loads(_beginning(path, MAX_SMALL_FILE_BYTES) or b"")
+        found = json.loads(_read_start(path, MAX_SMALL_FILE_BYTES) or b"")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
+def _filter_objects(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _absolute(text: str) -> Path | None:
-    """The path that a setting names, with the home folder filled in; None for none and for relative ones."""
+def _expand_absolute(text: str) -> Path | None:
+    """The path in a setting, with ~ expanded; None if it is empty or relative."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:

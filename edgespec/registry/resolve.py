@@ -1,4 +1,4 @@
-"""From what the user typed to a pair of model sources; nothing is downloaded and no runtime is loaded here."""
+"""From a model reference to the target and draft that it names; no weights are downloaded, no runtime is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder
 from edgespec.hub.cache import RemoteModel
 from edgespec.hub.download import Progress
-from edgespec.hub.file_selection import part_names
+from edgespec.hub.file_selection import list_parts
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import (
     FORMS,
@@ -72,11 +72,11 @@ Source = LocalGguf | PackagedGguf | HubGguf | LocalMlx | HubMlx
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A named target, the draft model that goes with it (None: n-grams) with what was measured of it, and the sampling
-    that the target's authors recommend.
+class ResolvedPair:
+    """A target, its draft model, and the sampling that the target's authors recommend.
 
-    The draft is a reference still, for whoever drafts without it should not need it to be reachable.
+    draft       a reference, because the draft need not be reachable unless it is used; None: n-gram drafting
+    acceptance  measured for this draft; None where nothing was measured
     """
 
     name: str
@@ -86,40 +86,43 @@ class Resolved:
     acceptance: Acceptance | None = None
 
 
-def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> Resolved:
+def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> ResolvedPair:
     """The sources that `text` names for `backend`; None names the embedded pair.
 
-    A repository that some alias has as its target brings that alias's draft along. What the cache holds is taken from
-    there without a request. Raises UnknownModel, InvalidModelFile, HubError.
+    A repository that is the target of an alias gets that alias's draft. For cached models no request is sent. Raises
+    UnknownModel, InvalidModelFile, HubError.
     """
     reference = parse_reference(text) if text is not None else Alias(DEFAULT_ALIAS)
-    entry = _entry_for(reference, backend, registry)
+    entry = _find_entry(reference, backend, registry)
     if entry is None:
-        return Resolved(str(reference), open_source(reference, backend, hub), None, SamplingDefaults())
-    pair = _pair(entry, backend)
+        return ResolvedPair(str(reference), resolve_source(reference, backend, hub), None, SamplingDefaults())
+    pair = _choose_pair(entry, backend)
     target = pair.target if isinstance(reference, Alias) else reference
-    return Resolved(str(reference), open_source(target, backend, hub), pair.draft, entry.sampling, pair.acceptance)
+    return ResolvedPair(
+        str(reference), resolve_source(target, backend, hub), pair.draft, entry.sampling, pair.acceptance
+    )
 
 
-def open_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:
-    """The source a reference names (aliases have no single one); raises UnknownModel, InvalidModelFile, HubError."""
+def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:
+    """The source that a reference names. Raises UnknownModel, also for an alias, InvalidModelFile and HubError."""
     match reference:
         case Alias(name):
-            raise UnknownModel(f"{name!a} is an alias, and a file or repository is needed here.", hint=FORMS)
+            raise UnknownModel(f"{name!a} is an alias; a file or repository is required here.", hint=FORMS)
         case LocalPath(path):
-            return _local(path, backend)
+            return _resolve_local(path, backend)
         case PackagedFile(path):
-            return _packaged(path)
+            return _resolve_packaged(path)
         case HubRepo() | HubQuant() | HubFile():
-            return _on_hub(reference, backend, hub)
+            return _resolve_hub(reference, backend, hub)
         case _:
             assert_never(reference)
 
 
-def source_facts(source: Source, hub: Hub, progress: Progress | None = None) -> ModelMetadata:
-    """What a source says of itself, checked, without its weights.
+def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) -> ModelMetadata:
+    """The checked metadata of a source; weights are not read.
 
-    On the hub only the first bytes of a GGUF file are read; of a folder, the small files go to the cache.
+    From the hub, this fetches the first bytes of a GGUF file, or the small files of a folder into the cache. Raises
+    InvalidModelFile, HubError, CacheError.
     """
     if isinstance(source, HubGguf):
         return hub.header(source.model)
@@ -129,19 +132,19 @@ def source_facts(source: Source, hub: Hub, progress: Progress | None = None) -> 
         return read_config(hub.fetch(replace(source.model, files=small), progress), source.model.repo, weights)
     if isinstance(source, LocalMlx):
         return read_folder(source.path)
-    names = part_names(source.path.name)
+    names = list_parts(source.path.name)
     return join_parts([read_file(source.path.with_name(name)) for name in names])
 
 
-def source_path(source: Source, hub: Hub, progress: Progress | None = None) -> Path:
-    """The file (GGUF) or folder (MLX) to open; downloads what a hub source still lacks."""
+def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> Path:
+    """The GGUF file or MLX folder to open; downloads the missing files of a hub source. Raises as Hub.fetch does."""
     if isinstance(source, HubGguf | HubMlx):
         return hub.fetch(source.model, progress)
     return source.path
 
 
-def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
-    """The runtime that opens what `text` names: by its format; where an alias has both, MLX if `prefer_mlx`.
+def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
+    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`.
 
     Raises UnknownModel, HubError.
     """
@@ -151,15 +154,15 @@ def best_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: 
         is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
         return "mlx" if is_folder and (prefer_mlx or not any(path.glob("*.gguf"))) else "llamacpp"
     if isinstance(reference, HubRepo):
-        return "mlx" if (hub.cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
-    entry = _entry_for(reference, "llamacpp", registry)
+        return "mlx" if (hub.find_cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
+    entry = _find_entry(reference, "llamacpp", registry)
     if isinstance(reference, Alias) and entry is not None and entry.mlx and (prefer_mlx or not entry.gguf):
         return "mlx"
     return "llamacpp"
 
 
-def _entry_for(reference: Reference, backend: FileBackend, registry: Registry) -> Entry | None:
-    """The alias, or the first entry whose target is in the repository that `reference` names."""
+def _find_entry(reference: Reference, backend: FileBackend, registry: Registry) -> Entry | None:
+    """The entry of an alias, or the first entry whose target is in the repository of `reference`."""
     if isinstance(reference, Alias):
         return registry.get(reference.name)
     if not isinstance(reference, HubRepo | HubQuant | HubFile):
@@ -171,51 +174,51 @@ def _entry_for(reference: Reference, backend: FileBackend, registry: Registry) -
     return None
 
 
-def _pair(entry: Entry, backend: FileBackend) -> Pair:
+def _choose_pair(entry: Entry, backend: FileBackend) -> Pair:
     pair = entry.pair(backend)
     if pair is None:
         other = "mlx" if backend == "llamacpp" else "llamacpp"
-        raise UnknownModel(f"{entry.alias} has no model for {backend}.", hint=f"use --backend {other}")
+        raise UnknownModel(f"{entry.alias} has no model for {backend}.", hint=f"Use --backend {other}.")
     return pair
 
 
-def _local(path: Path, backend: FileBackend) -> Source:
+def _resolve_local(path: Path, backend: FileBackend) -> Source:
     if backend == "mlx":
         if not path.is_dir():
-            told = "is a file" if path.exists() else "does not exist"
+            problem = "is a file" if path.exists() else "does not exist"
             raise UnknownModel(
-                f"{path} {told}; MLX opens a folder.",
-                hint="name the folder with config.json; target and draft run on one runtime",
+                f"{path} {problem}; MLX opens a folder.",
+                hint="Name a folder with config.json; target and draft run on one runtime.",
             )
         if not (path / "config.json").is_file():
-            raise InvalidModelFile(f"{path} is not an MLX model: it has no config.json.", hint="name another folder")
+            raise InvalidModelFile(f"{path} is not an MLX model: it has no config.json.", hint="Name another folder.")
         return LocalMlx(path)
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))
-        first = [each for each in found if part_names(each.name)[0] == each.name]
+        first = [each for each in found if list_parts(each.name)[0] == each.name]
         if len(first) != 1:
-            told = f"{len(first)} GGUF models" if first else "no GGUF model"
-            raise UnknownModel(f"The folder {path} holds {told}.", hint="name one .gguf file")
+            problem = f"{len(first)} GGUF models" if first else "no GGUF model"
+            raise UnknownModel(f"The folder {path} holds {problem}.", hint="Name one .gguf file.")
         return LocalGguf(first[0])
-    for name in part_names(path.name):
+    for name in list_parts(path.name):
         if not path.with_name(name).is_file():
-            raise UnknownModel(f"There is no file {path.with_name(name)}.", hint="check the path")
-    return LocalGguf(path.with_name(part_names(path.name)[0]))
+            raise UnknownModel(f"There is no file {path.with_name(name)}.", hint="Check the path.")
+    return LocalGguf(path.with_name(list_parts(path.name)[0]))
 
 
-def _packaged(path: str) -> Source:
-    """One form of the weights for both runtimes: MLX reads the packaged GGUF files too."""
+def _resolve_packaged(path: str) -> Source:
+    """The packaged GGUF file, which both runtimes open."""
     place = Path(str(importlib.resources.files("edgespec"))) / "assets" / Path(*path.split("/"))
     if not place.is_file():
-        raise InvalidModelFile(f"The embedded model {path} is missing here.", hint="install edgespec again")
+        raise InvalidModelFile(f"The embedded model {path} is missing.", hint="Install edgespec again.")
     return PackagedGguf(place)
 
 
-def _on_hub(reference: HubReference, backend: FileBackend, hub: Hub) -> Source:
-    model = hub.cached(reference) or hub.resolve(reference)
+def _resolve_hub(reference: HubReference, backend: FileBackend, hub: Hub) -> Source:
+    model = hub.find_cached(reference) or hub.resolve(reference)
     if backend == "mlx" and model.kind == "mlx":
         return HubMlx(model)
     if backend == "llamacpp" and model.kind == "gguf":
         return HubGguf(model)
     kind, other = ("a GGUF", "llamacpp") if model.kind == "gguf" else ("an MLX", "mlx")
-    raise UnknownModel(f"{reference} is {kind} model, which {backend} does not open.", hint=f"use --backend {other}")
+    raise UnknownModel(f"{reference} is {kind} model, which {backend} does not open.", hint=f"Use --backend {other}.")

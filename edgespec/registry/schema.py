@@ -1,4 +1,4 @@
-"""models.toml: aliases with their target and draft; the user's file merged over the shipped one, strictly checked."""
+"""models.toml: aliases with target and draft. The user's file is merged over the shipped one; both are validated."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NO_DRAFT = "ngram"
 
 Table = dict[str, object]
 Acceptance = tuple[float, float]
-"""Shares of a draft model's tokens that are right after right ones: of texts that suit it less, and more."""
+"""Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 
 _ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
 _PAIR_KEYS = ("target", "draft", "acceptance", "verified")
-# Key: whether it must be whole, smallest, largest.
+# Key: whether it must be an integer, minimum, maximum.
 _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "temperature": (False, 0.0, 100.0),
     "top_k": (True, 0.0, 2.0**31 - 1),
@@ -39,7 +39,7 @@ _SAMPLING: dict[str, tuple[bool, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling a model's authors recommend; None leaves edgespec's own default."""
+    """Sampling parameters recommended by a model's authors; None where they give none."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -61,10 +61,11 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and its draft model; without a draft, drafting is by n-grams.
+    """A target and its draft model.
 
-    `verified` says that the file names were seen in a public source; a pull checks them either way. `acceptance` is
-    what was measured of the draft, None where nothing was.
+    draft       None: n-gram drafting
+    verified    whether the file names were seen in a public source; a pull checks them in any case
+    acceptance  measured for this pair; None where nothing was measured
     """
 
     target: Reference
@@ -84,7 +85,7 @@ class Entry:
     sampling: SamplingDefaults
 
     def pair(self, backend: FileBackend) -> Pair | None:
-        """The pair that `backend` loads, or None where the entry has none."""
+        """The pair for `backend`, or None."""
         return self.gguf if backend == "llamacpp" else self.mlx
 
 
@@ -95,17 +96,19 @@ class Registry:
     entries: Mapping[str, Entry]
 
     def get(self, alias: str) -> Entry:
-        """The entry of `alias`; raises UnknownModel with the nearest names."""
+        """The entry of `alias`. Raises UnknownModel, which names the nearest aliases."""
         entry = self.entries.get(alias)
         if entry is not None:
             return entry
         near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
-        told = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UnknownModel(f"There is no model called {alias!a}.{told}", hint="edgespec list")
+        suggestion = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise UnknownModel(
+            f"There is no model called {alias!a}.{suggestion}", hint="Run `edgespec list` to see the known models."
+        )
 
 
 def config_dir() -> Path:
-    """The user's configuration folder: EDGESPEC_CONFIG_DIR, else the platform's."""
+    """The user's configuration folder: EDGESPEC_CONFIG_DIR, or the platform's folder."""
     override = os.environ.get("EDGESPEC_CONFIG_DIR")
     if override:
         return Path(override).expanduser()
@@ -115,54 +118,54 @@ def config_dir() -> Path:
 
 
 def load_registry(user_file: Path | None = None) -> Registry:
-    """The shipped aliases with the user's laid over them, alias by alias and key by key.
+    """The shipped aliases, with those of the user merged over them key by key.
 
-    `user_file` defaults to models.toml in `config_dir()`; it may be absent. Raises RegistryError naming file, table and
-    key, and CacheError if the file cannot be read.
+    `user_file` defaults to models.toml in `config_dir()` and may be missing. Raises RegistryError, which names file,
+    table and key, and CacheError if the file cannot be read.
     """
-    tables, origin = _checked(_shipped_text(), FILE_NAME), FILE_NAME
+    tables, origin = _parse_file(_read_shipped(), FILE_NAME), FILE_NAME
     path = user_file or config_dir() / FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         text = None
     except UnicodeDecodeError as error:
-        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"save {path} as UTF-8") from None
+        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"Save {path} as UTF-8.") from None
     except OSError as error:
-        raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="check its permissions") from error
+        raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
     if text is not None:
-        tables, origin = _merged(tables, _checked(text, str(path))), str(path)
-    return Registry({alias: _entry(alias, table, origin) for alias, table in tables.items()})
+        tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
+    return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
 
 
-def _shipped_text() -> str:
-    """models.toml inside the installed package, else beside it in a source checkout."""
+def _read_shipped() -> str:
+    """models.toml of the installed package, or of a source checkout."""
     package = importlib.resources.files("edgespec")
     for place in (package.joinpath(FILE_NAME), Path(str(package)).parent / FILE_NAME):
         if place.is_file():
             return place.read_text(encoding="utf-8")
-    raise RegistryError("The list of models is missing from this installation.", hint="install edgespec again")
+    raise RegistryError("The list of models is missing from this installation.", hint="Install edgespec again.")
 
 
-def _checked(text: str, origin: str) -> dict[str, Table]:
-    """Parse one file and check every key it has; a user's file may leave out what it does not change."""
+def _parse_file(text: str, origin: str) -> dict[str, Table]:
+    """Parse one file and validate every key. No key is required here, because a user's file may change a few only."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RegistryError(f"{origin} is not valid TOML: {error}.", hint=f"correct {origin}") from None
+        raise RegistryError(f"{origin} is not valid TOML: {error}.", hint=f"Correct {origin}.") from None
     tables: dict[str, Table] = {}
     for alias, value in raw.items():
         where = f"[{alias}]"
         if not _is_alias(alias):
-            raise _wrong(origin, where, "a model name is letters, digits, dots, dashes and underscores")
-        table = _table(origin, where, value, _ENTRY_KEYS)
+            raise _schema_error(origin, where, "a model name is letters, digits, dots, dashes and underscores")
+        table = _check_table(origin, where, value, _ENTRY_KEYS)
         if not isinstance(table.get("description", ""), str):
-            raise _wrong(origin, where, "description is not text")
+            raise _schema_error(origin, where, "description is not text")
         for name in ("gguf", "mlx"):
             if name in table:
-                table[name] = _pair_table(origin, f"[{alias}.{name}]", table[name])
+                table[name] = _check_pair(origin, f"[{alias}.{name}]", table[name])
         if "sampling" in table:
-            table["sampling"] = _sampling_table(origin, f"[{alias}.sampling]", table["sampling"])
+            table["sampling"] = _check_sampling(origin, f"[{alias}.sampling]", table["sampling"])
         tables[alias] = table
     return tables
 
@@ -174,58 +177,58 @@ def _is_alias(name: str) -> bool:
         return False
 
 
-def _table(origin: str, where: str, value: object, known: tuple[str, ...]) -> Table:
+def _check_table(origin: str, where: str, value: object, known: tuple[str, ...]) -> Table:
     if not isinstance(value, dict):
-        raise _wrong(origin, where, "it is a single value, not a table")
+        raise _schema_error(origin, where, "it is a single value, not a table")
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise _wrong(origin, where, f"the key {key!a} is not known; the nearest is {near!a}")
+            raise _schema_error(origin, where, f"the key {key!a} is not known; the nearest is {near!a}")
     return dict(value)
 
 
-def _pair_table(origin: str, where: str, value: object) -> Table:
-    table = _table(origin, where, value, _PAIR_KEYS)
+def _check_pair(origin: str, where: str, value: object) -> Table:
+    table = _check_table(origin, where, value, _PAIR_KEYS)
     for key in ("target", "draft"):
         if key not in table or (key == "draft" and table[key] == NO_DRAFT):
             continue
         text = table[key]
         if not isinstance(text, str):
-            raise _wrong(origin, where, f"{key} is not text")
+            raise _schema_error(origin, where, f"{key} is not text")
         try:
             reference = parse_reference(text)
         except UnknownModel as error:
-            raise _wrong(origin, where, f"{key}: {error.message.removesuffix('.')}") from None
+            raise _schema_error(origin, where, f"{key}: {error.message.removesuffix('.')}") from None
         if isinstance(reference, Alias):
-            raise _wrong(origin, where, f"{key} is another alias ({text}); name a file or a repository")
+            raise _schema_error(origin, where, f"{key} is another alias ({text}); name a file or a repository")
         table[key] = reference
     if not isinstance(table.get("verified", False), bool):
-        raise _wrong(origin, where, "verified is not true or false")
+        raise _schema_error(origin, where, "verified is not true or false")
     if "acceptance" in table:
-        table["acceptance"] = _acceptance(origin, where, table["acceptance"])
+        table["acceptance"] = _check_acceptance(origin, where, table["acceptance"])
     return table
 
 
-def _acceptance(origin: str, where: str, value: object) -> Acceptance:
+def _check_acceptance(origin: str, where: str, value: object) -> Acceptance:
     match value:
         case [int() | float() as low, int() | float() as high] if 0 <= low <= high <= 1:
             return float(low), float(high)
-    raise _wrong(origin, where, "acceptance is not two numbers from 0 to 1, the smaller one first")
+    raise _schema_error(origin, where, "acceptance is not two numbers from 0 to 1, the smaller one first")
 
 
-def _sampling_table(origin: str, where: str, value: object) -> Table:
-    table = _table(origin, where, value, tuple(_SAMPLING))
+def _check_sampling(origin: str, where: str, value: object) -> Table:
+    table = _check_table(origin, where, value, tuple(_SAMPLING))
     for key, number in table.items():
         whole, smallest, largest = _SAMPLING[key]
         kinds = (int,) if whole else (int, float)
         if isinstance(number, bool) or not isinstance(number, kinds):
-            raise _wrong(origin, where, f"{key} is not a {'whole ' if whole else ''}number")
+            raise _schema_error(origin, where, f"{key} is not a {'whole ' if whole else ''}number")
         if not smallest <= number <= largest:
-            raise _wrong(origin, where, f"{key} is {number}; it must be from {smallest:g} to {largest:g}")
+            raise _schema_error(origin, where, f"{key} is {number}; it must be from {smallest:g} to {largest:g}")
     return table
 
 
-def _merged(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
+def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
     merged = {alias: dict(table) for alias, table in base.items()}
     for alias, table in over.items():
         entry = merged.setdefault(alias, {})
@@ -234,31 +237,31 @@ def _merged(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
             if not isinstance(value, dict) or not isinstance(old, dict):
                 entry[key] = value
                 continue
-            if {"target", "draft"} & value.keys():  # what was measured was another pair
+            if {"target", "draft"} & value.keys():  # measured for another pair
                 old = {name: kept for name, kept in old.items() if name != "acceptance"}
             entry[key] = {**old, **value}
     return merged
 
 
-def _entry(alias: str, table: Table, origin: str) -> Entry:
-    pairs = {name: _pair(alias, name, table, origin) for name in ("gguf", "mlx")}
+def _make_entry(alias: str, table: Table, origin: str) -> Entry:
+    pairs = {name: _make_pair(alias, name, table, origin) for name in ("gguf", "mlx")}
     if not any(pairs.values()):
-        raise _wrong(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
+        raise _schema_error(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
     sampling = table.get("sampling", {})
     assert isinstance(sampling, dict)
     return Entry(alias, str(table.get("description", "")), pairs["gguf"], pairs["mlx"], SamplingDefaults(**sampling))
 
 
-def _pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
+def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
     pair = table.get(name)
     if not isinstance(pair, dict):
         return None
     if "target" not in pair:
-        raise _wrong(origin, f"[{alias}.{name}]", "the key 'target' is missing")
+        raise _schema_error(origin, f"[{alias}.{name}]", "the key 'target' is missing")
     draft = pair.get("draft", NO_DRAFT)
     verified = bool(pair.get("verified", False))
     return Pair(pair["target"], None if draft == NO_DRAFT else draft, verified, pair.get("acceptance"))
 
 
-def _wrong(origin: str, where: str, detail: str) -> RegistryError:
-    return RegistryError(f"{origin}, {where}: {detail}.", hint=f"correct {where} in {origin}")
+def _schema_error(origin: str, where: str, detail: str) -> RegistryError:
+    return RegistryError(f"{origin}, {where}: {detail}.", hint=f"Correct {where} in {origin}.")

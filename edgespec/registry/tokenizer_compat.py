@@ -51,7 +51,7 @@ class Vocabulary:
     add_bos: bool | None = None
 
 
-def tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetadata | Tokenizer) -> str | None:
+def find_tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetadata | Tokenizer) -> str | None:
     """The first difference of the two vocabularies, as a sentence without its full stop; None where they agree.
 
     None also where they cannot be compared before loading: a GGUF header with a folder, or a folder without

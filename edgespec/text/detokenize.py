@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive, never half a character."""
+"""Streaming detokenization: whole characters only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from edgespec.text.tokenizer import Tokenizer
 class StreamDecoder:
     """Turns one stream of tokens into text.
 
-    `visible` are control tokens to be spelled out (`special_text`); other control tokens add nothing. The texts of all
-    `push` calls and of `finish`, joined, are the tokens' bytes decoded as UTF-8 with U+FFFD for what is not UTF-8;
-    bytes wait only while they may still become a character.
+    `visible` are control tokens to spell out (`special_text`); other control tokens add nothing. The texts of all
+    `push` calls and of `finish`, joined, are the tokens' bytes decoded as UTF-8, with U+FFFD for invalid bytes. Bytes
+    are held back only while they may still become a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, visible: frozenset[int] = frozenset()) -> None:
@@ -21,15 +21,15 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that `token` completes, often empty or one character late."""
+        """The text that `token` completes; often empty, or one character late."""
         if token in self._visible:
             return self.finish() + self._tokenizer.special_text(token)
         text = self._utf8.decode(self._tokenizer.piece(token))
         waiting, _ = self._utf8.getstate()
-        if waiting[:1] == b"\xed" and waiting[1:] >= b"\xa0":  # half a surrogate: Python waits, but it is invalid
+        if waiting[:1] == b"\xed" and waiting[1:] >= b"\xa0":  # half a surrogate is invalid, but Python waits
             text += self.finish()
         return text
 
     def finish(self) -> str:
-        """What still waits: U+FFFD for a character cut short, else nothing."""
+        """U+FFFD for a character that was cut short, else nothing."""
         return self._utf8.decode(b"", final=True)

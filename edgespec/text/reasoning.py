@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgespec.text.stops import unfinished
+from edgespec.text.stops import find_unfinished
 
 Channel = Literal["answer", "reasoning"]
 
@@ -144,7 +144,7 @@ class ReasoningSplitter:
         segments: list[Segment] = []
         while True:
             found = [(at, marker) for marker in self._state.markers if (at := self._held.find(marker)) >= 0]
-            maybe = unfinished(self._held, self._state.markers)
+            maybe = find_unfinished(self._held, self._state.markers)
             at, marker = min(found, default=(maybe, ""))
             settled = self._state.settled
             if settled is not None and self._held[:at].strip():

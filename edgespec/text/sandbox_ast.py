@@ -1,4 +1,4 @@
-"""What a template's syntax tree gains before it runs: looks at the clock, and measurements of what it builds."""
+"""Adds guards to a template's syntax tree: checks of the time, and measurements of the values it builds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jinja2.visitor import NodeTransformer
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks text for training; its contents are rendered as they are."""
+    """`{% generation %}...{% endgeneration %}` marks text for training; its contents are rendered unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
+    tags = {"generation"}  # noqa: RUF012 (declared this way by Jinja)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -19,15 +19,15 @@ class GenerationTag(Extension):
 
 
 class Guards(NodeTransformer):
-    """Adds a look at the clock to loops, and a measurement to the expressions that build values."""
+    """Adds a check of the time to loops, and a measurement to expressions that build values."""
 
-    def _measured(self, node: nodes.Expr) -> nodes.Expr:
+    def _add_measure(self, node: nodes.Expr) -> nodes.Expr:
         self.generic_visit(node)
         if getattr(node, "ctx", "load") != "load":  # the left side of `set a, b = ...`
             return node
-        return nodes.Filter(node, "measured", [], [], None, None, lineno=node.lineno)
+        return nodes.Filter(node, "measure", [], [], None, None, lineno=node.lineno)
 
-    visit_Concat = visit_List = visit_Tuple = visit_Dict = _measured
+    visit_Concat = visit_List = visit_Tuple = visit_Dict = _add_measure
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)

@@ -1,4 +1,4 @@
-"""Ends the text at the first stop string, however tokens cut it."""
+"""Stop strings, found across token boundaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_STOP_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """Text that is certain to precede every stop string, and the stop string that ended the stream, if one did."""
+    """Text before any stop string, and the stop string that ended the stream, if one did."""
 
     text: str
     stop: str | None = None
@@ -25,30 +25,30 @@ class StopResult:
 
 
 class StopStrings:
-    """Looks for stop strings in a stream of text; the stop string itself is never part of the text.
+    """Finds stop strings in a stream of text; the stop string itself is not part of the text.
 
-    The match that starts earliest in the whole text wins, and of those the shortest; the result does not depend on
-    how the text is cut. A match therefore waits while an earlier one may still be completed. Raises InvalidRequest
-    for more than MAX_STOPS strings, and for empty ones or ones longer than MAX_STOP_CHARS.
+    The earliest match wins, and of several at one place the shortest. A match therefore waits while an earlier one may
+    still be completed, so that the result does not depend on how the stream is cut. Raises InvalidRequest for more than
+    MAX_STOPS strings, for an empty one, and for one longer than MAX_STOP_CHARS.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if len(stops) > MAX_STOPS:
-            raise InvalidRequest(f"{len(stops)} stop strings given", hint=f"give at most {MAX_STOPS}")
+            raise InvalidRequest(f"{len(stops)} stop strings are too many.", hint=f"Give at most {MAX_STOPS}.")
         if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise InvalidRequest(
-                "a stop string is empty or too long", hint=f"give stop strings of 1 to {MAX_STOP_CHARS} characters"
+                "A stop string is empty or too long.", hint=f"Give stop strings of 1 to {MAX_STOP_CHARS} characters."
             )
         self._stops = tuple(sorted(stops, key=len))
         self._held = ""
         self._stop: str | None = None
 
     def push(self, text: str) -> StopResult:
-        """Adds `text`; returns what may be shown, without the shortest end that may still become a stop string."""
+        """Add `text`; returns the text that is certain. An end that may become a stop string is held back."""
         return self._advance(text, final=False)
 
     def finish(self) -> StopResult:
-        """Ends the stream and releases what was held back; a match that was waiting for an earlier one counts now."""
+        """End the stream; returns the text that was held back. A match that was waiting for an earlier one counts."""
         return self._advance("", final=True)
 
     def _advance(self, text: str, *, final: bool) -> StopResult:
@@ -57,7 +57,7 @@ class StopStrings:
         held = self._held + text
         found = [(start, stop) for stop in self._stops if (start := held.find(stop)) >= 0]
         end, stop = min(found, key=lambda match: match[0], default=(len(held), None))
-        maybe = len(held) if final else unfinished(held, self._stops)
+        maybe = len(held) if final else find_unfinished(held, self._stops)
         if maybe < end:
             end = maybe
         else:
@@ -66,8 +66,8 @@ class StopStrings:
         return StopResult(held[:end], self._stop)
 
 
-def unfinished(text: str, markers: Iterable[str]) -> int:
-    """Where the longest end of `text` that is the beginning, but not the whole, of a marker starts; else len(text)."""
+def find_unfinished(text: str, markers: Iterable[str]) -> int:
+    """The start of the longest suffix of `text` that is a proper prefix of a marker; len(text) if there is none."""
     first = len(text)
     for marker in markers:
         for start in range(max(0, len(text) - len(marker) + 1), first):

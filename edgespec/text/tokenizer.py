@@ -1,4 +1,4 @@
-"""The tokenizer contract that every runtime's vocabulary fulfils."""
+"""The tokenizer interface that every runtime implements."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back; implemented by each backend over its own vocabulary."""
+    """Text to token ids and back, over a backend's own vocabulary."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids; every id in range(vocab_size) is valid for `piece`."""
+        """Number of ids; every id in range(vocab_size) is valid."""
 
     @property
     def bos(self) -> int | None:
@@ -18,7 +18,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos(self) -> int | None:
-        """The end-of-sequence id, which templates may write between turns, or None."""
+        """The end-of-sequence id, which templates may insert between turns, or None."""
 
     @property
     def add_bos(self) -> bool:
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token adds to the text; may end inside a UTF-8 character. Empty for control tokens."""
+        """The bytes that a token adds to the text; they may end inside a UTF-8 character. Empty for control tokens."""
 
     def special_text(self, token: int) -> str:
-        """How a special token is spelled (`<s>`, `<think>`), for templates; never empty for a valid id."""
+        """The spelling of a token (`<s>`, `<think>`), for templates and comparisons; never empty for a valid id."""

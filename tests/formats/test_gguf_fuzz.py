@@ -15,7 +15,7 @@ from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import Header, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.planner.memory import estimate_memory
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import model_file
 from tests.formats.test_gguf_header import Bytes
 
@@ -36,7 +36,7 @@ def survive(data: bytes) -> bool:
         header = read_header(Bytes(data, len(data)), "fuzzed.gguf")
         check_model(header)
         estimate_memory(header, 2048)
-        tokenizer_mismatch(original()[1], header)
+        find_tokenizer_mismatch(original()[1], header)
         accepted = True
     except InvalidModelFile as error:
         accepted = False

@@ -131,7 +131,7 @@ def test_type_sizes_are_those_of_the_gguf_package() -> None:
         (with_pair(GOOD_PAIRS[1]), "comes twice"),
         (with_pair(u32("general.alignment", 24)), "power of two"),
         (with_pair(u32("general.alignment", 0)), "power of two"),
-        (without("general.architecture"), "does not say which architecture"),
+        (without("general.architecture"), "names no architecture"),
         (without("block_count"), "block_count is missing"),
         (build([GOOD_PAIRS[0], u32("llama.block_count", 0), *GOOD_PAIRS[2:]]), "block_count is 0"),
         (build([GOOD_PAIRS[0], u32("llama.block_count", 2**31), *GOOD_PAIRS[2:]]), "block_count is 2147483648"),

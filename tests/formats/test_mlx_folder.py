@@ -11,7 +11,7 @@ import pytest
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.mlx_folder import Folder, read_config
 from edgespec.planner.memory import estimate_memory
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -91,15 +91,15 @@ def test_vocabularies_of_both_kinds(tmp_path: Path) -> None:
     longer = with_vocabulary(tmp_path / "longer", {"model": {"vocab": {"a": 0, "b": 1, "c": 3}}, **added})
     other = with_vocabulary(tmp_path / "other", {"model": {"vocab": {"a": 0, "x": 1}}})
     assert bpe.vocabulary == {0: "a", 1: "b", 2: "<end>"}
-    assert tokenizer_mismatch(bpe, unigram) is None
-    assert tokenizer_mismatch(bpe, longer) == "only the draft has token 3, 'c': 4 tokens against 3"
+    assert find_tokenizer_mismatch(bpe, unigram) is None
+    assert find_tokenizer_mismatch(bpe, longer) == "only the draft has token 3, 'c': 4 tokens against 3"
     marks = [*added["added_tokens"], {"id": 3, "content": "image", "special": True}, {"id": 9, "content": "<think>"}]
     marked = with_vocabulary(tmp_path / "marked", {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": marks})
     assert marked.control_tokens == {3}
-    assert tokenizer_mismatch(bpe, marked) is tokenizer_mismatch(marked, bpe) is None
-    assert tokenizer_mismatch(bpe, other) == "token 1 is 'b' in the target and 'x' in the draft"
+    assert find_tokenizer_mismatch(bpe, marked) is find_tokenizer_mismatch(marked, bpe) is None
+    assert find_tokenizer_mismatch(bpe, other) == "token 1 is 'b' in the target and 'x' in the draft"
     (tmp_path / "other" / "tokenizer.json").unlink()
-    assert tokenizer_mismatch(bpe, read_config(tmp_path / "other", "other", 1)) is None
+    assert find_tokenizer_mismatch(bpe, read_config(tmp_path / "other", "other", 1)) is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def fetch(hub: Hub, reference: HubFile | HubQuant | HubRepo) -> Path:
 
 
 def test_an_absent_cache_lists_nothing(hub: Hub) -> None:
-    assert hub.cached_models() == []
+    assert hub.list_models() == []
 
 
 def test_each_model_is_listed_once_with_a_reference_that_opens_it(hub: Hub, root: Path) -> None:
@@ -37,7 +37,7 @@ def test_each_model_is_listed_once_with_a_reference_that_opens_it(hub: Hub, root
     folder = mlx(root)
     for reference in (HubFile(REPO, FOUR), HubQuant(REPO, "Q8_0"), HubQuant(REPO, "Q6_K"), folder):
         fetch(hub, reference)
-    listed = {str(each.reference): each for each in hub.cached_models()}
+    listed = {str(each.reference): each for each in hub.list_models()}
     assert {name: each.size for name, each in listed.items()} == {
         f"hf:{REPO}/{FOUR}": four.stat().st_size,
         f"hf:{REPO}/{EIGHT}": eight.stat().st_size,
@@ -45,7 +45,7 @@ def test_each_model_is_listed_once_with_a_reference_that_opens_it(hub: Hub, root
         "mlx-community/M-4bit": 1002,
     }
     for each in listed.values():
-        found = hub.cached(each.reference)
+        found = hub.find_cached(each.reference)
         assert found is not None and (found.commit, found.size) == (each.commit, each.size)
         assert each.path.exists() and each.last_used_s > 0
 
@@ -54,9 +54,9 @@ def test_a_pinned_revision_is_listed_with_it(hub: Hub, root: Path) -> None:
     serve(root, FOUR)
     serve(root, FOUR, repo=f"{REPO}@v1", pad_bytes=4096)
     fetch(hub, HubFile(REPO, FOUR, "v1"))
-    assert [each.reference for each in hub.cached_models()] == [HubFile(REPO, FOUR, "v1")]
+    assert [each.reference for each in hub.list_models()] == [HubFile(REPO, FOUR, "v1")]
     fetch(hub, HubFile(REPO, FOUR, commit_of(REPO)))
-    assert {str(each.reference) for each in hub.cached_models()} == {
+    assert {str(each.reference) for each in hub.list_models()} == {
         f"hf:{REPO}@v1/{FOUR}",
         f"hf:{REPO}@{commit_of(REPO)}/{FOUR}",
     }
@@ -70,7 +70,7 @@ def test_other_repositories_and_half_models_are_left_out(hub: Hub, root: Path) -
     other = hub.cache_dir / "models--bert--base" / "snapshots" / ("0" * 40)
     other.mkdir(parents=True)
     (other / "pytorch_model.bin").write_bytes(b"x")
-    assert first.exists() and hub.cached_models() == []
+    assert first.exists() and hub.list_models() == []
 
 
 def test_removing_one_quantisation_leaves_the_other(hub: Hub, root: Path) -> None:
@@ -80,7 +80,7 @@ def test_removing_one_quantisation_leaves_the_other(hub: Hub, root: Path) -> Non
     gone = fetch(hub, HubFile(REPO, FOUR))
     assert hub.remove(HubQuant(REPO, "Q4_K_M")) == size
     assert not gone.exists() and kept.is_file()
-    assert [str(each.reference) for each in hub.cached_models()] == [f"hf:{REPO}/{EIGHT}"]
+    assert [str(each.reference) for each in hub.list_models()] == [f"hf:{REPO}/{EIGHT}"]
 
 
 def test_a_blob_that_another_revision_uses_stays(hub: Hub, root: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_blob_that_another_revision_uses_stays(hub: Hub, root: Path) -> None:
     assert hub.remove(HubFile(REPO, FOUR, commit_of(REPO))) == 0
     assert shared.is_file()
     assert hub.remove(HubFile(REPO, FOUR)) > 0
-    assert not hub.cached_models()
+    assert not hub.list_models()
 
 
 def test_removing_the_last_model_removes_the_folder(hub: Hub, root: Path) -> None:
@@ -108,4 +108,4 @@ def test_removing_what_is_not_there_says_so(hub: Hub, root: Path, reference: Hub
     with pytest.raises(HubError, match="is not in the cache") as caught:
         hub.remove(reference)
     assert "edgespec list" in caught.value.hint
-    assert len(hub.cached_models()) == 1
+    assert len(hub.list_models()) == 1

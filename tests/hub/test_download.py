@@ -121,7 +121,7 @@ def test_one_corrupt_byte_is_noticed_and_nothing_bad_is_kept(hub: Hub, server: H
     model = hub.resolve(HubFile(REPO, FILE))
     with pytest.raises(InvalidModelFile, match=r"arrived damaged: its sha256 is .*the bad copy was removed") as caught:
         hub.fetch(model)
-    assert "pull it again" in caught.value.hint
+    assert "Pull it again" in caught.value.hint
     assert not [each for each in hub.cache_dir.rglob("blobs/*") if each.is_file()]
     server.fault(REPO, FILE, None)
     assert hub.fetch(model).read_bytes() == source.read_bytes()

@@ -42,7 +42,7 @@ def test_no_such_file_names_the_nearest(hub: Hub, root: Path) -> None:
     serve(root)
     error = failure(hub, HubFile(REPO, "Model-Q4_K_S.gguf"))
     assert error.message == f"{REPO} has no file Model-Q4_K_S.gguf."
-    assert error.hint == f"nearest: {FILE}"
+    assert error.hint == f"The nearest: {FILE}."
 
 
 def test_a_file_that_vanishes_between_listing_and_download(hub: Hub, root: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_gated_repository_points_to_its_page(hub: Hub, server: HubServer, root
         (Fault("status", code=403, message="no"), f"Access to {REPO} is forbidden", False),
         (Fault("status", code=403, message="Access to this resource is disabled."), "has been disabled", False),
         (Fault("status", code=418), "refused the request", False),
-        (Fault("status", code=429), "limits how often", True),
+        (Fault("status", code=429), "limits the rate", True),
         (Fault("status", code=500), "server error 500", True),
         (Fault("status", code=503), "server error 503", True),
         (Fault("garbage"), "does not answer like a model hub", False),

@@ -44,7 +44,7 @@ def test_a_missing_quantisation_lists_what_there_is(hub: Hub, root: Path) -> Non
         serve(root, name)
     with pytest.raises(HubError, match=r"has no Q6_K\.") as caught:
         hub.resolve(HubQuant(REPO, "Q6_K"))
-    assert caught.value.hint == "it has BF16, IQ2_XS, Q4_K_M"
+    assert caught.value.hint == "Choose one of BF16, IQ2_XS, Q4_K_M."
 
 
 def test_a_repository_without_the_usual_quantisation_gives_the_nearest(hub: Hub, root: Path) -> None:
@@ -68,9 +68,9 @@ def test_an_mlx_repository_gives_its_folder(hub: Hub, server: HubServer, root: P
     place = hub.fetch(model)
     assert {each.name for each in place.iterdir()} == {each.name for each in folder.iterdir()} - {"README.md"}
     assert all((place / each.name).read_bytes() == (folder / each.name).read_bytes() for each in place.iterdir())
-    assert hub.cached(reference) == model
+    assert hub.find_cached(reference) == model
     (place / shards["b"]).unlink()
-    assert hub.cached(reference) is None
+    assert hub.find_cached(reference) is None
     with pytest.raises(InvalidModelFile, match="MLX model"):
         hub.header(model)
 

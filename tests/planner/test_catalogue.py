@@ -20,7 +20,7 @@ from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo, Loc
 from edgespec.planner import catalogue as module
 from edgespec.planner.catalogue import Entry, build_catalogue, filter_entries
 from edgespec.planner.memory import estimate_memory
-from edgespec.registry.external_models import ElsewhereModel
+from edgespec.registry.external_models import ExternalModel
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
@@ -224,9 +224,9 @@ def test_removed_between_listing_and_reading(
     serve(root)
     link = fetch(hub, HubFile(REPO, FILE))
     other = put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
-    models, listed = Hub.cached_models, module.external_models
+    models, listed = Hub.list_models, module.find_external_models
 
-    def then_gone(model: CachedModel | ElsewhereModel) -> CachedModel | ElsewhereModel:
+    def then_gone(model: CachedModel | ExternalModel) -> CachedModel | ExternalModel:
         model.path.unlink()
         return model
 
@@ -237,8 +237,8 @@ def test_removed_between_listing_and_reading(
 
     assert len(shown()) == 3
     with monkeypatch.context() as patched:
-        patched.setattr(Hub, "cached_models", lambda self: [then_gone(each) for each in models(self)])
-        patched.setattr(module, "external_models", lambda **besides: [then_gone(each) for each in listed(**besides)])
+        patched.setattr(Hub, "list_models", lambda self: [then_gone(each) for each in models(self)])
+        patched.setattr(module, "find_external_models", lambda **besides: [then_gone(each) for each in listed(**besides)])
         assert [entry.name for entry in shown()] == ["python-6m"]
     assert not link.exists()
     put(TARGET, other)

@@ -13,7 +13,13 @@ from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry import external_models as module
-from edgespec.registry.external_models import ElsewhereModel, Place, external_models, gguf_size, places_from_environment
+from edgespec.registry.external_models import (
+    ExternalModel,
+    ModelFolder,
+    find_external_models,
+    list_model_folders,
+    read_gguf_size,
+)
 from edgespec.registry.schema import load_registry
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from tests.hub.stores import MODEL_LAYER, ollama, ollama_blob, ollama_manifest, put
@@ -27,8 +33,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "ollama"
 
 
-def names(*places: Place) -> list[str]:
-    return [model.name for model in external_models(places)]
+def names(*places: ModelFolder) -> list[str]:
+    return [model.name for model in find_external_models(places)]
 
 
 def test_an_lm_studio_file(tmp_path: Path) -> None:
@@ -36,18 +42,18 @@ def test_an_lm_studio_file(tmp_path: Path) -> None:
     put(DRAFT, tmp_path / "someone" / "Model-GGUF" / "mmproj-Model.gguf")
     path.with_name("notes.gguf").write_text("not a model")
     path.with_name("empty.gguf").touch()
-    found = external_models([Place("lm studio", tmp_path)])
-    assert found == [ElsewhereModel("lm studio: someone/Model-GGUF/Model-Q8_0", path, DRAFT.stat().st_size)]
+    found = find_external_models([ModelFolder("lm studio", tmp_path)])
+    assert found == [ExternalModel("lm studio: someone/Model-GGUF/Model-Q8_0", path, DRAFT.stat().st_size)]
 
 
 def test_parts_count_once_and_only_together(tmp_path: Path) -> None:
     parts = [put(DRAFT, tmp_path / "a" / f"big-Q4_0-0000{n}-of-00002.gguf") for n in (1, 2)]
-    place = Place("lm studio", tmp_path)
-    assert external_models([place]) == [ElsewhereModel("lm studio: a/big-Q4_0", parts[0], 2 * DRAFT.stat().st_size)]
+    place = ModelFolder("lm studio", tmp_path)
+    assert find_external_models([place]) == [ExternalModel("lm studio: a/big-Q4_0", parts[0], 2 * DRAFT.stat().st_size)]
     parts[1].write_bytes(b"GG")
-    assert not external_models([place])
+    assert not find_external_models([place])
     parts[1].unlink()
-    assert not external_models([place]) and gguf_size(parts[0]) is None
+    assert not find_external_models([place]) and read_gguf_size(parts[0]) is None
 
 
 def test_ollama_names_follow_its_own(store: Path) -> None:
@@ -61,11 +67,11 @@ def test_ollama_names_follow_its_own(store: Path) -> None:
     for n, (file, shown) in enumerate(names_by_file.items()):
         other = ollama_blob(store, DRAFT.read_bytes() + bytes([n]))
         path = ollama(store, file, {"layers": [{"mediaType": MODEL_LAYER, "digest": other}]})
-        assert names(Place("ollama", store)) == [f"ollama: {shown}"]
+        assert names(ModelFolder("ollama", store)) == [f"ollama: {shown}"]
         path.unlink()
     ollama(store, f"{LIBRARY}/one/8b", manifest)
     ollama(store, f"{LIBRARY}/one/latest", manifest)
-    (found,) = external_models([Place("ollama", store)])
+    (found,) = find_external_models([ModelFolder("ollama", store)])
     assert found.name == "ollama: one:8b", "two tags of one blob are one model"
     assert found.path.parent == store / "blobs" and found.size == DRAFT.stat().st_size
 
@@ -78,12 +84,12 @@ def test_newer_ollama_manifests(store: Path) -> None:
     link = store / "manifests-v2" / "ollama.com" / "library" / "moved" / "1b"
     link.parent.mkdir(parents=True)
     link.symlink_to(os.path.relpath(blob, link.parent))
-    (found,) = external_models([Place("ollama", store)])
+    (found,) = find_external_models([ModelFolder("ollama", store)])
     assert (found.name, found.size) == ("ollama: moved:1b", TARGET.stat().st_size)
     tensors = {"runner": "mlx", "layers": [{"mediaType": "application/vnd.ollama.image.tensor", "digest": "x"}]}
     for child in (old, {"runner": "ollama", "digest": ollama_blob(store, json.dumps(old).encode())}):
         ollama(store, "ollama.com/library/listed/1b", {"manifests": ["?", tensors, child]}, "manifests-v2")
-        assert names(Place("ollama", store)) == ["ollama: listed:1b", "ollama: moved:1b"]
+        assert names(ModelFolder("ollama", store)) == ["ollama: listed:1b", "ollama: moved:1b"]
 
 
 def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
@@ -92,7 +98,7 @@ def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
     ollama(store, f"{LIBRARY}/tuned/1b", {**manifest, "layers": [*manifest["layers"], adapter]})
     ollama(store, f"{LIBRARY}/several/1b", {**manifest, "layers": manifest["layers"] * 2})
     ollama(store, f"{LIBRARY}/text/1b", {"layers": [{"mediaType": MODEL_LAYER, "digest": ollama_blob(store, b"no")}]})
-    assert not external_models([Place("ollama", store)])
+    assert not find_external_models([ModelFolder("ollama", store)])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_a_broken_manifest_is_passed_over(store: Path, manifest: str) -> None:
     ollama(store, f"{LIBRARY}/broken/1b", manifest)
     ollama(store, f"{LIBRARY}/sound/1b", ollama_manifest(DRAFT, store))
     ollama(store, "too/short", ollama_manifest(DRAFT, store))
-    assert names(Place("ollama", store)) == ["ollama: sound:1b"]
+    assert names(ModelFolder("ollama", store)) == ["ollama: sound:1b"]
 
 
 def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
@@ -120,9 +126,11 @@ def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--u--r-GGUF" / "snapshots" / "abc" / "r-Q8_0.gguf"
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(blob)
-    place = Place("llama.cpp", tmp_path)
+    place = ModelFolder("llama.cpp", tmp_path)
     assert names(place) == ["llama.cpp: u/r-GGUF/r-Q8_0", "llama.cpp: user_repo_model-q8_0"]
-    assert [model.path for model in external_models([place], besides=[blob])] == [flat], "what is known is left out"
+    assert [model.path for model in find_external_models([place], besides=[blob])] == [flat], (
+        "what is known is left out"
+    )
 
 
 def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
@@ -136,9 +144,13 @@ def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
     put(DRAFT, tmp_path / "a" / "two\nlines.gguf").write_bytes(DRAFT.read_bytes() + b"x")
     locked = put(DRAFT, tmp_path / "locked" / "hidden.gguf")
     locked.parent.chmod(0)
-    absent = [Place("ollama", tmp_path / "absent"), Place("ollama", good), Place("llama.cpp", Path("/\0"))]
+    absent = [
+        ModelFolder("ollama", tmp_path / "absent"),
+        ModelFolder("ollama", good),
+        ModelFolder("llama.cpp", Path("/\0")),
+    ]
     try:
-        found = external_models([Place("lm studio", tmp_path), *absent])
+        found = find_external_models([ModelFolder("lm studio", tmp_path), *absent])
     finally:
         locked.parent.chmod(0o700)
     assert {model.path for model in found} - {locked} == {good}
@@ -146,8 +158,8 @@ def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
 
 def test_a_file_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(DRAFT, tmp_path / "m.gguf")
-    monkeypatch.setattr(module, "gguf_size", lambda path: (gguf_size(path), path.unlink())[0])
-    assert not external_models([Place("lm studio", tmp_path)])
+    monkeypatch.setattr(module, "read_gguf_size", lambda path: (read_gguf_size(path), path.unlink())[0])
+    assert not find_external_models([ModelFolder("lm studio", tmp_path)])
 
 
 def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +169,10 @@ def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.Mo
     put(DRAFT, tmp_path / "0" / "late.gguf")
     deep = put(DRAFT, tmp_path.joinpath(*"abcdefgh") / "deep.gguf")
     start = time.perf_counter()
-    assert not external_models([Place("lm studio", tmp_path)])
+    assert not find_external_models([ModelFolder("lm studio", tmp_path)])
     assert time.perf_counter() - start < 1
-    assert not external_models([Place("lm studio", tmp_path / "a")]), "too deep"
-    assert [model.path for model in external_models([Place("lm studio", deep.parents[2])])] == [deep]
+    assert not find_external_models([ModelFolder("lm studio", tmp_path / "a")]), "too deep"
+    assert [model.path for model in find_external_models([ModelFolder("lm studio", deep.parents[2])])] == [deep]
 
 
 def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,30 +181,30 @@ def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     studio, moved = tmp_path / ".lmstudio", tmp_path / "moved"
-    plain = {Place("lm studio", studio / "models"), Place("ollama", tmp_path / ".ollama" / "models"),
-             Place("lm studio", tmp_path / ".cache" / "lm-studio" / "models"),
-             Place("ollama", Path("/usr/share/ollama/.ollama/models")),
-             Place("llama.cpp", tmp_path / ".cache" / "llama.cpp")}  # fmt: skip
-    assert set(places_from_environment()) == plain
+    plain = {ModelFolder("lm studio", studio / "models"), ModelFolder("ollama", tmp_path / ".ollama" / "models"),
+             ModelFolder("lm studio", tmp_path / ".cache" / "lm-studio" / "models"),
+             ModelFolder("ollama", Path("/usr/share/ollama/.ollama/models")),
+             ModelFolder("llama.cpp", tmp_path / ".cache" / "llama.cpp")}  # fmt: skip
+    assert set(list_model_folders()) == plain
     studio.mkdir()
     for settings in ("{", "[]", '{"downloadsFolder": 3}', '{"downloadsFolder": "relative"}', '{"downloadsFolder": ""}'):
         (studio / "settings.json").write_text(settings)
-        assert set(places_from_environment()) == plain
+        assert set(list_model_folders()) == plain
     (studio / "settings.json").write_text('{"downloadsFolder": "\\u0000\\ud800/~"}')
     assert not [
-        model for model in external_models() if not model.name.startswith("ollama")
+        model for model in find_external_models() if not model.name.startswith("ollama")
     ]  # Ollama's service may be here
     (studio / "settings.json").write_text(json.dumps({"downloadsFolder": str(moved)}))
-    assert set(places_from_environment()) - plain == {Place("lm studio", moved)}
+    assert set(list_model_folders()) - plain == {ModelFolder("lm studio", moved)}
     (tmp_path / ".lmstudio-home-pointer").write_text(f"{moved}\n")
-    assert Place("lm studio", moved / "models") in places_from_environment()
+    assert ModelFolder("lm studio", moved / "models") in list_model_folders()
     monkeypatch.setenv("OLLAMA_MODELS", f' "{moved}" ')
     monkeypatch.setenv("LLAMA_CACHE", str(moved))
-    found = places_from_environment()
-    assert [place.folder for place in found if place.program != "lm studio"] == [moved, moved]
+    found = list_model_folders()
+    assert [folder.path for folder in found if folder.program != "lm studio"] == [moved, moved]
     monkeypatch.delenv("LLAMA_CACHE")
     monkeypatch.setattr("sys.platform", "darwin")
-    assert Place("llama.cpp", tmp_path / "Library" / "Caches" / "llama.cpp") in places_from_environment()
+    assert ModelFolder("llama.cpp", tmp_path / "Library" / "Caches" / "llama.cpp") in list_model_folders()
 
 
 def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: Path) -> None:
@@ -202,7 +214,7 @@ def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: P
         def loading(self, name: str, fraction: float) -> None: ...
 
     ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
-    (model,) = external_models([Place("ollama", store)])
+    (model,) = find_external_models([ModelFolder("ollama", store)])
     assert parse_reference(str(model.path)) == LocalPath(model.path)
     request = LoadConfig(str(model.path), draft="ngram")
     planned = plan(request, load_registry(tmp_path / "none"), Hub("http://localhost", tmp_path, offline=True), Quiet())

@@ -67,7 +67,7 @@ def test_the_70b_pair_names_its_files(tmp_path: Path) -> None:
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match="llama-70b-q4") as caught:
         shipped(tmp_path).get("lama-70b-q4")
-    assert caught.value.hint == "edgespec list"
+    assert caught.value.hint == "Run `edgespec list` to see the known models."
 
 
 def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from edgespec.registry.resolve import (
     LocalGguf,
     LocalMlx,
     PackagedGguf,
-    best_backend,
-    open_source,
+    detect_backend,
+    fetch_source,
+    read_metadata,
     resolve_pair,
-    source_facts,
-    source_path,
+    resolve_source,
 )
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import write_gguf
 from tests.hub.hubserver import HubServer
 from tests.hub.test_cache import mlx
@@ -50,12 +50,12 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
     pair = resolve_pair("pair", "llamacpp", registry, hub)
     assert isinstance(pair.target, HubGguf) and pair.draft == HubRepo(DRAFT_REPO)
     assert (pair.name, pair.sampling) == ("pair", SamplingDefaults(top_k=5))
-    small = open_source(pair.draft, "llamacpp", hub)
+    small = resolve_source(pair.draft, "llamacpp", hub)
     assert isinstance(small, HubGguf) and small.model.files[0].path == "small-Q4_0.gguf"
     assert not [each for each in server.log if "/resolve/" in each.path]
-    assert source_facts(pair.target, hub).size == source.stat().st_size
-    assert source_path(pair.target, hub).read_bytes() == source.read_bytes()
-    assert source_path(small, hub).read_bytes() == draft.read_bytes()
+    assert read_metadata(pair.target, hub).size == source.stat().st_size
+    assert fetch_source(pair.target, hub).read_bytes() == source.read_bytes()
+    assert fetch_source(small, hub).read_bytes() == draft.read_bytes()
 
 
 def test_a_repository_that_an_alias_names_brings_the_draft(hub: Hub, root: Path, registry: Registry) -> None:
@@ -70,7 +70,7 @@ def test_a_repository_that_an_alias_names_brings_the_draft(hub: Hub, root: Path,
 def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, root: Path, registry: Registry) -> None:
     serve(root)
     first = resolve_pair("pair", "llamacpp", registry, hub)
-    source_path(first.target, hub)
+    fetch_source(first.target, hub)
     before = len(server.log)
     assert resolve_pair("pair", "llamacpp", registry, hub) == first
     assert len(server.log) == before
@@ -80,10 +80,10 @@ def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     mlx(root)
     pair = resolve_pair("only-mlx", "mlx", registry, hub)
     assert isinstance(pair.target, HubMlx) and pair.draft is None
-    assert {each.name for each in source_path(pair.target, hub).iterdir()} == {"config.json", "model.safetensors"}
+    assert {each.name for each in fetch_source(pair.target, hub).iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(UnknownModel, match="only-mlx has no model for llamacpp") as caught:
         resolve_pair("only-mlx", "llamacpp", registry, hub)
-    assert caught.value.hint == "use --backend mlx"
+    assert caught.value.hint == "Use --backend mlx."
 
 
 def test_the_wrong_kind_of_repository_names_the_backend(hub: Hub, root: Path, registry: Registry) -> None:
@@ -117,7 +117,7 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
 
 def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Path, registry: Registry) -> None:
     def best(text: str | None, prefer_mlx: bool = False) -> str:
-        return best_backend(text, registry, hub, prefer_mlx=prefer_mlx)
+        return detect_backend(text, registry, hub, prefer_mlx=prefer_mlx)
 
     folder = tmp_path / "models"
     folder.mkdir()
@@ -140,7 +140,7 @@ def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, r
     target = resolve_pair(str(second), "llamacpp", registry, hub).target
     assert target == LocalGguf(first)
     assert isinstance(target, LocalGguf)
-    assert source_facts(target, hub).size == first.stat().st_size + second.stat().st_size
+    assert read_metadata(target, hub).size == first.stat().st_size + second.stat().st_size
     first.unlink()
     with pytest.raises(UnknownModel, match="00001-of-00002"):
         resolve_pair(str(second), "llamacpp", registry, hub)
@@ -149,15 +149,15 @@ def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, r
 def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: Registry) -> None:
     pair = resolve_pair(None, "llamacpp", registry, hub)
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
-    draft = open_source(pair.draft, "llamacpp", hub)
+    draft = resolve_source(pair.draft, "llamacpp", hub)
     assert isinstance(pair.target, PackagedGguf) and isinstance(draft, PackagedGguf)
-    headers = source_facts(pair.target, hub), source_facts(draft, hub)
+    headers = read_metadata(pair.target, hub), read_metadata(draft, hub)
     assert headers[0].weight_bytes > headers[1].weight_bytes
-    assert tokenizer_mismatch(*headers) is None
-    assert source_path(pair.target, hub) == pair.target.path
+    assert find_tokenizer_mismatch(*headers) is None
+    assert fetch_source(pair.target, hub) == pair.target.path
     assert not server.log
     with pytest.raises(InvalidModelFile, match=r"embedded model python-6m/absent\.gguf is missing"):
-        open_source(parse_reference("package:python-6m/absent.gguf"), "llamacpp", hub)
+        resolve_source(parse_reference("package:python-6m/absent.gguf"), "llamacpp", hub)
     assert resolve_pair(None, "mlx", registry, hub) == pair, "one form of the weights for both runtimes"
 
 
@@ -167,4 +167,4 @@ def test_unknown_names_and_repositories(hub: Hub, registry: Registry) -> None:
     with pytest.raises(HubError, match="no repository"):
         resolve_pair("no/thing", "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="is an alias"):
-        open_source(parse_reference("pair"), "llamacpp", hub)
+        resolve_source(parse_reference("pair"), "llamacpp", hub)

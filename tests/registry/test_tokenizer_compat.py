@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.tokenizer_compat import tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import model_file, write_gguf
 
 TOKENS = ["<s>", "</s>", "a", "b", "c"]
@@ -22,7 +22,8 @@ def header(folder: Path, name: str, **changes: object) -> Header:
 
 def test_the_trained_pair_agrees(tmp_path: Path) -> None:
     assert (
-        tokenizer_mismatch(read_file(model_file(tmp_path, "target")), read_file(model_file(tmp_path, "draft"))) is None
+        find_tokenizer_mismatch(read_file(model_file(tmp_path, "target")), read_file(model_file(tmp_path, "draft")))
+        is None
     )
 
 
@@ -46,12 +47,12 @@ def test_the_trained_pair_agrees(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_difference_of_two_headers(tmp_path: Path, changes: dict[str, object], reason: str | None) -> None:
-    assert tokenizer_mismatch(header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)) == reason
+    assert find_tokenizer_mismatch(header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)) == reason
 
 
 def test_padding_in_the_target_is_allowed_too(tmp_path: Path) -> None:
     padded = header(tmp_path, "t.gguf", tokens=[*TOKENS, "[PAD5]", "[PAD6]"])
-    assert tokenizer_mismatch(padded, header(tmp_path, "d.gguf")) is None
+    assert find_tokenizer_mismatch(padded, header(tmp_path, "d.gguf")) is None
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,11 @@ class Loaded:
     ],
 )
 def test_the_first_difference_of_two_loaded_tokenizers(draft: Loaded, reason: str | None) -> None:
-    assert tokenizer_mismatch(Loaded(), draft) == reason
+    assert find_tokenizer_mismatch(Loaded(), draft) == reason
 
 
 def test_padding_of_one_may_be_a_mark_of_the_other() -> None:
-    assert tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]", "[PAD6]")), Loaded((*TOKENS, "<think>"))) is None
-    assert tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]")), Loaded((*TOKENS, "d"))) == (
+    assert find_tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]", "[PAD6]")), Loaded((*TOKENS, "<think>"))) is None
+    assert find_tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]")), Loaded((*TOKENS, "d"))) == (
         "only the draft has token 5, 'd': 6 tokens against 6"
     )

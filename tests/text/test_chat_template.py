@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidModelFile, InvalidRequest, TemplateError
-from edgespec.text.chat_template import PLAIN, ChatTemplate, Message, encode_prompt, template_from_folder
+from edgespec.text.chat_template import PLAIN, ChatTemplate, Message, encode_prompt, read_template
 from edgespec.text.tokenizer import Tokenizer
 
 SYSTEM, USER, REPLY = Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?")
@@ -199,14 +199,14 @@ def _write(folder: Path, **files: object) -> Path:
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
-    assert template_from_folder(tmp_path / "absent") is None
-    assert template_from_folder(tmp_path) is None
-    assert template_from_folder(_write(tmp_path, tokenizer_config={"bos_token": "<s>"})) is None
+    assert read_template(tmp_path / "absent") is None
+    assert read_template(tmp_path) is None
+    assert read_template(_write(tmp_path, tokenizer_config={"bos_token": "<s>"})) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "é"}]
-    assert template_from_folder(_write(tmp_path, tokenizer_config={"chat_template": named})) == "é"
-    assert template_from_folder(_write(tmp_path, tokenizer_config={"chat_template": "c"})) == "c"
-    assert template_from_folder(_write(tmp_path, chat_template={"chat_template": "b"})) == "b"
-    assert template_from_folder(_write(tmp_path, jinja="a")) == "a"
+    assert read_template(_write(tmp_path, tokenizer_config={"chat_template": named})) == "é"
+    assert read_template(_write(tmp_path, tokenizer_config={"chat_template": "c"})) == "c"
+    assert read_template(_write(tmp_path, chat_template={"chat_template": "b"})) == "b"
+    assert read_template(_write(tmp_path, jinja="a")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
 )
 def test_damaged_files(tmp_path: Path, content: object) -> None:
     with pytest.raises(InvalidModelFile, match=r"tokenizer_config\.json"):
-        template_from_folder(_write(tmp_path, tokenizer_config=content))
+        read_template(_write(tmp_path, tokenizer_config=content))
 
 
 def test_template_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidModelFile, match="UTF-8"):
-        template_from_folder(tmp_path)
+        read_template(tmp_path)
 
 
 @given(leading=st.integers(0, 3), add_bos=st.booleans(), has_bos=st.booleans())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgespec.text.stops import unfinished
+from edgespec.text.stops import find_unfinished
 from edgespec.text.tool_formats.base import AnswerPart, Schemas, ToolFormat
 
 _HAS_ARGUMENTS = re.compile(r'"(arguments|parameters)"')
@@ -58,7 +58,7 @@ class ToolCallReader:
             self._add_text(before.rstrip("\n") if not before.strip() else before, parts)
             self._held, self._is_inside = rest, True
             return True
-        certain = unfinished(self._held, (self._format.opening,))
+        certain = find_unfinished(self._held, (self._format.opening,))
         self._add_text(self._held[:certain], parts)
         self._held = self._held[certain:]
         return False
