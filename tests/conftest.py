@@ -8,24 +8,36 @@ import pytest
 
 TESTS = Path(__file__).parent
 MARKERS = {
-    "fast": ("architecture", "controller", "core", "drafters", "formats", "text"),
+    "fast": ("architecture", "core", "drafters", "formats", "text"),
     "contract": ("contract",),
     "slow": (
-        "api", "backends", "bench", "benchmarks", "cli", "conversations", "engine", "examples", "hub", "laboratory",
-        "planner", "registry", "server", "service", "tui",
+        "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples", "hub",
+        "laboratory", "planner", "registry", "server", "service", "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 
 
+def marker_of(path: Path) -> str:
+    """The marker of a file or folder below tests/. Raises UsageError for a folder that has none."""
+    folder = path.relative_to(TESTS).parts[0]
+    if folder.endswith(".py"):
+        return "fast"
+    if folder not in _MARKER:
+        raise pytest.UsageError(f"tests/{folder} has no marker: add it to MARKERS in tests/conftest.py")
+    return _MARKER[folder]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m "fast or contract"`, other folders need not be imported to be deselected."""
+    wanted = set(config.option.markexpr.split(" or "))
+    is_folder = (
+        collection_path.is_dir() and collection_path.parent == TESTS and not collection_path.name.startswith("_")
+    )
+    return True if is_folder and wanted <= MARKERS.keys() and marker_of(collection_path) not in wanted else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not item.path.is_relative_to(TESTS):
-            continue
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder.endswith(".py"):
-            item.add_marker("fast")
-        elif folder not in _MARKER:
-            raise pytest.UsageError(f"tests/{folder} has no marker: add it to MARKERS in tests/conftest.py")
-        else:
-            item.add_marker(_MARKER[folder])
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(marker_of(item.path))

@@ -13,6 +13,7 @@ from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
 from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta, ToolCallDelta
 from edgespec.service.stream import Stream
+from edgespec.service.tools import format_call
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import ToolCall
@@ -49,10 +50,7 @@ class Reply:
     @property
     def message(self) -> dict[str, Any]:
         """The reply as a message for the next call of `chat`. Calls are numbered: their ids are call_0, call_1, ..."""
-        calls = [
-            {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for i, call in enumerate(self.tool_calls)
-        ]
+        calls = [format_call(f"call_{i}", call.name, call.arguments) for i, call in enumerate(self.tool_calls)]
         reasoning = {"reasoning_content": self.reasoning} if self.reasoning else {}
         return {
             "role": "assistant",
