@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.core.protocols import Capabilities
+from edgespec.core.protocols import Capabilities, Draft, Session
+from edgespec.core.tree import check_draft
 from edgespec.errors import ContextOverflow
 
 
@@ -12,6 +13,21 @@ def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
     """Raises ValueError for an id outside the vocabulary."""
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise ValueError(f"token ids must be in 0..{vocab_size - 1}")
+
+
+def check_forward(session: Session, root: int, draft: Draft, *, is_on_device: bool = False) -> None:
+    """Raises ValueError for ids outside the vocabulary and invalid drafts, ContextOverflow for drafts that do not fit.
+
+    Does not read the tokens of a draft that `is_on_device`.
+    """
+    limits, position = session.capabilities, session.position
+    check_ids((root,), limits.vocab_size)
+    if len(draft) > session.draft_limit or position >= limits.context_size:
+        raise ContextOverflow(f"{len(draft)} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
+    if not (limits.tree or draft.is_chain):
+        raise ValueError("this session takes chains only")
+    if not is_on_device:
+        check_draft(draft, limits.vocab_size)
 
 
 def check_prompt(tokens: Sequence[int], capabilities: Capabilities) -> None:

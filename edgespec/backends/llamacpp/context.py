@@ -11,7 +11,6 @@ from edgespec.backends.llamacpp.native import MAX_TOKENS, NativeContext
 from edgespec.backends.llamacpp.pending import LlamaScores, PendingBatch, SequenceSlot
 from edgespec.backends.llamacpp.sequences import SequenceAllocator
 from edgespec.core.batching import SOLO, BatchPeers
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 
 _PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
@@ -39,10 +38,6 @@ class Context:
     def is_usable(self) -> bool:
         """Whether it can take another session."""
         return bool(self.native.handle) and not self.native.is_broken
-
-    def acquire(self, check: CheckCancelled) -> SequenceSlot:
-        """A slot for one more session. Raises BackendError where there is none."""
-        return self.sequences.acquire(check)
 
     def release(self, slot: SequenceSlot) -> None:
         """Its sequence is empty. The native context is freed with the last session."""

@@ -9,13 +9,13 @@ from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native import MAX_TOKENS
 from edgespec.backends.llamacpp.pending import LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
-from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
+from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
 from edgespec.core.batching import YIELD, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
 from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
-from edgespec.core.tree import branches, check_draft, depths, is_path, leaves
-from edgespec.errors import BackendError, Cancelled, ContextOverflow, RollbackError
+from edgespec.core.tree import branches, depths, is_path, leaves
+from edgespec.errors import BackendError, Cancelled, RollbackError
 
 
 class LlamaSession:
@@ -109,13 +109,8 @@ class LlamaSession:
         context = self.context
         if self._pending is not None:
             raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
-        check_ids((root,), self._capabilities.vocab_size)
-        n, position = len(draft), len(self._tokens)
-        if n > self.draft_limit or position >= self._capabilities.context_size:
-            raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
-        if n:
-            check_draft(draft, self._capabilities.vocab_size)
-        scores = self._stage(context, root, draft, position)
+        check_forward(self, root, draft)
+        scores = self._stage(context, root, draft)
         self._pending = (root, draft)
         if not context.is_shared:
             self._wait(scores)
@@ -175,13 +170,12 @@ class LlamaSession:
             context.release(self._slot)
             self._pending = None
 
-    def _stage(self, context: Context, root: int, draft: Draft, position: int) -> LlamaScores:
-        tokens = [root, *draft.tokens.tolist()]
+    def _stage(self, context: Context, root: int, draft: Draft) -> LlamaScores:
+        tokens, position = [root, *draft.tokens.tolist()], len(self._tokens)
         if draft.is_chain:
             self._rollback.prepare(position, len(draft))
             return context.stage_chain(self._slot, tokens, position, outputs=len(tokens), is_prefill=False)
-        if not isinstance(self._rollback, TrimmableCache):
-            raise ValueError("this model takes chains only")
+        assert isinstance(self._rollback, TrimmableCache)
         ids = self._rollback.open_branches(len(leaves(draft)))
         positions = [position, *(depths(draft) + position).tolist()]
         sequences = [ids, *([ids[branch] for branch in each] for each in branches(draft))]

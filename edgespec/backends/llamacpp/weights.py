@@ -145,7 +145,7 @@ class LlamaWeights:
         return buffer.value if length >= 0 else b""
 
     def _open_session(self, kind: type[S], context: Context, check: CheckCancelled, size: int) -> S:
-        slot = context.acquire(check)
+        slot = context.sequences.acquire(check)
         rollback = self._make_rollback(context, slot.sequence)
         return kind(self._lib, context, slot, rollback, self.tokenizer.vocab_size, size)
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.pending import Snapshot
+from edgespec.backends.mlx.pending import AttachedDraft, Snapshot
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
@@ -28,6 +28,7 @@ class CachedTokens:
         self.tokens: list[int] = []
         self.lag = 0
         self.snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
+        self.attached: AttachedDraft | None = None  # until any forward or trim
         self._open_runner = open_runner
         self._check = check
 
@@ -60,6 +61,8 @@ class CachedTokens:
             if undo is not None:
                 self.restore(undo)
             raise
+        finally:
+            self.attached = None
         return logits
 
     def run(self, tokens: Sequence[int]) -> None:
@@ -75,6 +78,8 @@ class CachedTokens:
         except (BackendError, Cancelled):
             self.runner.caches.restore(before)
             raise
+        finally:
+            self.attached = None
         mx.clear_cache()
 
     def settle(self) -> None:
@@ -108,6 +113,7 @@ class CachedTokens:
 
     def trim_to(self, position: int) -> int:
         """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
+        self.attached = None
         caches, held = self.runner.caches, len(self.tokens) - self.lag
         if position >= held:
             reached, self.lag = position, position - held

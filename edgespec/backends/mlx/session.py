@@ -12,11 +12,11 @@ from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
 from edgespec.backends.mlx.pending import AheadForward, AttachedDraft, PendingForward, Snapshot
 from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
-from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
+from edgespec.backends.sequence import check_forward, check_ids, check_prompt, shared_prefix
 from edgespec.core.batching import SOLO, BatchPeers, Yield
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
-from edgespec.core.tree import check_draft, is_path
+from edgespec.core.tree import is_path
 from edgespec.errors import BackendError, ContextOverflow, RollbackError
 
 PREFILL_CHUNK = 512
@@ -42,7 +42,6 @@ class MlxSession:
         self._ahead: AheadForward | None = None
         self._lazy: DeviceDraft | None = None  # of the last rollout; all but its last token follow the cached ones
         self._is_closed = False
-        self.attached: AttachedDraft | None = None  # until this session computes or drops anything itself
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,6 +70,11 @@ class MlxSession:
         self._sync()
         return self._cached.runner.model
 
+    @property
+    def attached(self) -> AttachedDraft | None:
+        """The draft whose rows follow this session's in the caches, until this session computes or drops anything."""
+        return self._cached.attached
+
     def attach(self, draft: AttachedDraft) -> ModelRunner:
         """The runner with caches that hold the whole sequence. `draft` has to trim them to `position` after each use.
 
@@ -79,25 +83,29 @@ class MlxSession:
         self._require_committed("a draft")
         self._sync()
         self._drop_ahead()
-        self._settle()
-        self.attached = draft
+        self._cached.settle()
+        self._cached.attached = draft
         return self._cached.runner
+
+    def detach(self, draft: AttachedDraft) -> None:
+        """`draft` uses the caches no longer."""
+        if self._cached.attached is draft:
+            self._cached.attached = None
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._sync()
         check_prompt(tokens, self._capabilities)
         done = reused = self.rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
-        self._settle()
+        self._cached.settle()
         while done < len(tokens) - 1:  # only the last token is scored
             self._check()
             chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
-            self.attached = None
             self._cached.run(chunk)
             self._cached.tokens += chunk
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
         self._check()
-        logits = self._start(self._cached.runner.run_chain, tokens[-1:])
+        logits = self._cached.start(self._cached.runner.run_chain, tokens[-1:])
         self._cached.tokens.append(tokens[-1])
         yield PrefillProgress(len(tokens), len(tokens), reused)
         return MlxScores(logits)
@@ -108,7 +116,7 @@ class MlxSession:
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._sync()
         self._require_committed("the next")
-        self._check_forward(root, draft)
+        check_forward(self, root, draft, is_on_device=isinstance(draft, DeviceDraft))
         self._check()
         n = len(draft)
         can_run_ahead = run_ahead and not n and len(self._cached) + 2 <= self._capabilities.context_size
@@ -120,7 +128,7 @@ class MlxSession:
             return MlxScores(ahead.logits, on_token)
         self._drop_ahead()
         if not draft.is_chain or self._cached.lag > _MAX_LAG:
-            self._settle()
+            self._cached.settle()
         before = self._cached.take_snapshot()
         logits = self._start_chain(root, draft, before) if draft.is_chain else self._start_tree(root, draft, before)
         self._pending = PendingForward(root, draft, before)
@@ -151,13 +159,13 @@ class MlxSession:
         self._drop_ahead()
         cached = self._cached
         before = cached.take_snapshot()
-        rows = [self._start(cached.runner.run_chain, [*cached.lagging_tokens, *tokens], undo=before)[-1:]]
+        rows = [self._cached.start(cached.runner.run_chain, [*cached.lagging_tokens, *tokens], undo=before)[-1:]]
         cached.tokens += tokens
         cached.lag = 0
         start = cached.snapshots["rollout"] = cached.take_snapshot()
         best = [mx.argmax(rows[0][:, :vocab_size], axis=-1)]
         while len(best) < n:  # the host waits for none of these forwards
-            rows.append(self._start(cached.runner.run, best[-1][None], undo=start))
+            rows.append(self._cached.start(cached.runner.run, best[-1][None], undo=start))
             best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
         self._lazy = DeviceDraft(mx.concatenate(best))
         return self._lazy, MlxScores(mx.concatenate(rows))
@@ -166,7 +174,7 @@ class MlxSession:
         self._sync()
         self._require_committed("a checkpoint")
         self._drop_ahead()
-        self._settle()
+        self._cached.settle()
         self._cached.snapshots["prompt"] = self._cached.take_snapshot(deep=True)
 
     def rewind(self, position: int) -> int:
@@ -175,7 +183,6 @@ class MlxSession:
         self._drop_ahead()
         if position >= len(self._cached):
             return len(self._cached)
-        self.attached = None
         return self._cached.trim_to(position)
 
     def close(self) -> None:
@@ -184,45 +191,23 @@ class MlxSession:
             self._pending = self._ahead = self._lazy = None
             self._cached.close()
 
-    def _check_forward(self, root: int, draft: Draft) -> None:
-        """Raises ValueError, ContextOverflow."""
-        check_ids((root,), self._capabilities.vocab_size)
-        n, position = len(draft), len(self._cached)
-        if n > self.draft_limit or position >= self._capabilities.context_size:
-            raise ContextOverflow(f"{n} drafted tokens do not fit after {position}.", hint="Report this as a bug.")
-        if n and not isinstance(draft, DeviceDraft):
-            check_draft(draft, self._capabilities.vocab_size)
-        if self._tree_layout is None and not draft.is_chain:
-            raise ValueError("this model takes chains only")
-
     def _start_chain(self, root: int, draft: Draft, before: Snapshot) -> Any:
         """Scores [n, V] of a root and a chain; the lagging tokens run first."""
         rows = chain_rows([*self._cached.lagging_tokens, root], draft)
         continuation = self.attached.find_continuation(root, draft) if self.attached is not None else None
-        return self._start(continuation or self._cached.runner.run, rows, undo=before)[self._cached.lag :]
+        return self._cached.start(continuation or self._cached.runner.run, rows, undo=before)[self._cached.lag :]
 
     def _start_tree(self, root: int, draft: Draft, before: Snapshot) -> Any:
         run = self._cached.runner.run_tree
-        return self._start(run, self._tree_layout, len(self._cached), root, draft, undo=before)
-
-    def _start(self, run: Callable[..., Any], *args: Any, undo: Snapshot | None = None) -> Any:
-        """See CachedTokens.start. What an attached draft has computed is void afterwards."""
-        try:
-            return self._cached.start(run, *args, undo=undo)
-        finally:
-            self.attached = None
-
-    def _settle(self) -> None:
-        """Have the caches hold the whole sequence."""
-        if self._cached.lag:
-            self.attached = None
-            self._cached.settle()
+        return self._cached.start(run, self._tree_layout, len(self._cached), root, draft, undo=before)
 
     def _start_ahead(self, scores: MlxScores, token: Any) -> None:
         """Start the next plain forward on the token [1] that `scores` have just decided on."""
         caches = self._cached.runner.caches.take_snapshot()
         before = Snapshot(len(self._cached) + 1, caches)  # the caches hold the root already
-        self._ahead = AheadForward(scores, self._start(self._cached.runner.run, token[None], undo=before), before)
+        self._ahead = AheadForward(
+            scores, self._cached.start(self._cached.runner.run, token[None], undo=before), before
+        )
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None

@@ -158,8 +158,7 @@ class SharedKVSession:
         if not self._is_closed:
             self._is_closed = True
             self._drop_tail()
-            if self._target.attached is self:
-                self._target.attached = None
+            self._target.detach(self)
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
         """See pending.AttachedDraft."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
+from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.batching import SOLO, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.tree import check_draft, is_path
-from edgespec.errors import ContextOverflow, RollbackError
+from edgespec.core.tree import is_path
+from edgespec.errors import RollbackError
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,9 @@ class ToySession:
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()
-        check_ids((root,), self.model.vocab_size)
-        check_draft(draft, self.model.vocab_size)
         if self._pending is not None:
-            raise RollbackError("forward without commit.", hint="Report this as a bug.")
-        if self.position + 1 + len(draft) > self._capabilities.context_size:
-            raise ContextOverflow("the draft does not fit the context.", hint="Respect draft_limit.")
-        if not (self._capabilities.tree or draft.is_chain):
-            raise ValueError("this session takes chains only")
+            raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
+        check_forward(self, root, draft)
         base = (*self._cache, root)
         prefixes = [base]
         for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
