@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.engine.events import Finished
+from edgespec.core.protocols import PrefillProgress, Step
+from edgespec.engine.events import Event, Finished
 from edgespec.errors import InvalidRequest
 from edgespec.service.stream import Stream
 from edgespec.tui.live_stats import LiveStats
@@ -29,6 +30,15 @@ class Activity:
 
     def begin_answer(self, answer: Answer, stats: LiveStats) -> None:
         self.answer, self.stats, self.finished = answer, stats, None
+
+    def add(self, event: Event) -> None:
+        """Count an event of the answer."""
+        if isinstance(event, Step):
+            self.stats.add(event)
+        elif isinstance(event, PrefillProgress):
+            self.stats.add_prefill(event)
+        elif isinstance(event, Finished):
+            self.finished = event
 
     def require_idle(self) -> None:
         """Raises InvalidRequest while a job runs."""

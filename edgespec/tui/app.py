@@ -15,9 +15,7 @@ from textual.screen import Screen
 
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
-from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.events import Finished
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.planner.plan import LoadConfig
@@ -122,15 +120,15 @@ class ChatApp(Window):
         self._follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=False))
 
     @work(exclusive=False)
-    async def _follow(self, job: Stream[Any], events: AsyncIterable[Any], message: Callable[[Any], Message]) -> None:
-        """Post what a job yields until it ends, however it does; text once the last is shown, or keys would wait."""
+    async def _follow(self, job: Stream[Any], events: AsyncIterable[Any], make: Callable[[Any], Message]) -> None:
+        """Post a message for each of the job's events until it ends. A batch waits for the one before to be shown."""
         try:
             async for event in events:
-                posted = message(event)
-                self.post_message(posted)
-                if isinstance(posted, Batch):
-                    await posted.wait()
-        except (Cancelled, Exception) as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
+                message = make(event)
+                self.post_message(message)
+                if isinstance(message, Batch):
+                    await message.wait()
+        except (Cancelled, Exception) as error:  # noqa: BLE001 - an internal error must not end the conversation
             self.post_message(Toast.from_error(error))
         self.post_message(JobEnded(job))
 
@@ -223,19 +221,12 @@ class ChatApp(Window):
     # Messages of jobs.
 
     @on(Batch)
-    async def _batch(self, message: Batch) -> None:
-        pieces: list[Piece] = []
+    async def _show_batch(self, message: Batch) -> None:
         for event in message.events:
-            if isinstance(event, Step):
-                self.activity.stats.add(event)
-            elif isinstance(event, Piece):
-                pieces.append(event)
-            elif isinstance(event, PrefillProgress):
-                self.activity.stats.add_prefill(event)
-            elif isinstance(event, EngineNotice):
+            self.activity.add(event)
+            if isinstance(event, EngineNotice):
                 await self.say(event.text)
-            elif isinstance(event, Finished):
-                self.activity.finished = event
+        pieces = [event for event in message.events if isinstance(event, Piece)]
         self.query_one(Progress).show(*self.activity.stats.prefill_status)
         if (answer := self.activity.answer) is not None and pieces:
             await answer.append(pieces)
@@ -244,7 +235,7 @@ class ChatApp(Window):
             self.refresh_instruments()
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
         rest_s = (self._drawn_cpu_s - before_s) * _REST_FACTOR
-        message.shown(max(FRAME_S, min(_MAX_REST_S, rest_s)))
+        message.mark_shown(max(FRAME_S, min(_MAX_REST_S, rest_s)))
 
     @on(ModelReady)
     async def _show_model(self, message: ModelReady) -> None:

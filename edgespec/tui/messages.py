@@ -16,7 +16,7 @@ from edgespec.service.stream import Stream
 
 
 class Batch(Message):
-    """Events of the generation that is going on. Whoever shows it says how long the screen may rest then."""
+    """Events of the current generation. The handler marks the batch as shown, and says how long the screen rests."""
 
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Batch(Message):
         self._shown = asyncio.Event()
         self._rest_s = 0.0
 
-    def shown(self, rest_s: float) -> None:
+    def mark_shown(self, rest_s: float) -> None:
         self._rest_s = rest_s
         self._shown.set()
 
@@ -33,7 +33,7 @@ class Batch(Message):
         return self._shown.is_set()
 
     async def wait(self) -> None:
-        """Wait until it is shown and the screen has rested."""
+        """Wait until the batch is shown and the screen has rested."""
         await self._shown.wait()
         await asyncio.sleep(self._rest_s)
 

@@ -65,7 +65,7 @@ class Race(ModalScreen[None]):
             self._finish()
         except Cancelled:  # before it had begun
             return
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the conversation with it
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
             if not self._is_closed:
                 self._show_result(str(Toast.from_error(error)))
 

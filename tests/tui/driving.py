@@ -57,18 +57,20 @@ class Driver:
         return [w.text for w in self.app.query_one(Transcript).children if isinstance(w, UserMessage | Answer)]
 
     @property
-    def feet(self) -> list[str]:
+    def footers(self) -> list[str]:
         """What is below the answers."""
-        return [str(foot.render()) for foot in self.app.query_one(Transcript).query(".answer-footer").results(Static)]
+        return [
+            str(footer.render()) for footer in self.app.query_one(Transcript).query(".answer-footer").results(Static)
+        ]
 
-    def told(self, kind: str = "notice") -> list[str]:
+    def notices(self, kind: str = "notice") -> list[str]:
         """What the program has said; `kind` may be error."""
         return [str(notice.render()) for notice in self.app.query(Notice) if notice.has_class(kind)]
 
     async def until(self, holds: Callable[[], object], seconds: float = 30.0) -> None:
         end = monotonic() + seconds
         while not holds():
-            assert monotonic() < end, f"waited in vain; told: {self.told()}"
+            assert monotonic() < end, f"waited in vain; told: {self.notices()}"
             await self.pilot.pause(0.01)
 
     async def press(self, *keys: str) -> None:
@@ -110,17 +112,17 @@ class Driver:
         new = lambda: [each for each in self.app.query(Notice) if each not in before and each.has_class(kind)]  # noqa: E731
         await self.send(line)
         await self.until(new)
-        told = " | ".join(str(notice.render()) for notice in new())
+        message = " | ".join(str(notice.render()) for notice in new())
         for each in said:
-            assert each.casefold() in told.casefold(), (line, told)
-        return told
+            assert each.casefold() in message.casefold(), (line, message)
+        return message
 
     async def errs(self, line: str, *said: str) -> None:
         """A mistake is told in a sentence and a next step, and nothing else changes."""
         before, shown = list(self.turns), self.shown
-        told = await self.hears(line, *said, kind="error")
-        sentence, _, hint = told.partition(". ")
-        assert sentence and hint and " | " not in told and not told[0].islower(), told
+        message = await self.hears(line, *said, kind="error")
+        sentence, _, hint = message.partition(". ")
+        assert sentence and hint and " | " not in message and not message[0].islower(), message
         assert self.app.is_running and self.turns == before and self.shown == shown
 
     async def errs_amid(self, line: str, *said: str) -> None:

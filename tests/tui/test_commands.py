@@ -143,8 +143,8 @@ def test_model() -> None:
         await chat.hears("/model nonsense", "no toy model 'nonsense'", kind="error")
         await chat.idle()
         for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
-            told = await chat.hears(line, "no model is open", kind="error")
-            assert "/model chooses one" in told
+            message = await chat.hears(line, "no model is open", kind="error")
+            assert "/model chooses one" in message
         await chat.hears("and on", "no model is open", kind="error")
         assert chat.prompt.text == "and on"
         chat.prompt.put("")
@@ -162,9 +162,9 @@ def test_model() -> None:
 def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
     async def main() -> None:
         async with driving(LoadConfig(model="nonsense", backend="toy", gamma=3), then="race hello") as chat:
-            await chat.until(lambda: chat.told("error"))
+            await chat.until(lambda: chat.notices("error"))
             await chat.idle()
-            assert "no toy model 'nonsense'" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
+            assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
             await chat.hears("/model tree", "tree on toy")
             await chat.idle()
             await chat.ask("hello")
@@ -216,27 +216,27 @@ def test_system() -> None:
     in_app(test)
 
 
-async def raced(chat: Driver) -> str:
+async def run_race(chat: Driver) -> str:
     """The result of the race that is on, which is then left."""
     await chat.until(lambda: isinstance(chat.app.screen, Race) and chat.app.screen.query("#race-result"))
     result = chat.app.screen.query_one("#race-result", Static)
     await chat.until(lambda: "Running" not in str(result.render()))
-    told = str(result.render())
+    message = str(result.render())
     await chat.press("escape")
     await chat.until(lambda: len(chat.app.screen_stack) == 1)
-    return told
+    return message
 
 
 def test_race() -> None:
     async def test(chat: Driver) -> None:
         await chat.errs("/race", "no question to race")
         await chat.send("/race hello")
-        assert "for 40 tokens; the same text" in await raced(chat)
+        assert "for 40 tokens; the same text" in await run_race(chat)
         assert not chat.turns
         text = await chat.ask("hello")
         await chat.hears("/spec off", "off")
         await chat.send("/race")
-        assert "the same text" in await raced(chat)
+        assert "the same text" in await run_race(chat)
         assert chat.texts == ["hello", text]
         await chat.hears("/spec", "off")  # as it was before the race
         chat.app.chat.max_tokens = ENDLESS
@@ -254,7 +254,7 @@ def test_race() -> None:
 def test_a_race_of_real_models_when_the_program_begins() -> None:
     async def main() -> None:
         async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
-            assert "for 12 tokens; the same text" in await raced(chat)
+            assert "for 12 tokens; the same text" in await run_race(chat)
             assert (await chat.ask("import os\nimport")).strip()
 
     asyncio.run(main())

@@ -85,7 +85,7 @@ def test_stopping_keeps_the_text(key: str) -> None:
         await chat.idle()
         assert chat.texts == ["hello", answer.text] and answer.text.startswith(text)
         assert chat.turns[-1].finished and chat.turns[-1].metrics["reason"] == "cancelled"
-        assert "(cancelled)" in chat.feet[-1]
+        assert "(cancelled)" in chat.footers[-1]
         chat.app.chat.max_tokens = 5
         await chat.ask("and on")
         await chat.press(key)  # nothing to stop
@@ -141,8 +141,8 @@ def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait() -> None
     async def test(chat: Driver) -> None:
         answer = await chat.begin("hello")
         await chat.press("ctrl+r")
-        await chat.until(lambda: chat.told("error"))
-        assert "engine is busy" in chat.told("error")[0] and len(chat.app.screen_stack) == 1
+        await chat.until(lambda: chat.notices("error"))
+        assert "engine is busy" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
         for key in ("f1", "f2"):
             await chat.press(key)
             await chat.until(lambda: len(chat.app.screen_stack) == 2)
@@ -213,7 +213,7 @@ def test_clearing_the_screen_during_an_answer_keeps_the_answer() -> None:
         answer = await chat.begin("hello")
         await chat.press("ctrl+l")
         await chat.until(lambda: len(chat.shown) == 1)
-        assert answer.is_attached and not chat.told()
+        assert answer.is_attached and not chat.notices()
         await chat.growing(len(answer.text) + 1)
         await chat.press("escape")
         await chat.idle()
@@ -267,7 +267,7 @@ def test_the_palette_runs_a_command() -> None:
             lambda: "/spec" in "".join(str(o.prompt) for o in chat.app.screen.query_one("CommandList").options)
         )
         await chat.press("enter")
-        await chat.until(lambda: chat.told()[1:] == ["Speculation: 3 tokens at a time, by model"])
+        await chat.until(lambda: chat.notices()[1:] == ["Speculation: 3 tokens at a time, by model"])
         assert len(chat.app.screen_stack) == 1
 
     in_app(test)
@@ -287,6 +287,6 @@ def test_text_is_not_sent_before_the_last_is_shown() -> None:
 
         chat.app.post_message = posted  # type: ignore[method-assign]
         await chat.begin("hello", 200)
-        assert chat.app.activity.job is not None and not chat.told("error")
+        assert chat.app.activity.job is not None and not chat.notices("error")
 
     in_app(test)

@@ -49,7 +49,7 @@ def names(picker: Picker) -> list[str]:
     return [str(table.get_row_at(row)[0]) for row in range(table.row_count)]
 
 
-def told(picker: Picker) -> str:
+def read_status(picker: Picker) -> str:
     return str(picker.query_one("#status", Static).visual)
 
 
@@ -69,7 +69,7 @@ async def test_what_is_listed(other: Path) -> None:
         assert [str(cell) for cell in last[2:]] == ["yes", "fits", "from another program", ""]
         absent = table.get_row_at(names(picker).index("llama-70b-q4"))
         assert [str(cell) for cell in absent[1:4]] == ["-", "", ""]
-        assert "Enter opens" in told(picker) and "Ctrl+F estimates speed" in told(picker)
+        assert "Enter opens" in read_status(picker) and "Ctrl+F estimates speed" in read_status(picker)
 
 
 @in_loop
@@ -114,7 +114,7 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         picker = await pick(app, pilot)
         await pilot.press(*"./nowhere.gguf")
         await until(lambda: not names(picker))
-        assert "Enter opens it as a reference" in told(picker)
+        assert "Enter opens it as a reference" in read_status(picker)
         await pilot.press("enter")
         await until(lambda: app.query("Notice.error"))
         assert "nowhere.gguf" in str(app.query("Notice.error").last(Notice).visual)
@@ -133,11 +133,11 @@ async def test_what_plan_says_of_a_model(other: Path) -> None:
         picker.query_one(Input).value = OTHER
         await until(lambda: names(picker) == [OTHER])
         await pilot.press("ctrl+f")
-        outlook = picker.query_one("#report-text", Static)
-        await until(lambda: "tokens/s" in str(outlook.visual) or picker._job is None, seconds=120)
-        assert "tokens/s" in str(outlook.visual), (told(picker), str(outlook.visual))
-        await until(lambda: "Enter opens" in told(picker))
-        text = str(outlook.visual)
+        report = picker.query_one("#report-text", Static)
+        await until(lambda: "tokens/s" in str(report.visual) or picker._job is None, seconds=120)
+        assert "tokens/s" in str(report.visual), (read_status(picker), str(report.visual))
+        await until(lambda: "Enter opens" in read_status(picker))
+        text = str(report.visual)
         assert "on llamacpp, drafted by ngram" in text and "weights" in text and "fits: needs" in text
         assert "plain decoding:" in text and "a forward of n rows" in text
         shown = await seen(app, pilot)
@@ -153,7 +153,7 @@ async def test_nothing_is_measured_while_an_answer_comes(script: Script) -> None
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
         await pilot.pause()
-        assert told(picker) == "Speeds cannot be measured during an answer; Esc stops it."
+        assert read_status(picker) == "Speeds cannot be measured during an answer; Esc stops it."
         assert picker._job is None and not picker.query_one("#report").display
         await pilot.press("enter")
         await until(lambda: app.query("Notice.error"))
@@ -182,7 +182,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
         await until(lambda: "facts" in str(picker.query_one("#report-text", Static).visual))
-        assert "Measuring" in told(picker)
+        assert "Measuring" in read_status(picker)
         await pilot.press("escape")
         await until(lambda: ended == ["cancelled"])
         await pilot.pause()
@@ -197,6 +197,10 @@ async def test_a_model_of_which_nothing_can_be_said(tmp_path: Path) -> None:
         await until(lambda: names(picker) == ["llama-8b-q4"])
         app.request = LoadConfig()
         await pilot.press("ctrl+f")
-        await until(lambda: "Measuring" not in told(picker) and "Enter opens" not in told(picker), seconds=30)
-        assert "HF_HUB_OFFLINE" in told(picker) or "offline" in told(picker).casefold(), told(picker)
+        await until(
+            lambda: "Measuring" not in read_status(picker) and "Enter opens" not in read_status(picker), seconds=30
+        )
+        assert "HF_HUB_OFFLINE" in read_status(picker) or "offline" in read_status(picker).casefold(), read_status(
+            picker
+        )
         assert app.screen is picker

@@ -47,7 +47,7 @@ def test_what_was_said_is_kept_and_gone_on_with(request_: LoadConfig) -> None:
     async def second() -> None:
         async with driving(request_, chat=chat_of(12), resume=1) as chat:
             assert chat.texts == chat.shown == texts and chat.app.chat.request() == asked
-            assert all("tokens" in foot for foot in chat.feet) and len(chat.feet) == 2
+            assert all("tokens" in footer for footer in chat.footers) and len(chat.footers) == 2
             await chat.ask("more")
             assert chat.shown[:4] == texts and len(chat.app.recorder.store.recent()) == 1
 
@@ -111,20 +111,20 @@ def test_a_store_that_fails_during_an_answer_is_told_of_once(data: Path) -> None
         await chat.ask("kept")
         answer = await chat.begin("hello")
         other = locked(data)
-        await chat.until(lambda: chat.told("error"))
+        await chat.until(lambda: chat.notices("error"))
         await chat.growing(len(answer.text) + 50)
         await chat.press("escape")
         await chat.idle()
         assert len(chat.turns) == 4 and chat.texts[-1] == answer.text
         other.close()
-        (told,) = chat.told("error")
-        assert "is locked by another process. The chat continues without saving." in told
+        (message,) = chat.notices("error")
+        assert "is locked by another process. The chat continues without saving." in message
         chat.app.chat.max_tokens = 5
         await chat.ask("and on")
         await chat.send("/retry 1")
         await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
         await chat.hears("/branch", "branch 1 of 2")
-        assert len(chat.turns) == 6 and not chat.told("error")
+        assert len(chat.turns) == 6 and not chat.notices("error")
 
     in_app(test)
     store = Store.open()
@@ -140,7 +140,7 @@ def test_a_store_that_fails_at_a_question(data: Path) -> None:
         first = await chat.ask("one")
         other = locked(data)
         second = await chat.ask("two")
-        assert len(chat.told("error")) == 1
+        assert len(chat.notices("error")) == 1
         other.close()
         assert chat.texts == chat.shown == ["one", first, "two", second]
         await chat.send("/undo")
@@ -151,7 +151,7 @@ def test_a_store_that_fails_at_a_question(data: Path) -> None:
         assert chat.texts == ["one", first, "two", second]
         await chat.hears("/new", "new")
         await chat.ask("three")
-        assert len(chat.told("error")) == 0
+        assert len(chat.notices("error")) == 0
 
     in_app(test)
 
@@ -161,8 +161,8 @@ def test_a_folder_that_cannot_be_written(data: Path) -> None:
 
     async def main() -> None:
         async with driving(store=open_store()) as chat:
-            (told,) = chat.told("error")
-            assert "This chat is not saved." in told
+            (message,) = chat.notices("error")
+            assert "This chat is not saved." in message
             await chat.ask("hello")
 
     asyncio.run(main())
@@ -175,7 +175,7 @@ def test_two_programs_at_once(data: Path) -> None:
         async with driving(store=Store.open(wait_s=5.0)) as chat:
             for number in range(3):
                 await chat.ask(f"{name} {number}")
-            assert not chat.told("error")
+            assert not chat.notices("error")
 
     def one(name: str) -> None:
         try:
@@ -237,7 +237,7 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far(data: Path) -> None:
     async def resume() -> None:
         async with driving(resume=kept[0].id) as chat:
             assert chat.texts == chat.shown == ["hello", answer.text]
-            assert chat.feet == ["cut off when the program ended"]
+            assert chat.footers == ["cut off when the program ended"]
             await chat.ask("and on")
 
     asyncio.run(resume())
@@ -250,11 +250,11 @@ def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens(
             (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
             engine.kill()
             await chat.idle()
-            assert any("SIGKILL" in told and "/model" in told for told in chat.told("error"))
+            assert any("SIGKILL" in each and "/model" in each for each in chat.notices("error"))
             question, answer = chat.turns
             assert question.text == "hello" and answer.text and chat.shown == chat.texts
             await chat.send("and on")
-            assert any("No model is open" in told for told in chat.told("error")) and chat.prompt.text == "and on"
+            assert any("No model is open" in each for each in chat.notices("error")) and chat.prompt.text == "and on"
             chat.prompt.clear()
             await chat.send("/model tree")
             await chat.idle()

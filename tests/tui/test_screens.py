@@ -200,9 +200,9 @@ async def test_a_model_that_cannot_be_opened(request_: LoadConfig, said: str, hi
     """One sentence and the next step, then another model opens."""
     async with opened(app=chat_app(request_)) as (app, pilot):
         (notice,) = app.query(Notice)
-        told = str(notice.visual)
-        assert notice.has_class("error") and said.casefold() in told.casefold() and hint in told, told
-        assert told[0].isupper() or not told[0].isalpha()
+        message = str(notice.visual)
+        assert notice.has_class("error") and said.casefold() in message.casefold() and hint in message, message
+        assert message[0].isupper() or not message[0].isalpha()
         await app.ask("hello")
         await pilot.pause()
         assert "No model is open." in await seen(app, pilot) and not app.recorder.turns

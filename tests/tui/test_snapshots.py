@@ -109,17 +109,17 @@ async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await until(lambda: "the same text" in str(app.screen.query_one("#race-result").visual))
 
 
-def entry(name: str, *, draft: str = "", here: float = 0.0, told: str = "", fit: str | None = None, **more) -> Entry:
+def entry(name: str, *, draft: str = "", here: float = 0.0, text: str = "", fit: str | None = None, **more) -> Entry:
     files = Files(Path("/m"), "gguf", int(here * GIB), 0) if here else None
     target = Component(parse_reference("someone/Model-GGUF:Q4_K_M"), files)
-    beside = Component(parse_reference(draft), files) if draft else None
-    return Entry(name, more.get("origin", "alias"), name, "llamacpp", told, target, beside, True, fit)
+    draft_part = Component(parse_reference(draft), files) if draft else None
+    return Entry(name, more.get("origin", "alias"), name, "llamacpp", text, target, draft_part, True, fit)
 
 
 ENTRIES = [
-    entry("python-6m", draft="me/python:Q8_0", here=0.006, fit="fits", told="Embedded pair of small models of code"),
-    entry("qwen-14b-q4", draft="Qwen/Qwen3-0.6B-GGUF:Q8_0", here=8.4, fit="tight", told="Qwen3 14B, 4-bit"),
-    entry("llama-70b-q4", draft="bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", told="Llama 3.3 70B Instruct, 4-bit"),
+    entry("python-6m", draft="me/python:Q8_0", here=0.006, fit="fits", text="Embedded pair of small models of code"),
+    entry("qwen-14b-q4", draft="Qwen/Qwen3-0.6B-GGUF:Q8_0", here=8.4, fit="tight", text="Qwen3 14B, 4-bit"),
+    entry("llama-70b-q4", draft="bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", text="Llama 3.3 70B Instruct, 4-bit"),
     entry("hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", here=41.0, fit="does not fit",
           origin="cache"),
     entry("ollama: gemma3:4b", here=3.1, fit="fits", origin="elsewhere"),
