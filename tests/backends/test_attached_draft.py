@@ -48,10 +48,26 @@ def test_parse(text: str, method: SelfDraftSpec | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["layerskip:", "layerskip:0", "layerskip:3,1", "layerskip:1,1", "layerskip:-1", "layerskip:x", "qspec:1", "qspec:7",
-     "qspec:2,3", "qspec+planes", "planes:4", "sparse:4", "sparse:4,0", "sparse:1,2,3", "sparse:1048576,1",
-     "layerskip+layerskip", "qspec:2+qspec:3"],
-)  # fmt: skip
+    [
+        "layerskip:",
+        "layerskip:0",
+        "layerskip:3,1",
+        "layerskip:1,1",
+        "layerskip:-1",
+        "layerskip:x",
+        "qspec:1",
+        "qspec:7",
+        "qspec:2,3",
+        "qspec+planes",
+        "planes:4",
+        "sparse:4",
+        "sparse:4,0",
+        "sparse:1,2,3",
+        "sparse:1048576,1",
+        "layerskip+layerskip",
+        "qspec:2+qspec:3",
+    ],
+)
 def test_what_is_nearly_a_method_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse(text)

@@ -23,8 +23,9 @@ def test_it_is_the_mean_that_llama_cpp_pools() -> None:
 
     model = load(TARGET, LoadOptions(context_size=512, threads=1))
     (ours,) = [each for each in embed(model, [TEXT], lambda: None) if isinstance(each, Embedding)]
-    pooled = Llama(str(TARGET), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1, embedding=True, pooling_type=1,
-                   verbose=False)  # fmt: skip
+    pooled = Llama(
+        str(TARGET), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1, embedding=True, pooling_type=1, verbose=False
+    )
     theirs = np.array(pooled.embed(TEXT, normalize=True))
     assert ours.tokens == len(encode_prompt(model.tokenizer, TEXT, parse_special=True)) > 64, (
         "more than is read at once"
