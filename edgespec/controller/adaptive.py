@@ -181,7 +181,7 @@ class Autopilot:
         if not size.nodes:
             reason = "the draft is not worth verifying"
         self.decision = Decision(source, reason, size.tokens, size.seconds, n_drafted_by_model)
-        return tree.draft(size.nodes)
+        return tree.select_draft(size.nodes)
 
     def _verify_sampled(self, chain: DraftTree, size: DraftSize, reason: str) -> Draft:
         """The whole sampled chain: dropping a token because of its value would change the output distribution."""

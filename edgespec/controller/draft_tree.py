@@ -47,7 +47,7 @@ class DraftTree:
     def probability(self, node: int) -> float:
         return 1.0 if node < 0 else self.probabilities[node]
 
-    def draft(self, n: int) -> Draft:
+    def select_draft(self, n: int) -> Draft:
         """The `n` most probable nodes. Their parents are among them, since no child is more probable."""
         kept = sorted(nlargest(n, range(len(self.tokens)), key=lambda node: (self.probabilities[node], -node)))
         place = {node: i for i, node in enumerate(kept)} | {-1: -1}

@@ -28,7 +28,8 @@ class TreeBuilder:
         """The continuation of the longest match of the text's end: a chain of `depth` tokens, or an empty tree."""
         tree = DraftTree()
         if length := self._lookup.length:
-            tree.add_chain(self._lookup.continuation(self._lookup.end, depth), _list_rates(acceptance, length, depth))
+            continuation = self._lookup.read_continuation(self._lookup.end, depth)
+            tree.add_chain(continuation, _list_rates(acceptance, length, depth))
         return tree
 
     def ask_model(
@@ -58,7 +59,7 @@ class TreeBuilder:
             candidates = stepper.step(candidates.tokens[0])
         if round_.path and not stepper.is_sampled:
             path = [candidates.tokens[0] for candidates in round_.path]
-            continuation, length = self._lookup.after(path, round_.depth_limit - len(path))
+            continuation, length = self._lookup.continue_after(path, round_.depth_limit - len(path))
             tree.add_chain(continuation, _list_rates(stats.lookup, length, len(continuation)), node)
         return tree
 

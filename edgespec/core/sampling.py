@@ -116,7 +116,7 @@ class Sampler:
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         """The target distribution p for the token after `prefix`; logits [V] are not written to."""
         params = self.params
-        z = self._adjusted(logits, prefix)
+        z = self._adjust(logits, prefix)
         if params.temperature == 0:
             return Distribution(np.array([z.argmax()], np.int32), np.ones(1))
         ids: Ints | None = None
@@ -128,7 +128,7 @@ class Sampler:
                 ids = kept.astype(np.int32) if ids is None else ids[kept]
         return Distribution(ids, _softmax_weights(z if ids is None else z[ids], params.temperature))
 
-    def _adjusted(self, logits: Logits, prefix: Sequence[int]) -> Logits:
+    def _adjust(self, logits: Logits, prefix: Sequence[int]) -> Logits:
         if not len(self._bias) and not self.window:
             return logits
         z = logits.copy()

@@ -55,7 +55,7 @@ class SuffixLookup:
                 self.end, self.length = self._find_longest(self.tokens)
         return outcomes
 
-    def continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
+    def read_continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
         """[n] tokens from position `end` of the text and `more`; beyond their end the copy repeats itself."""
         path = self.tokens[end : end + n]
         if len(path) < n:
@@ -64,13 +64,13 @@ class SuffixLookup:
                 path.append(path[i])
         return path[:n]
 
-    def after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
+    def continue_after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
         """The continuation if `more` followed the text: ([n] tokens or none, length of the match)."""
         tokens = [*self.tokens[-MAX_MATCH:], *more]
         end, length = self._find_longest(tokens)
-        return (self.continuation(end, n, more), length) if length else ([], 0)
+        return (self.read_continuation(end, n, more), length) if length else ([], 0)
 
-    def matches(self) -> Iterator[int]:
+    def find_matches(self) -> Iterator[int]:
         """Positions after a match of the text's end: longest n-gram first, then latest first."""
         seen = set()
         for n in range(min(MAX_NGRAM, len(self.tokens)), self._min_length - 1, -1):
@@ -120,11 +120,11 @@ class NgramDrafter:
         chosen: list[int] = []
         parents: list[int] = []
         child: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        for end in self._lookup.matches():
+        for end in self._lookup.find_matches():
             if len(chosen) == budget.nodes:
                 break
             node = -1
-            for token in self._lookup.continuation(end, budget.depth):
+            for token in self._lookup.read_continuation(end, budget.depth):
                 known = child.get((node, token))
                 if known is None:
                     if len(chosen) == budget.nodes:

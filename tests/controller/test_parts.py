@@ -142,9 +142,9 @@ def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
     found.add(-1, 8, 0.1)
     assert found.add(path, 9, 0.3) == 4
     assert found.probabilities == pytest.approx([0.9, 0.4, 0.32, 0.1, 0.27])
-    draft = found.draft(4)
+    draft = found.select_draft(4)
     assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 6, 7, 9], [-1, 0, 1, 0])
-    assert len(found.draft(0)) == 0
+    assert len(found.select_draft(0)) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4), st.floats(0, 1)), max_size=25), st.integers(0, 25))
@@ -153,7 +153,7 @@ def test_any_candidates_make_a_valid_draft_of_the_best(nodes: list[tuple[int, in
     for parent, token, rate in nodes:
         found.add(min(parent, len(found)) - 1, token, rate)
     n = min(n, len(found))
-    draft = found.draft(n)
+    draft = found.select_draft(n)
     check_draft(draft, 5)
     assert len(draft) == n
     paths = {

@@ -99,7 +99,7 @@ def test_in_bursts_is_as_at_once(text: list[int], bursts: list[int]) -> None:
         at = min(at + burst, len(text))
         outcomes += lookup.extend(text[:at])
     assert outcomes == whole.extend(text)
-    assert (lookup.end, lookup.length, [*lookup.matches()]) == (whole.end, whole.length, [*whole.matches()])
+    assert (lookup.end, lookup.length, [*lookup.find_matches()]) == (whole.end, whole.length, [*whole.find_matches()])
     assert lookup.extend(text) == []
 
 
@@ -113,7 +113,7 @@ def test_a_continuation_copies_the_text_then_itself(
     for i in range(n):
         longer.append(longer[end + i])
     lookup = of(text)
-    assert lookup.continuation(end, n, more) == longer[len(text) + len(more) :]
+    assert lookup.read_continuation(end, n, more) == longer[len(text) + len(more) :]
     assert lookup.tokens == text
 
 
@@ -122,8 +122,8 @@ def test_a_continuation_copies_the_text_then_itself(
 def test_after_looks_up_what_the_text_would_end_with(text: list[int], more: list[int], n: int) -> None:
     lookup = of(text)
     end, length = longest(text, text + more)
-    found = lookup.after(more, n)
-    assert found == ((lookup.continuation(end, n, more), length) if length else ([], 0))
+    found = lookup.continue_after(more, n)
+    assert found == ((lookup.read_continuation(end, n, more), length) if length else ([], 0))
     assert (lookup.tokens, lookup.extend(text)) == (text, []), "it was only asked"
 
 
@@ -149,7 +149,7 @@ def test_only_the_last_eight_occurrences_are_remembered() -> None:
     first = [9, 8, 7, *gram, 6]
     for others, length in ((7, 8), (8, 5)):
         text = first + [token for i in range(others) for token in (*gram, 10 + i)]
-        assert of([*text, 20]).after([9, 8, 7, *gram], 1)[1] == length
+        assert of([*text, 20]).continue_after([9, 8, 7, *gram], 1)[1] == length
 
 
 def test_a_match_counts_as_64_tokens_at_most() -> None:
@@ -163,6 +163,6 @@ def test_a_match_counts_as_64_tokens_at_most() -> None:
 
 
 def test_after_goes_on_with_what_was_added() -> None:
-    assert of([1, 2, 3, 1, 2]).after([3], 6) == ([1, 2, 3, 1, 2, 3], 3)
-    assert of([1, 2, 3, 1, 2]).after([4], 6) == ([], 0)
-    assert of([]).after([1, 2], 3) == ([], 0)
+    assert of([1, 2, 3, 1, 2]).continue_after([3], 6) == ([1, 2, 3, 1, 2, 3], 3)
+    assert of([1, 2, 3, 1, 2]).continue_after([4], 6) == ([], 0)
+    assert of([]).continue_after([1, 2], 3) == ([], 0)
