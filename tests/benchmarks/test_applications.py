@@ -15,8 +15,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("package", ["benchmarks", "laboratory"])
 def test_every_program_is_run_by_a_test(package: str) -> None:
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
-    programs = [file for file in (REPOSITORY / package).glob("*.py") if '__name__ == "__main__"' in file.read_text()]
-    assert [file.stem for file in programs if f'("{package}.{file.stem}"' not in tests] == []
+    files = [file for file in (REPOSITORY / package).rglob("*.py") if '__name__ == "__main__"' in file.read_text()]
+    modules = [file.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", ".") for file in files]
+    assert modules and [module for module in modules if f'("{module}"' not in tests] == []
 
 
 def test_startup(program: Program) -> None:

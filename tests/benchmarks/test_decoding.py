@@ -74,3 +74,10 @@ def test_structured(program: Program) -> None:
     result = program("benchmarks.structured", "--tokens", 8, "--repeats", 1)
     assert set(result["ratios"]) == {"plain, schema / plain", "drafted / plain", "drafted, schema / plain, schema"}
     assert all(ratio > 0 for ratio in result["ratios"].values())
+
+
+def test_cost_curve(program: Program, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    result = program("benchmarks.plots.cost_curve", plot, "--repeats", 1)
+    assert result["best"] in [size["nodes"] for size in result["sizes"]] and result["price"] > 0
+    assert "<svg" in plot.read_text()
