@@ -108,7 +108,7 @@ def test_type_sizes_are_those_of_the_gguf_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"", "not a GGUF file: it is empty"),
         (b"PK\x03\x04" + bytes(60), "not a GGUF file: it starts with 50 4b 03 04"),
@@ -157,10 +157,10 @@ def test_type_sizes_are_those_of_the_gguf_package() -> None:
         (build(tensors=[tensor("x", (2**20,), 0, 0)]), "cut short: the header promises 4,194,592 bytes"),
     ],
 )
-def test_each_kind_of_damage_has_its_sentence(data: bytes, told: str) -> None:
+def test_each_kind_of_damage_has_a_message(data: bytes, message: str) -> None:
     with pytest.raises(InvalidModelFile) as caught:
         parse(data)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert caught.value.message.startswith("m.gguf ") and caught.value.hint
 
 

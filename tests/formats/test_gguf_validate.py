@@ -20,7 +20,7 @@ def header(tmp_path: Path) -> Header:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("llama.block_count", 513, "block_count is 513"),
         ("llama.attention.layer_norm_rms_epsilon", float("nan"), "layer norms"),
@@ -38,10 +38,10 @@ def header(tmp_path: Path) -> Header:
         ("tokenizer.ggml.tokens", ["", "[EMPTY_0]", *TOKENS[2:]], "twice"),
     ],
 )
-def test_refused(header: Header, key: str, value: object, told: str) -> None:
+def test_refused(header: Header, key: str, value: object, message: str) -> None:
     check_model(header)
     changed = replace(header, metadata={**header.metadata, key: value})
-    with pytest.raises(InvalidModelFile, match=told):
+    with pytest.raises(InvalidModelFile, match=message):
         check_model(changed)
 
 

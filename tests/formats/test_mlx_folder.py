@@ -65,7 +65,7 @@ def test_a_context_that_is_no_number_is_not_stated(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "told"),
+    ("quantization", "message"),
     [
         (None, "none"),
         ({"mode": None}, "none"),
@@ -73,8 +73,8 @@ def test_a_context_that_is_no_number_is_not_stated(value: Any) -> None:
         ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, "4 bits in groups of 32 (mxfp4)"),
     ],
 )
-def test_quantization_in_words(quantization: Any, told: str) -> None:
-    assert folder(quantization=quantization).quantization == told
+def test_quantization_in_words(quantization: Any, message: str) -> None:
+    assert folder(quantization=quantization).quantization == message
 
 
 def with_vocabulary(path: Path, content: Any) -> Folder:

@@ -96,8 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if path == "/_log":
-            told = [[each.method, each.path, each.range, each.status, each.sent] for each in self.hub.log]
-            self._answer(200, json.dumps(told).encode())
+            log = [[each.method, each.path, each.range, each.status, each.sent] for each in self.hub.log]
+            self._answer(200, json.dumps(log).encode())
             return
         stated = self.headers.get("Authorization")
         if stated and self.hub.token and stated != f"Bearer {self.hub.token}":

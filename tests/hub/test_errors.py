@@ -80,7 +80,7 @@ def test_a_gated_repository_points_to_its_page(hub: Hub, server: HubServer, root
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "unreachable"),
+    ("fault", "message", "unreachable"),
     [
         (Fault("status", code=403, message="no"), f"Access to {REPO} is forbidden", False),
         (Fault("status", code=403, message="Access to this resource is disabled."), "has been disabled", False),
@@ -92,12 +92,12 @@ def test_a_gated_repository_points_to_its_page(hub: Hub, server: HubServer, root
     ],
 )
 def test_refusals_of_the_server(
-    hub: Hub, server: HubServer, root: Path, fault: Fault, told: str, unreachable: bool
+    hub: Hub, server: HubServer, root: Path, fault: Fault, message: str, unreachable: bool
 ) -> None:
     serve(root)
     server.fault(REPO, "", fault)
     error = failure(hub)
-    assert told in error.message
+    assert message in error.message
     assert isinstance(error, HubUnreachable) is unreachable
 
 
@@ -141,7 +141,7 @@ def test_an_endpoint_that_is_no_address(hub: Hub, endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "told"),
+    ("make", "kind", "message"),
     [
         (lambda: OSError(errno.ENOSPC, "No space left on device"), CacheError, "is full"),
         (lambda: OSError(errno.EDQUOT, "Disk quota exceeded"), CacheError, "is full"),
@@ -155,11 +155,11 @@ def test_an_endpoint_that_is_no_address(hub: Hub, endpoint: str) -> None:
         (lambda: httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]"), HubUnreachable, "certificate"),
     ],
 )
-def test_failures_that_cannot_be_provoked_here(make: Callable[[], Exception], kind: type, told: str) -> None:
+def test_failures_that_cannot_be_provoked_here(make: Callable[[], Exception], kind: type, message: str) -> None:
     """The very exceptions that the operating system and the HTTP library raise, given to the mapping."""
     error = translate(make(), SUBJECT)
     assert error is not None and isinstance(error, kind)
-    assert told in error.message and error.hint
+    assert message in error.message and error.hint
 
 
 def test_an_untrusted_certificate_keeps_its_cause() -> None:

@@ -62,7 +62,7 @@ def test_an_existing_path_wins_over_a_repository(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("   ", "empty"),
@@ -86,10 +86,10 @@ def test_an_existing_path_wins_over_a_repository(tmp_path: Path, monkeypatch: py
         ("ünï/côde", "it is not an alias, a repository or an existing path"),
     ],
 )
-def test_nonsense_is_refused_with_a_reason(text: str, told: str) -> None:
+def test_invalid_references_are_refused_with_a_reason(text: str, message: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         parse_reference(text)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
 
 

@@ -92,7 +92,7 @@ def test_newer_ollama_manifests(store: Path) -> None:
         assert names(ModelFolder("ollama", store)) == ["ollama: listed:1b", "ollama: moved:1b"]
 
 
-def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
+def test_an_ollama_model_with_an_adapter_is_left_out(store: Path) -> None:
     manifest = ollama_manifest(DRAFT, store)
     adapter = {"mediaType": "application/vnd.ollama.image.adapter", "digest": manifest["layers"][0]["digest"]}
     ollama(store, f"{LIBRARY}/tuned/1b", {**manifest, "layers": [*manifest["layers"], adapter]})
@@ -113,7 +113,7 @@ def test_an_ollama_model_that_its_weights_alone_are_not(store: Path) -> None:
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_broken_manifest_is_passed_over(store: Path, manifest: str) -> None:
+def test_a_broken_manifest_is_skipped(store: Path, manifest: str) -> None:
     ollama(store, f"{LIBRARY}/broken/1b", manifest)
     ollama(store, f"{LIBRARY}/sound/1b", ollama_manifest(DRAFT, store))
     ollama(store, "too/short", ollama_manifest(DRAFT, store))
@@ -133,7 +133,7 @@ def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_on_the_disk_is_a_reason_to_fail(tmp_path: Path) -> None:
+def test_damaged_entries_raise_nothing(tmp_path: Path) -> None:
     good = put(DRAFT, tmp_path / "a" / "good.gguf")
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     (tmp_path / "a" / "itself").symlink_to("itself")
@@ -175,7 +175,7 @@ def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert [model.path for model in find_external_models([ModelFolder("lm studio", deep.parents[2])])] == [deep]
 
 
-def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -218,7 +218,7 @@ def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: P
     assert parse_reference(str(model.path)) == LocalPath(model.path)
     request = LoadConfig(str(model.path), draft="ngram")
     planned = plan(request, load_registry(tmp_path / "none"), Hub("http://localhost", tmp_path, offline=True), Quiet())
-    assert planned.backend == "llamacpp" and planned.facts.weight_bytes > 0
+    assert planned.backend == "llamacpp" and planned.metadata.weight_bytes > 0
 
 
 def test_list_shows_them_and_run_opens_them(cli: Cli, tmp_path: Path) -> None:  # noqa: F811

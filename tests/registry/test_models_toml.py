@@ -43,7 +43,7 @@ def test_the_default_is_the_embedded_pair(tmp_path: Path) -> None:
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
 
 
-def test_what_was_measured_of_a_draft_goes_with_it(tmp_path: Path) -> None:
+def test_the_acceptance_of_a_pair_is_kept(tmp_path: Path) -> None:
     def acceptance(text: str) -> tuple[float, float] | None:
         pair = load(tmp_path, text).get(DEFAULT_ALIAS).pair("llamacpp")
         assert pair is not None
@@ -93,7 +93,7 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[x.gguf\n", "not valid TOML"),
         ("x = 1\n", "[x]: it is a single value"),
@@ -118,10 +118,10 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
         ('["a b".gguf]\ntarget = "a/b"\n', "a model name is letters"),
     ],
 )
-def test_each_mistake_names_file_table_and_cure(tmp_path: Path, text: str, told: str) -> None:
+def test_each_mistake_names_file_and_table(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RegistryError) as caught:
         load(tmp_path, text)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert str(tmp_path / "models.toml") in caught.value.message
     assert caught.value.hint
 

@@ -240,7 +240,7 @@ def test_bos_spelled_in_plain_text_is_text(table: Callable[..., Tokenizer]) -> N
     assert encode_prompt(tokenizer, "", parse_special=False) == [0]
 
 
-def test_real_vocabulary_gets_one_bos(trained: Tokenizer) -> None:
+def test_real_vocabulary_has_one_bos(trained: Tokenizer) -> None:
     assert trained.bos is not None
     text = ChatTemplate("{{ bos_token }}" + PLAIN, trained.special_text(trained.bos), "").render([USER])
     for prompt in (text, "Hi"):

@@ -1,4 +1,4 @@
-"""Reasoning is told from answers, for each family of markers and any cut of the stream."""
+"""Reasoning is separated from the answer, for each family of markers and any cut of the stream."""
 
 from __future__ import annotations
 
