@@ -66,7 +66,7 @@ def list_command(as_json: bool) -> None:
 
     entries = load_registry().entries.values()
     cached = Hub.from_environment().list_models()
-    others = find_external_models(besides=[model.path for model in cached])
+    others = find_external_models(exclude=[model.path for model in cached])
     if as_json:
         result = {
             "aliases": [

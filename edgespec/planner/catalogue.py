@@ -133,7 +133,7 @@ def build_catalogue(
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _paired(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
-    for other in find_external_models(besides=[*shown, *(model.path for model in cached)]):
+    for other in find_external_models(exclude=[*shown, *(model.path for model in cached)]):
         if files := _stamped(other.path, "gguf", other.size):
             add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found

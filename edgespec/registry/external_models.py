@@ -77,18 +77,18 @@ def list_model_folders() -> list[ModelFolder]:
 
 
 def find_external_models(
-    folders: Iterable[ModelFolder] | None = None, *, besides: Iterable[Path] = ()
+    folders: Iterable[ModelFolder] | None = None, *, exclude: Iterable[Path] = ()
 ) -> list[ExternalModel]:
     """The models in `folders` (default: those of the environment), sorted by name. Raises nothing.
 
-    A file counts once, even if it has several names or links, and not at all if it is one of `besides`. Models whose
+    A file counts once, even if it has several names or links, and not at all if it is one of `exclude`. Models whose
     name or path cannot be printed are left out.
     """
     candidates: list[ExternalModel] = []
-    for place in list_model_folders() if folders is None else folders:
-        candidates += _scan_ollama(place.path) if place.program == "ollama" else _scan_folder(place)
+    for folder in list_model_folders() if folders is None else folders:
+        candidates += _scan_ollama(folder.path) if folder.program == "ollama" else _scan_folder(folder)
     candidates.sort(key=lambda model: (model.name, str(model.path)))
-    seen = {_identify(path) for path in besides}
+    seen = {_identify(path) for path in exclude}
     found = []
     for model in candidates:
         identity = _identify(model.path)
@@ -126,13 +126,13 @@ def _list_lm_studio_folders() -> Iterator[Path]:
             yield folder
 
 
-def _scan_folder(place: ModelFolder) -> Iterator[ExternalModel]:
-    for path in _walk_files(place.path):
+def _scan_folder(folder: ModelFolder) -> Iterator[ExternalModel]:
+    for path in _walk_files(folder.path):
         if is_model_file(path.name) and (size := read_gguf_size(path)) is not None:
-            shown = path.relative_to(place.path).as_posix()
+            shown = path.relative_to(folder.path).as_posix()
             if match := _SNAPSHOT.fullmatch(shown):
                 shown = f"{match['repo'].replace('--', '/', 1)}/{match['file']}"
-            yield ExternalModel(f"{place.program}: {_ENDING.sub('', shown)}", path, size)
+            yield ExternalModel(f"{folder.program}: {_ENDING.sub('', shown)}", path, size)
 
 
 def _scan_ollama(folder: Path) -> Iterator[ExternalModel]:
@@ -177,26 +177,26 @@ def _find_blob(folder: Path, named: dict[str, Any]) -> Path | None:
     return folder / "blobs" / digest.replace(":", "-")
 
 
-def _walk_files(folder: Path) -> Iterator[Path]:
-    """Files below `folder`, nearest first, through links; each folder once, without those that cannot be read."""
-    waiting, entered, count = deque([(folder, 1)]), set(), 0
+def _walk_files(root: Path) -> Iterator[Path]:
+    """Files below `root`, nearest first, through links; each folder once, without those that cannot be read."""
+    waiting, entered, count = deque([(root, 1)]), set(), 0
     while waiting:
-        place, depth = waiting.popleft()
-        identity = _identify(place)
+        folder, depth = waiting.popleft()
+        identity = _identify(folder)
         if identity is None or identity in entered:
             continue
         entered.add(identity)
         try:
-            with os.scandir(place) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     count += 1
                     if count > MAX_ENTRIES:
                         return
                     if _is_folder(entry):
                         if depth < MAX_DEPTH:
-                            waiting.append((place / entry.name, depth + 1))
+                            waiting.append((folder / entry.name, depth + 1))
                     else:
-                        yield place / entry.name
+                        yield folder / entry.name
         except OSError:
             continue
 

@@ -128,7 +128,7 @@ def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
     snapshot.symlink_to(blob)
     place = ModelFolder("llama.cpp", tmp_path)
     assert names(place) == ["llama.cpp: u/r-GGUF/r-Q8_0", "llama.cpp: user_repo_model-q8_0"]
-    assert [model.path for model in find_external_models([place], besides=[blob])] == [flat], (
+    assert [model.path for model in find_external_models([place], exclude=[blob])] == [flat], (
         "what is known is left out"
     )
 
