@@ -75,3 +75,12 @@ def test_a_cancelled_task_cancels_its_generation(model: edgespec.Model) -> None:
             assert len((await loaded.generate(PROMPT, max_tokens=4)).tokens) <= 4
 
     asyncio.run(run())
+
+
+def test_loading_can_be_cancelled() -> None:
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await edgespec.load_async(threads=1)
+
+    asyncio.run(run())

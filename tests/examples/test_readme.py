@@ -1,0 +1,58 @@
+"""What README.md and docs/python.md promise: programs are typed, options, commands and files exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from tests.models import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url"}  # options of pip and pipx
+SYNONYMS = {"--gamma", "--nodes", "--verify"}
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+def test_programs_are_typed(document: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    source = tmp_path / "program.py"
+    source.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(REPOSITORY / "pyproject.toml")]
+    child = subprocess.run([*command, str(source)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout
+
+
+def test_every_argument_is_documented() -> None:
+    text = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    names = edgespec.LoadArguments.__annotations__.keys() | edgespec.GenerationArguments.__annotations__.keys()
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_its_options_exist() -> None:
+    reference = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OTHERS - SYNONYMS
+    assert len(options) > 10
+    assert {option for option in options if not re.search(rf"{option}(?![\w-])", reference)} == set()
+
+
+def test_old_spellings_still_work() -> None:
+    code = "from edgespec.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "run", "x", "--backend", "toy", "--gamma", "2", "--nodes", "3"]
+    child = subprocess.run([*command, "--verify", "sample"], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+
+
+def test_its_commands_exist() -> None:
+    reference = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"(?:^    |`)edgespec ([a-z]+)", README, re.MULTILINE))
+    assert {name for name in commands if f"## edgespec {name}\n" not in reference} == set()
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = {link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link}
+    assert {link for link in links if not (REPOSITORY / link).exists()} == set()
