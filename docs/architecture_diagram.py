@@ -49,14 +49,14 @@ def read_imports() -> Graph:
         found = graph.setdefault(part, set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {name for alias in node.names if (name := part_of(alias.name))}
-            elif isinstance(node, ast.ImportFrom) and (name := part_of(node.module or "")):
+                found |= {name for alias in node.names if (name := find_part(alias.name))}
+            elif isinstance(node, ast.ImportFrom) and (name := find_part(node.module or "")):
                 found.add(name)
         found.discard(part)
     return graph
 
 
-def part_of(module: str) -> str | None:
+def find_part(module: str) -> str | None:
     package, _, rest = module.partition(".")
     return rest.partition(".")[0] if package == PACKAGE.name and rest else None
 

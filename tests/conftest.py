@@ -18,7 +18,7 @@ MARKERS = {
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 
 
-def marker_of(path: Path) -> str:
+def find_marker(path: Path) -> str:
     """The marker of a file or folder below tests/. Raises UsageError for a folder that has none."""
     folder = path.relative_to(TESTS).parts[0]
     if folder.endswith(".py"):
@@ -34,10 +34,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_folder = (
         collection_path.is_dir() and collection_path.parent == TESTS and not collection_path.name.startswith("_")
     )
-    return True if is_folder and wanted <= MARKERS.keys() and marker_of(collection_path) not in wanted else None
+    return True if is_folder and wanted <= MARKERS.keys() and find_marker(collection_path) not in wanted else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):
-            item.add_marker(marker_of(item.path))
+            item.add_marker(find_marker(item.path))

@@ -7,7 +7,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Self
 
-from edgespec.api.options import GenerationArguments, LoadArguments, load_config
+from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config
 from edgespec.api.reply import AsyncReplyStream, Reply, ReplyBuilder, ReplyStream
 from edgespec.api.request import Messages, Prompt, prepare
 from edgespec.core.metrics import Metrics
@@ -35,7 +35,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     pair python-6m, which completes Python code offline. `reporter` receives notices and progress; by default they go
     to the logger "edgespec". Raises any EdgespecError.
     """
-    config = load_config(model, arguments)
+    config = build_load_config(model, arguments)
     client = LocalEngine()
     try:
         client.open(config, reporter or LogReporter()).result()
@@ -49,7 +49,7 @@ async def load_async(
     model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
 ) -> AsyncModel:
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
-    config = load_config(model, arguments)
+    config = build_load_config(model, arguments)
     client = LocalEngine()
     try:
         await client.open(config, reporter or LogReporter()).wait()
@@ -59,7 +59,7 @@ async def load_async(
     return AsyncModel(client)
 
 
-class _LoadedModel:
+class _BaseModel:
     """What both kinds of model share. Threads or tasks may use one model together: `parallel` of them share its
     forwards, further ones wait.
     """
@@ -101,7 +101,7 @@ class _LoadedModel:
         self._stats = reply.stats
 
 
-class Model(_LoadedModel):
+class Model(_BaseModel):
     """A loaded model. A context manager: leaving it closes the model."""
 
     def generate(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Reply:
@@ -132,7 +132,7 @@ class Model(_LoadedModel):
         self.close()
 
 
-class AsyncModel(_LoadedModel):
+class AsyncModel(_BaseModel):
     """`Model` for asyncio: the same methods, to be awaited."""
 
     async def generate(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Reply:

@@ -104,22 +104,22 @@ _SAMPLING = (
 )
 
 
-def load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
+def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
     """Raises InvalidRequest for a value that cannot work, TypeError for an argument that does not exist."""
     require_known("load", arguments, LoadArguments.__annotations__)
-    backend = _choose("backend", arguments.get("backend", "auto"), ("auto", *get_args(BackendName)))
+    backend = _require_choice("backend", arguments.get("backend", "auto"), ("auto", *get_args(BackendName)))
     return LoadConfig(
         model=model,
         backend=None if backend == "auto" else cast("BackendName", backend),
         draft=arguments.get("draft", "auto"),
         gamma=arguments.get("draft_max"),
         nodes=arguments.get("draft_tree"),
-        rule=cast("Rule", _choose("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
+        rule=cast("Rule", _require_choice("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
         load=LoadOptions(
             context_size=arguments.get("ctx"),
             threads=arguments.get("threads"),
             gpu_layers=arguments.get("gpu_layers"),
-            kv_type=cast("KvType", _choose("kv_type", arguments.get("kv_type", "f16"), get_args(KvType))),
+            kv_type=cast("KvType", _require_choice("kv_type", arguments.get("kv_type", "f16"), get_args(KvType))),
             flash_attention=arguments.get("flash_attention"),
             mmap=arguments.get("mmap", True),
             caches=arguments.get("parallel", 1),
@@ -129,7 +129,7 @@ def load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
     )
 
 
-def sampling_params(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
+def resolve_sampling(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
     """The arguments, else what the model's authors recommend, else the defaults. Raises InvalidRequest."""
     chosen: dict[str, Any] = {name: arguments.get(name) for name in _SAMPLING}
     bias = arguments.get("logit_bias") or {}
@@ -145,7 +145,7 @@ def require_known(function: str, arguments: Iterable[str], known: Iterable[str])
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
 
 
-def _choose(name: str, value: str, choices: tuple[str, ...]) -> str:
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidRequest(f"{name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
     return value

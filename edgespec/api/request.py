@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known, sampling_params
+from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known, resolve_sampling
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
@@ -43,12 +43,12 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
     stop = arguments.get("stop") or ()
     schema = arguments.get("schema")
     spec = GenerationSpec(
-        prompt=_prompt(prompt, arguments.get("system")),
+        prompt=_build_prompt(prompt, arguments.get("system")),
         max_tokens=max_tokens or MAX_TOKENS,
         seed=arguments.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         structure=None if schema is None else json_structure(dict(schema)),
-        tools=tuple(_tool(each) for each in arguments.get("tools") or ()),
+        tools=tuple(_build_tool(each) for each in arguments.get("tools") or ()),
         tool_choice="auto" if is_name else cast("ToolChoiceMode", choice),
         forced_tool=choice if is_name else None,
         parallel_calls=arguments.get("parallel_tool_calls"),
@@ -56,20 +56,20 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
     )
     request = spec.build_request(model_info, token_limit=model_info.context_size)
     return PreparedRequest(
-        replace(request, sampling=sampling_params(arguments, model_info.sampling)), spec.make_response(model_info)
+        replace(request, sampling=resolve_sampling(arguments, model_info.sampling)), spec.make_response(model_info)
     )
 
 
-def _prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:
+def _build_prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:
     if isinstance(prompt, str):
         if system is not None:
             raise InvalidRequest("a system message needs messages.", hint="Use chat().")
         return prompt
     first = () if system is None else (Message("system", system),)
-    return (*first, *(each if isinstance(each, Message) else _message(each) for each in prompt))
+    return (*first, *(each if isinstance(each, Message) else _build_message(each) for each in prompt))
 
 
-def _message(value: Mapping[str, Any]) -> Message:
+def _build_message(value: Mapping[str, Any]) -> Message:
     extra = dict(value)
     role, content = extra.pop("role", None), extra.pop("content", None)
     if not isinstance(role, str) or not isinstance(content, str | None):
@@ -87,7 +87,7 @@ def _parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _tool(value: Mapping[str, Any]) -> Tool:
+def _build_tool(value: Mapping[str, Any]) -> Tool:
     function = value.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
