@@ -32,7 +32,7 @@ def load_model(backend: BackendName, path: Path, options: LoadOptions) -> Model:
 
 
 def load_pair(backend: BackendName, target: Path, draft: Path, options: LoadOptions) -> Engine:
-    """Both models in an engine that decodes plainly unless it is told otherwise."""
+    """Both models in an engine; it decodes plainly until its `speculation` changes."""
     return Engine(load_model(backend, target, options), load_model(backend, draft, options), PLAIN)
 
 

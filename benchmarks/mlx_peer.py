@@ -78,7 +78,7 @@ class MlxLmPair:
 
 @dataclass
 class Comparison:
-    """What the prompts have given so far; `rounds` is (tokens, rounds) at temperature 1."""
+    """Results of the prompts so far; `rounds` is (tokens, rounds) at temperature 1."""
 
     engine: Engine
     pair: MlxLmPair

@@ -127,6 +127,7 @@ def open_self_draft(model: Model, name: str, folder: Path) -> SelfDraftModel:
 
 
 def make_request(prompt: str, tokens: int) -> Request:
+    """Greedy, in the chat template."""
     return Request((Message("user", prompt),), SamplingParams(temperature=0), tokens)
 
 

@@ -24,9 +24,9 @@ import click
 from benchmarks.harness import MODEL_PATH, TARGET, print_result
 from edgespec.errors import EdgespecError
 from laboratory.embedding.agreement import Agreement, compare, open_for_check
-from laboratory.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, storage_for
+from laboratory.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, choose_storage
 from laboratory.embedding.files import write
-from laboratory.embedding.shapes import SHAPES, shape_for, tightest_shape
+from laboratory.embedding.shapes import SHAPES, find_tightest_shape, fit_shape
 from laboratory.embedding.sources import open_source
 
 GROUP, TOKENS = 64, 32
@@ -39,8 +39,8 @@ def build(source: Path, destination: Path, shape: str, quant: str | None = None,
     click.ClickException.
     """
     small = open_source(source)
-    large = shape_for(shape, small.shape)
-    write(small, destination, large, storage_for(destination, quant, group, small.shape, large, tied=small.tied))
+    large = fit_shape(shape, small.shape)
+    write(small, destination, large, choose_storage(destination, quant, group, small.shape, large, tied=small.tied))
 
 
 def check(
@@ -52,12 +52,12 @@ def check(
     EdgespecError.
     """
     small = open_source(source)
-    large = shape_for(shape, small.shape)
-    storage = storage_for(built, quant, group, small.shape, large, tied=small.tied)
+    large = fit_shape(shape, small.shape)
+    storage = choose_storage(built, quant, group, small.shape, large, tied=small.tied)
     other = open_for_check(built)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"small{built.suffix}"
-        write(small, path, tightest_shape(small.shape, large, storage.block), storage)
+        write(small, path, find_tightest_shape(small.shape, large, storage.block), storage)
         model = open_for_check(path)
         rounded = compare(model, other, storage.rounding, tokens)
         model.close()

@@ -149,7 +149,9 @@ class FolderStorage:
 Storage = GgufStorage | FolderStorage
 
 
-def storage_for(destination: Path, quant: str | None, group: int, small: Shape, large: Shape, *, tied: bool) -> Storage:
+def choose_storage(
+    destination: Path, quant: str | None, group: int, small: Shape, large: Shape, *, tied: bool
+) -> Storage:
     """The storage for `destination`'s format; `quant` None takes its first type. Raises click.ClickException."""
     types = GGUF_TYPES if destination.suffix == ".gguf" else FOLDER_TYPES
     quant = quant or types[0]

@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 
 from laboratory.embedding.encodings import BITS, FolderStorage, GgufStorage, Part, Storage, encode_tensor
-from laboratory.embedding.layout import Tensor, tensors
+from laboratory.embedding.layout import Tensor, list_tensors
 from laboratory.embedding.shapes import Shape
-from laboratory.embedding.sources import Source, folder_name, halve_heads
+from laboratory.embedding.sources import Source, halve_heads, to_folder_name
 
 _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 _SEED = 0
@@ -48,13 +48,15 @@ def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufSto
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for field in source.gguf_fields():
         writer.add_key_value(*field)
-    layout = _layout(source, large)
+    layout = _list_tensors(source, large)
     size = 0
     for tensor in layout:
         (part,) = storage.encoding(tensor).parts(tensor.columns)
         n_bytes = max(tensor.rows, 1) * part.row_bytes
         kind = gguf.GGMLQuantizationType[part.dtype]
-        writer.add_tensor_info(f"{tensor.name}.weight", _dimensions(tensor, part), np.dtype(np.float32), n_bytes, kind)
+        writer.add_tensor_info(
+            f"{tensor.name}.weight", _list_dimensions(tensor, part), np.dtype(np.float32), n_bytes, kind
+        )
         size += n_bytes
     _check_disk_space(destination, size)
     with _replace_when_complete(destination) as partial:
@@ -85,15 +87,15 @@ def write_folder(source: Source, destination: Path, large: Shape, storage: Folde
         config["quantization"] = {"group_size": storage.group, "bits": BITS[storage.quant], "mode": "affine"}
         config["quantization_config"] = config["quantization"]
     files = source.tokenizer_files() | {"config.json": json.dumps(config, indent=1).encode()}
-    layout = _layout(source, large)
+    layout = _list_tensors(source, large)
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     size = 0
     for tensor in layout:
         for part in storage.encoding(tensor).parts(tensor.columns):
             end = size + max(tensor.rows, 1) * part.row_bytes
-            header[folder_name(tensor.name) + part.suffix] = {
+            header[to_folder_name(tensor.name) + part.suffix] = {
                 "dtype": part.dtype,
-                "shape": _dimensions(tensor, part),
+                "shape": _list_dimensions(tensor, part),
                 "data_offsets": [size, end],
             }
             size = end
@@ -116,11 +118,11 @@ def write_folder(source: Source, destination: Path, large: Shape, storage: Folde
         (destination / name).write_bytes(data)
 
 
-def _layout(source: Source, large: Shape) -> list[Tensor]:
-    return list(tensors(large, source.shape, source.vocab_size, tied=source.tied, rotations=source.rotations))
+def _list_tensors(source: Source, large: Shape) -> list[Tensor]:
+    return list(list_tensors(large, source.shape, source.vocab_size, tied=source.tied, rotations=source.rotations))
 
 
-def _dimensions(tensor: Tensor, part: Part) -> list[int]:
+def _list_dimensions(tensor: Tensor, part: Part) -> list[int]:
     return [tensor.rows, part.row_numbers] if tensor.rows else [part.row_numbers]
 
 

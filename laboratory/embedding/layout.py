@@ -35,7 +35,7 @@ class Tensor:
     scale: float = 1.0
 
 
-def tensors(large: Shape, small: Shape, vocab_size: int, *, tied: bool, rotations: bool) -> Iterator[Tensor]:
+def list_tensors(large: Shape, small: Shape, vocab_size: int, *, tied: bool, rotations: bool) -> Iterator[Tensor]:
     """All tensors of the large model in file order; `rotations`: whether the source has a tensor rope_freqs.
 
     Rows of attention output and ffn-down outside the small block are zero, so the added width of the residual stream

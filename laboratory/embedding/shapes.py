@@ -34,6 +34,7 @@ class Size:
     ffn: int
 
     def with_heads(self, head: int) -> Shape:
+        """The shape for heads of `head` numbers."""
         return Shape(self.width, self.layers, self.width // head, self.kv_width // head, self.ffn, head)
 
 
@@ -49,7 +50,7 @@ SHAPES = {
 }
 
 
-def shape_for(name: str, small: Shape) -> Shape:
+def fit_shape(name: str, small: Shape) -> Shape:
     """SHAPES[name] with heads as wide as those of `small`. Raises click.ClickException where `small` does not fit."""
     size = SHAPES[name]
     if size.kv_width % small.head or size.width % small.head:
@@ -69,7 +70,7 @@ def shape_for(name: str, small: Shape) -> Shape:
     return large
 
 
-def tightest_shape(small: Shape, large: Shape, block: int) -> Shape:
+def find_tightest_shape(small: Shape, large: Shape, block: int) -> Shape:
     """The smallest shape for `small` whose rows are whole blocks, with heads that share blocks as in `large`."""
 
     def round_up(n: int) -> int:

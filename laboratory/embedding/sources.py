@@ -69,7 +69,7 @@ def open_source(path: Path) -> Source:
     return FolderSource(path) if path.is_dir() else GgufSource(path)
 
 
-def folder_name(name: str) -> str:
+def to_folder_name(name: str) -> str:
     """'blk.0.attn_q' -> 'model.layers.0.self_attn.q_proj'"""
     if not name.startswith("blk."):
         return PARTS[name]
@@ -189,14 +189,14 @@ class FolderSource:
         self.vocab_size: int = c["vocab_size"]
         self.epsilon: float = c["rms_norm_eps"]
         self.rotations = False
-        names = {folder_name(n): n for n in tensor_names(self.shape)}
+        names = {to_folder_name(n): n for n in list_tensor_names(self.shape)}
         found = {name.rsplit(".", 1)[0]: name for name in self._arrays}
         biased = [name for name in self._arrays if name.endswith(".bias")]
         check_tensors(path, [*(names.get(name, name) for name in found), *biased], self.shape)
 
     def weights(self, name: str) -> Floats:
         mx = load_mlx()
-        stem = folder_name(name)
+        stem = to_folder_name(name)
         array = self._arrays[f"{stem}.weight"]
         if f"{stem}.scales" in self._arrays:
             options = self._config["quantization"]
@@ -237,14 +237,14 @@ class FolderSource:
         return {file.name: file.read_bytes() for pattern in _TOKENIZER_FILES for file in self.path.glob(pattern)}
 
 
-def tensor_names(shape: Shape) -> list[str]:
+def list_tensor_names(shape: Shape) -> list[str]:
     """Names of the tensors that a llama of `shape` may have."""
     return [*_ENDS, *(f"blk.{i}.{part}" for i in range(shape.layers) for part in PARTS if part not in _ENDS)]
 
 
 def check_tensors(path: Path, found: Iterable[str], shape: Shape) -> None:
     """Raise click.ClickException unless `found` are the tensors of a plain llama."""
-    wanted = set(tensor_names(shape))
+    wanted = set(list_tensor_names(shape))
     if unknown := sorted(set(found) - wanted - {"rope_freqs"}):
         raise click.ClickException(f"{path.name} has {unknown[0]}, which no plain llama has.")
     if missing := sorted(wanted - set(found) - {"output"}):

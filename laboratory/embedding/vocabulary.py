@@ -59,38 +59,15 @@ def to_folder(fields: dict[str, Any]) -> dict[str, bytes]:
         )
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     bos, eos = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    added = [
-        {
-            "id": i,
-            "content": tokens[i],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind == TokenType.CONTROL,
-        }
-        for i, kind in enumerate(types)
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
-    ]
-    first = None
-    if bos is not None and fields.get("tokenizer.ggml.add_bos_token"):
-        begin, text = {"SpecialToken": {"id": tokens[bos], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-        other = {"Sequence": {"id": "B", "type_id": 1}}
-        spelled = {tokens[bos]: {"id": tokens[bos], "ids": [bos], "tokens": [tokens[bos]]}}
-        first = {
-            "type": "TemplateProcessing",
-            "single": [begin, text],
-            "pair": [begin, text, other],
-            "special_tokens": spelled,
-        }
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token")
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": _list_added_tokens(tokens, types),
         "normalizer": None,
         "pre_tokenizer": _PRE_TOKENIZERS[pre],
-        "post_processor": first,
+        "post_processor": _prepend(tokens[bos], bos) if adds_bos and bos is not None else None,
         "decoder": _byte_level(use_regex=True),
         "model": {
             "type": "BPE",
@@ -114,6 +91,29 @@ def to_folder(fields: dict[str, Any]) -> dict[str, bytes]:
     return {
         "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
         "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def _list_added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
+    """tokenizer.json's entries of control and user-defined tokens."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": i, "content": tokens[i], **flags, "special": kind == TokenType.CONTROL}
+        for i, kind in enumerate(types)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+
+
+def _prepend(token: str, id: int) -> dict[str, Any]:
+    """A post-processor that adds one token before the text."""
+    begin, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    other = {"Sequence": {"id": "B", "type_id": 1}}
+    special = {token: {"id": token, "ids": [id], "tokens": [token]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, other],
+        "special_tokens": special,
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models import REPOSITORY
 
-# Folder -> the first-party packages that it may import beside itself.
+# Folder -> the first-party packages that it may import, besides itself.
 ALLOWED = {
     "edgespec": set(),
     "benchmarks": {"edgespec"},

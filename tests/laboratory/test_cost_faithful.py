@@ -19,7 +19,7 @@ from laboratory.embedding import vocabulary
 from laboratory.embedding.agreement import PROMPTS, Agreement, open_for_check
 from laboratory.embedding.encodings import FolderStorage, GgufStorage
 from laboratory.embedding.files import write
-from laboratory.embedding.layout import tensors
+from laboratory.embedding.layout import list_tensors
 from laboratory.embedding.shapes import SHAPES, Shape, Size
 from laboratory.embedding.sources import open_source
 from tests.mlx_models import DENSE, make_folder
@@ -121,7 +121,7 @@ def test_q4_k_is_the_mixture_of_llama_cpp(tmp_path: Path, layers: int, tied: boo
     write(small, tmp_path / "large.gguf", large, GgufStorage("F16", large, tied))
     quantize(tmp_path / "large.gguf", tmp_path / "llama.gguf", "Q4_K_M", threads=2)
     storage = GgufStorage("Q4_K", large, tied)
-    ours = tensors(large, small.shape, small.vocab_size, tied=tied, rotations=False)
+    ours = list_tensors(large, small.shape, small.vocab_size, tied=tied, rotations=False)
     theirs = {tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "llama.gguf").tensors}
     assert {f"{tensor.name}.weight": storage.encoding(tensor).type for tensor in ours} == theirs
 
