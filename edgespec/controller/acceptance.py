@@ -1,4 +1,4 @@
-"""Acceptance rates of drafted tokens, learned in bins of what the drafter knows about a token."""
+"""Acceptance rates of drafted tokens, learned in bins of one feature of the token."""
 
 from __future__ import annotations
 

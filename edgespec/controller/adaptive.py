@@ -8,7 +8,7 @@ choices. A round takes five steps:
 2. Decide whether to ask the draft model (`controller/model_gate.py`).
 3. Have it draft while a further token is expected to pay (`controller/tree_builder.py`).
 4. Verify as many of the most probable nodes as are worth most (`controller/value.py`).
-5. Record what the round has cost and won.
+5. Record the cost and the gain of the round.
 
 A regret budget (`controller/regret.py`) limits what drafting may lose against plain decoding. docs/autopilot.md gives
 the reasons and a worked round.

@@ -1,4 +1,4 @@
-"""One round while it is decided: what it may draft, what it has drafted, and what its draft is worth."""
+"""One round: its limits, the draft model's candidates, and the values of draft sizes."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """An exact acceptance rule: the emitted tokens follow the target's distribution, whatever was drafted."""
+    """An exact acceptance rule: the emitted tokens follow the target's distribution for any draft."""
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         """`prefix` is prompt and output, the root included. Raises ValueError for a draft that the rule cannot take."""

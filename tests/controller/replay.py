@@ -96,7 +96,7 @@ def accepted(draft: Draft, truth: Sequence[int]) -> int:
 
 @dataclass
 class Clock:
-    """Virtual seconds. Noise is what a controller measures on a busy machine, not what the arms are charged."""
+    """Virtual seconds. The noise is in the times that a controller measures, not in those that an arm is charged."""
 
     curve: Curve
     draft_s: float
@@ -145,7 +145,7 @@ def replay(controller: Controller, stepper: ReplayStepper, trace: Trace, clock: 
 
 
 class Fixed:
-    """Chains of `depth` from the trace's model or from lookups; what an arm without a controller does."""
+    """Chains of `depth` from the trace's model or from lookups, without a controller."""
 
     expects_plain = False
 
@@ -213,7 +213,7 @@ def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.
 
 
 def autopilot_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats | None = None) -> np.ndarray:
-    """[texts] times plain decoding, one after the other, with what is learned from each."""
+    """[texts] speedup over plain decoding, one text after the other, with the statistics of those before."""
     draft_stats = draft_stats or DraftStats(make_profile(clock))
     steppers = [ReplayStepper(trace) for trace in traces]
     return np.array(
@@ -225,7 +225,7 @@ def autopilot_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats 
 
 
 def oracle(fixed: dict[tuple[str, int], np.ndarray]) -> np.ndarray:
-    """[texts] the best of them, or plain decoding, for each text: what only hindsight can choose."""
+    """[texts] the speedup of the best fixed length or plain decoding for each text, chosen with hindsight."""
     speeds = np.array(list(fixed.values()))
     return np.maximum(1.0, speeds.max(axis=0))
 

@@ -1,4 +1,4 @@
-"""The autopilot in the loop on the toy runtime: whatever it decides, the text is plain decoding's."""
+"""The autopilot in the loop on the toy backend: its decisions do not change the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLING = [
 
 
 class Cheap(CostModel):
-    """More rows and drafted tokens cost next to nothing, whatever the clock says, so that much is drafted."""
+    """A fixed cost model: more rows and drafted tokens cost next to nothing, so that much is drafted."""
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
         super().observe(rows, position, 1.0 + 0.01 * rows)
@@ -156,7 +156,7 @@ def test_after_a_cancellation_everything_goes_on(case: Case, calls: int) -> None
 
 @pytest.mark.parametrize("draft_seed", [7, 8])
 def test_sampled_chains_keep_the_distribution(draft_seed: int) -> None:
-    """The joint distribution of three tokens, with drafts drawn from a model and lookups between them."""
+    """The joint distribution of three tokens, with drafts sampled from a model and lookups between them."""
     params = SamplingParams(temperature=1.0)
     model, sampler = ToyModel(7, 4, 2, 1.5), Sampler(params, 4)
     session, draft = open_session("tree", model), open_session("tree", ToyModel(draft_seed, 4, 2, 1.5))

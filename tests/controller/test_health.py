@@ -1,4 +1,4 @@
-"""What the autopilot says of a draft model that does badly, and that phases are kept apart."""
+"""Warnings about a bad draft model, statistics by phase, and shadow drafts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_reasoning_and_answer_are_learned_apart() -> None:
     assert draft_stats.lookup("greedy, reasoning").rate(2) < before, "2 after 1 was foretold to be followed by 3"
 
 
-def test_what_was_not_tried_is_judged_by_the_text() -> None:
+def test_shadow_drafts_are_compared_with_the_text() -> None:
     shadow = ShadowDraft()
     assert shadow.resolve([1, 2]) is None
     shadow.remember(2, [5, 6, 7])

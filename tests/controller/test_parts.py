@@ -1,4 +1,4 @@
-"""The controller's parts: costs, rates, acceptance, candidates, budget, what is kept between runs."""
+"""The parts of the controller: costs, means, acceptance, draft trees, regret budget, statistics between runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_rows_not_seen_are_as_far_off_the_profile_as_those_that_were() -> None:
     assert 14.0 * 1.8 < costs.seconds(8) < 14.0 * 3.4
 
 
-def test_plain_costs_are_those_of_the_present_depth() -> None:
+def test_plain_costs_are_those_near_the_position() -> None:
     costs = CostModel(Profile({1: 10.0, 2: 15.0}))
     for _ in range(15):
         costs.observe(1, 100, 12.0)
@@ -101,7 +101,7 @@ def test_rates() -> None:
     assert other.value == pytest.approx(rate.value)
 
 
-def test_texts_at_once_see_only_themselves_and_what_was_before_them() -> None:
+def test_concurrent_texts_see_only_themselves_and_earlier_texts() -> None:
     rate = DecayedMean(0.6)
     one, two = rate.fork(), rate.fork()
     for _ in range(30):
@@ -148,7 +148,7 @@ def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4), st.floats(0, 1)), max_size=25), st.integers(0, 25))
-def test_any_candidates_make_a_valid_draft_of_the_best(nodes: list[tuple[int, int, float]], n: int) -> None:
+def test_any_tree_gives_a_valid_draft_of_its_best_nodes(nodes: list[tuple[int, int, float]], n: int) -> None:
     found = DraftTree()
     for parent, token, rate in nodes:
         found.add(min(parent, len(found)) - 1, token, rate)
@@ -172,7 +172,7 @@ def _path(found: DraftTree, node: int) -> list[int]:
     return path
 
 
-def test_every_number_of_rows_is_tried() -> None:
+def test_every_size_is_compared() -> None:
     seconds = {1: 1.0, 2: 1.7, 3: 2.3, 4: 1.3, 5: 1.9}
     rows = list_sizes([0.6, 0.2, 0.4, 0.1], seconds.__getitem__, 0.0, 4)
     assert [(r.nodes, round(r.tokens, 6)) for r in rows] == [(0, 1.0), (1, 1.6), (2, 2.0), (3, 2.2), (4, 2.3)]
@@ -244,7 +244,7 @@ def test_gains_of_shadow_drafts_are_lent_and_their_losses_cost_nothing() -> None
 )
 @example([("shadow", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
 def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -> None:
-    """Whatever drafts do: a round may cost one plain step and the allowance, and emits a token at least."""
+    """For any drafts: a round may cost one plain step and the allowance, and emits a token at least."""
     budget, emitted, steps = RegretBudget(), 0, 0.0
     for kind, share, tokens in events:
         took = 1.0 + share * max(0.0, budget.allowance())
@@ -256,7 +256,7 @@ def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -
         assert steps - emitted <= 4.0 + 0.01 * steps + 1e-6
 
 
-def test_experience_outlives_the_process() -> None:
+def test_statistics_outlive_the_process() -> None:
     draft_stats = DraftStats(Profile({1: 0.1, 4: 0.2}, 0.01, 0.001))
     for right in itertools.islice(itertools.cycle((True, False, True)), 50):
         draft_stats.lookup("greedy").observe(4, right)
@@ -286,7 +286,7 @@ def test_experience_outlives_the_process() -> None:
         lambda s: s["models"].update(greedy=[["a", "b"]] * 13),
     ],
 )
-def test_damaged_experience_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_statistics_raise(damage) -> None:  # type: ignore[no-untyped-def]
     draft_stats = DraftStats(Profile({1: 0.1}, 0.01))
     draft_stats.lookup("greedy").observe(4, True)
     draft_stats.model("greedy")

@@ -1,4 +1,4 @@
-"""What is kept of a pair of models between runs: found under the same setting alone; damage costs a measurement."""
+"""The profile store: entries are found under the same key alone, and a damaged file only costs a measurement."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plain_of(found: DraftStats | str | None) -> float:
     return found.costs.profile.rows[1]
 
 
-def test_what_was_saved_is_found_again(store: ProfileStore, cache: Path) -> None:
+def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
     assert store.load(HERE) is None
     saved = learned()
     store.save(HERE, saved)
@@ -81,7 +81,7 @@ def test_what_was_saved_is_found_again(store: ProfileStore, cache: Path) -> None
     assert plain_of(store.load(HERE)) == 0.5, "the last one counts"
 
 
-def test_under_another_setting_what_differs_is_said(store: ProfileStore) -> None:
+def test_under_another_key_the_difference_is_described(store: ProfileStore) -> None:
     one = replace(HERE, threads=1)
     store.save(one, learned())
     assert store.load(HERE) == "threads 1 instead of 2"
@@ -93,7 +93,7 @@ def test_under_another_setting_what_differs_is_said(store: ProfileStore) -> None
     assert store.load(replace(HERE, processor="Z80")) == f"processor {HERE.processor} instead of Z80", "the latest"
 
 
-def test_the_setting_names_what_runs_here() -> None:
+def test_the_current_key_describes_this_machine() -> None:
     assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
     assert HERE.runtime.startswith("llama-cpp-python 0.")
     assert HERE.processor and HERE.processor == describe_machine()["processor"]
@@ -115,7 +115,7 @@ def test_eight_settings_are_kept(store: ProfileStore) -> None:
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    """What is stored of `learned()`; keywords replace parts of the experience."""
+    """The stored entry of `learned()`; keywords replace parts of the statistics."""
     return {"setting": asdict(HERE), "experience": learned().to_dict() | changes}
 
 
@@ -182,7 +182,7 @@ def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
     assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
 
 
-def test_whatever_a_disk_makes_of_it_the_autopilot_runs_with_what_is_loaded(store: ProfileStore) -> None:
+def test_the_autopilot_runs_with_any_statistics_that_load(store: ProfileStore) -> None:
     rng = random.Random(0)
     whole = of(entry()).encode()
     outcomes = Counter[type]()
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(store: ProfileStore, cac
     assert store.load(HERE) is None
 
 
-def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
+def test_files_are_identified_by_their_content(tmp_path: Path) -> None:
     target, draft = written(tmp_path / "t.gguf", b"target"), written(tmp_path / "d.gguf", b"draft")
     paths = [
         ProfileStore(target, draft).path,

@@ -32,7 +32,7 @@ from tests.core.enumerate import (
 
 @dataclass
 class Fixed:
-    """Proposes the same deterministic tree in every round, whatever is left of the length."""
+    """Proposes the same deterministic tree in every round, beyond the remaining length too."""
 
     draft: Draft
 
@@ -70,7 +70,7 @@ class Drawn:
 
 @dataclass
 class Stopping(Drawn):
-    """Draws on as long as the last token drawn was no 0: the length depends on what was drawn."""
+    """Samples until the token 0, so that the draft length depends on the sampled tokens."""
 
     def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
         drawn: list[int] = []
@@ -139,7 +139,7 @@ def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop:
 @pytest.mark.parametrize(
     ("rule", "widths"), [(TokenRejection, (1, 1)), (BlockVerification, (1, 1)), (TokenRejection, (2, 1))]
 )
-def test_drawn_tokens(
+def test_sampled_drafts(
     rule: Rule, widths: tuple[int, ...], stop: frozenset[int], eager: bool, vocab_size: int, length: int
 ) -> None:
     target = Target(4, vocab_size, low=vocab_size == 2)
@@ -149,14 +149,14 @@ def test_drawn_tokens(
 
 @pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
 @pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
-def test_drafts_whose_length_depends_on_what_was_drawn(rule: Rule, vocab_size: int, length: int) -> None:
+def test_drafts_whose_length_depends_on_their_tokens(rule: Rule, vocab_size: int, length: int) -> None:
     target = Target(5, vocab_size, low=vocab_size == 2)
     drafter = Stopping(Table(8, vocab_size), (), Enumerated(), eager=False)
     assert generated(target, rule, drafter, frozenset(), length) == truth(target, frozenset(), length)
 
 
-def test_rounds_of_both_kinds() -> None:
-    """Deterministic and drawn drafts in turn, each by its own rule."""
+def test_deterministic_and_sampled_rounds() -> None:
+    """Deterministic and sampled drafts in turn, each by its own rule."""
     target = Target(6, 2, low=True)
 
     class InTurn(Drawn):

@@ -73,7 +73,7 @@ def test_every_deterministic_tree(n: int, low: int) -> None:
 
 
 def best_possible(target: Target, q: Proposal, gamma: int, block: bool) -> Fraction:
-    """E[tau] in closed form: sum over i and drafts of q(x_1..x_i) times the chance to keep all of x_1..x_i."""
+    """E[tau] in closed form: sum over i and drafts of q(x_1..x_i) times the probability to keep all of x_1..x_i."""
 
     def below(prefix: Tokens, drawn: Fraction, kept: Fraction) -> Fraction:
         total = Fraction(0)
@@ -120,7 +120,7 @@ def test_block_verification_wins_where_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_drafter_may_stop_early_by_what_it_drew(case: tuple[Target, Proposal], rule: Rule) -> None:
+def test_a_drafter_may_stop_early_depending_on_its_tokens(case: tuple[Target, Proposal], rule: Rule) -> None:
     target, q = case
     assert play(target, rule, sampled(q, [1, 1, 1], go_on=lambda prefix: prefix[-1] != 2)).tv == 0
 

@@ -1,4 +1,4 @@
-"""The loop on toy sessions: speculation changes nothing but speed, whatever is drafted, and accounts for each token."""
+"""The loop on toy sessions: the text is that of plain decoding for any draft, and every token is counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLING = [
 
 @dataclass
 class Case:
-    """A request on a session, with what plain decoding answers."""
+    """A request on a session, with the answer of plain decoding."""
 
     seed: int
     kind: str
@@ -238,7 +238,7 @@ def test_plain_decoding_is_one_token_a_step() -> None:
     assert times == sorted(times)
 
 
-def test_budgets_are_clamped_to_what_is_there() -> None:
+def test_budgets_are_clamped_to_the_limits() -> None:
     assert Budget(5, 9).clamp(depth=3, nodes=20) == Budget(3, 9)
     assert Budget(5, 9).clamp(depth=7, nodes=2) == Budget(5, 2)
     assert Budget(5, 9).clamp(depth=-1, nodes=-4) == Budget(0, 0)

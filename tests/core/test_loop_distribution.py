@@ -66,7 +66,7 @@ def verifier_for(rule: str, sampler: Sampler, random_source: RandomSource) -> Ve
         ("target", "greedy model", "plain"),
     ],
 )
-def test_joint_law_of_two_tokens(rule: str, drafter_name: str, sampling: str) -> None:
+def test_joint_distribution_of_two_tokens(rule: str, drafter_name: str, sampling: str) -> None:
     sampler = RememberingSampler(SAMPLING[sampling], V)
     drafter = drafter_for(drafter_name, sampler)
     session = open_session("tree", MODEL)

@@ -44,7 +44,7 @@ def test_by_hand() -> None:
     assert metrics.commit_s == pytest.approx(0.15)
 
 
-def test_what_plain_decoding_would_have_taken() -> None:
+def test_estimated_time_of_plain_decoding() -> None:
     meter = Meter(5, 10.0)
     meter.cached_tokens = 3
     meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0), reasoning=1)

@@ -243,7 +243,7 @@ _RANGES = {
 
 
 @pytest.mark.parametrize("name", _RANGES)
-def test_values_out_of_range_are_refused(name: str) -> None:
+def test_values_out_of_range_raise(name: str) -> None:
     low, high = _RANGES[name]
     for value in (low, high):
         probabilities([1.0, 2.0], SamplingParams(**{name: value}), [0])
@@ -260,7 +260,7 @@ def test_bad_biases_are_refused(bias: tuple[tuple[int, float], ...]) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 3, 2**40])
-def test_biases_of_unknown_tokens_are_refused(token: int) -> None:
+def test_biases_of_unknown_tokens_raise(token: int) -> None:
     with pytest.raises(InvalidRequest, match="vocabulary"):
         Sampler(SamplingParams(logit_bias=((0, 1.0), (token, 1.0))), 3)
 

@@ -1,4 +1,4 @@
-"""Shapes of draft trees against brute force over child lists, and what check_draft lets through."""
+"""Functions of draft trees against brute force over child lists, and the checks of check_draft."""
 
 from __future__ import annotations
 

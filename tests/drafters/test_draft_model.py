@@ -47,7 +47,7 @@ def same(a: Draft, b: Draft) -> bool:
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
 @settings(max_examples=60, deadline=None)
 def test_in_step_after_any_verdict(kind: str, choice: str, data: st.DataObject) -> None:
-    """Whatever part of whatever draft was accepted, the next proposal is that of a fresh drafter."""
+    """After any part of any draft was accepted, the next draft is that of a fresh drafter."""
     token = st.integers(0, V - 1)
     history = data.draw(st.lists(token, min_size=1, max_size=6))
     context_size = data.draw(st.sampled_from([12, 20, 256]))
@@ -85,7 +85,7 @@ def test_after_a_rejection_the_text_so_far_is_still_cached(kind: str) -> None:
 
 
 def naive_greedy(history: list[int], budget: Budget) -> list[tuple[int, ...]]:
-    """Token paths: the greedy spine, then the most probable alternatives beside it."""
+    """Token paths: the greedy path, then the most probable siblings."""
     depth = min(budget.depth, budget.nodes)
     spine: list[int] = []
     beside: list[tuple[float, int, int, tuple[int, ...]]] = []
@@ -117,7 +117,7 @@ def test_greedy_trees_take_the_most_probable_paths(history: list[int], depth: in
 
 @given(st.lists(st.integers(0, V - 1), min_size=2, max_size=12), st.integers(0, 2**32), st.integers(1, 5))
 @settings(deadline=None)
-def test_sampled_drafts_carry_the_law_they_were_drawn_from(history: list[int], seed: int, depth: int) -> None:
+def test_sampled_drafts_carry_their_distribution(history: list[int], seed: int, depth: int) -> None:
     drafter = ModelDrafter(open_session("linear"), V, choice_for("sampled", np.random.default_rng(seed)))
     drafter.begin(history[:-1], SCORES)
     draft = drafter.propose(history, Budget(depth, depth + 3))

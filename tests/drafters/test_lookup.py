@@ -119,7 +119,7 @@ def test_a_continuation_copies_the_text_then_itself(
 
 @given(_texts, st.lists(_token, max_size=6) | st.lists(_token, min_size=60, max_size=70), st.integers(0, 9))
 @settings(max_examples=120, deadline=None)
-def test_after_looks_up_what_the_text_would_end_with(text: list[int], more: list[int], n: int) -> None:
+def test_continue_after_looks_up_the_extended_text(text: list[int], more: list[int], n: int) -> None:
     lookup = of(text)
     end, length = longest(text, text + more)
     found = lookup.continue_after(more, n)
@@ -162,7 +162,7 @@ def test_a_match_counts_as_64_tokens_at_most() -> None:
     assert lookup.length == 0
 
 
-def test_after_goes_on_with_what_was_added() -> None:
+def test_continue_after_copies_the_added_tokens() -> None:
     assert of([1, 2, 3, 1, 2]).continue_after([3], 6) == ([1, 2, 3, 1, 2, 3], 3)
     assert of([1, 2, 3, 1, 2]).continue_after([4], 6) == ([], 0)
     assert of([]).continue_after([1, 2], 3) == ([], 0)

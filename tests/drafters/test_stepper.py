@@ -1,4 +1,4 @@
-"""The walk on toy sessions: the draft's own options, in step with the text, of which little is read twice."""
+"""DraftModelStepper on toy sessions: candidates follow the text, and few tokens are read twice."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def choice_named(name: str, vocab_size: int = V, seed: int = 0) -> DraftSampler:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_in_step_whatever_became_of_the_draft(kind: str, name: str, data: st.DataObject) -> None:
-    """After any rounds, with a walk or without, options are those of the draft model on the text that it was given."""
+def test_candidates_follow_the_text_after_any_verdict(kind: str, name: str, data: st.DataObject) -> None:
+    """After any rounds, with or without drafts, candidates are those of the draft model on the text it has read."""
     token = st.integers(0, V - 1)
     size = data.draw(st.sampled_from([8, 12, 20, 256]))
     choice = choice_named(name)
@@ -131,7 +131,7 @@ def test_scores_that_are_no_numbers_are_an_error(choice: str, score: float) -> N
 
 
 def test_tokens_follow_the_law_they_carry() -> None:
-    """The distribution is the sampler's after the text so far, penalties included; what is drawn follows it."""
+    """The distribution is the sampler's after the text so far, penalties included; samples follow it."""
     sampler, text = Sampler(PARAMS, V), [1, 2, 3]
     distribution = sampler.distribution(MODEL.logits(text), text).dense(V)
     second = {i: sampler.distribution(MODEL.logits([*text, i]), [*text, i]).dense(V) for i in range(V)}
@@ -180,7 +180,7 @@ def test_the_text_is_read_once_and_a_drafted_token_costs_a_forward() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
-def test_what_was_drafted_and_emitted_is_not_read_again(kind: str) -> None:
+def test_drafted_and_emitted_tokens_are_not_read_again(kind: str) -> None:
     session = open_session(kind, MODEL)
     stepper = DraftModelStepper(session, V, GreedyTopK())
     text, options = list(TEXT), started(stepper, TEXT)
@@ -197,7 +197,7 @@ def test_what_was_drafted_and_emitted_is_not_read_again(kind: str) -> None:
         check_same(options, expected(GreedyTopK(), emitted, len(emitted)))
 
 
-def test_a_forward_too_narrow_to_catch_up_reads_what_is_missing() -> None:
+def test_more_unread_tokens_than_a_forward_takes_are_prefilled() -> None:
     session = CountingSession(most=1)
     stepper = DraftModelStepper(session, V, GreedyTopK())
     started(stepper, TEXT)
@@ -206,7 +206,7 @@ def test_a_forward_too_narrow_to_catch_up_reads_what_is_missing() -> None:
     assert session.prefills == [[4, 8, 9], [14]], "and not the whole text again"
 
 
-def test_the_next_generation_finds_what_the_last_one_read() -> None:
+def test_the_next_generation_reuses_the_cache() -> None:
     session = CountingSession()
     started(DraftModelStepper(session, V, GreedyTopK()), TEXT)
     text = [*TEXT, 7, 7]
@@ -216,7 +216,7 @@ def test_the_next_generation_finds_what_the_last_one_read() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
-def test_of_a_text_longer_than_the_window_the_end_is_read(kind: str) -> None:
+def test_only_the_end_of_a_text_longer_than_the_window_is_read(kind: str) -> None:
     model = ToyModel(seed=5, vocab_size=V, order=30)  # logits tell how much was given
     session = open_session(kind, model)
     stepper = DraftModelStepper(session, V, GreedyTopK())
@@ -236,7 +236,7 @@ def test_of_a_text_longer_than_the_window_the_end_is_read(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
 @pytest.mark.parametrize("size", [2, 3, 8, 13])
-def test_a_small_draft_context_goes_on_from_the_end_of_the_text(kind: str, size: int) -> None:
+def test_a_small_draft_context_continues_from_the_end_of_the_text(kind: str, size: int) -> None:
     model = ToyModel(seed=5, vocab_size=V, order=30)
     session = open_session(kind, model, size)
     stepper = DraftModelStepper(session, V, GreedyTopK())
@@ -275,7 +275,7 @@ def test_other_numbers_of_padding_ids(target_vocab: int, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
 def test_text_with_ids_that_the_draft_lacks(kind: str) -> None:
-    """No options while such an id would have to be read; it goes on where the window no longer reaches it."""
+    """No candidates while such an id would have to be read; it goes on where the window no longer reaches it."""
     session = open_session(kind, MODEL)
     stepper = DraftModelStepper(session, 11, GreedyTopK())
     assert stepper.start([1, 9, 2], ALL) is None
@@ -294,7 +294,7 @@ def test_text_with_ids_that_the_draft_lacks(kind: str) -> None:
 
 @pytest.mark.parametrize("calls", range(1, 12))
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])
-def test_cancelled_on_the_way_the_session_serves_the_next_walk(kind: str, calls: int) -> None:
+def test_after_a_cancellation_the_session_drafts_again(kind: str, calls: int) -> None:
     alarm = Alarm(calls)
     session = open_session(kind, MODEL, check=alarm)
     stepper = DraftModelStepper(session, V, GreedyTopK())
