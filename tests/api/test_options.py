@@ -1,0 +1,40 @@
+"""The interface has the command line's options, under the same names and with the same defaults."""
+
+from __future__ import annotations
+
+import edgespec
+from edgespec.api import options
+from edgespec.cli import options as command_line
+from edgespec.cli.run import run_command
+from edgespec.registry.schema import SamplingDefaults
+
+COMMAND_LINE_ONLY = {"prompt", "model", "file", "raw", "as_json", "explain", "verbose"}
+PYTHON_ONLY = {"parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables"}
+
+
+def test_names_are_those_of_the_command_line() -> None:
+    names = {parameter.name for parameter in run_command.params} - COMMAND_LINE_ONLY
+    arguments = edgespec.LoadArguments.__annotations__.keys() | edgespec.GenerationArguments.__annotations__.keys()
+    assert arguments - PYTHON_ONLY == names
+
+
+def test_defaults_are_those_of_the_command_line() -> None:
+    defaults = run_command.make_context("run", ["x"]).params
+    assert options.build_load_config(None, {}) == command_line.load_config(None, defaults)
+    recommended = SamplingDefaults(top_k=20)
+    assert options.resolve_sampling({}, recommended) == command_line.sampling_params(defaults, recommended)
+    assert defaults["max_tokens"] == options.MAX_TOKENS
+
+
+def test_values_mean_the_same_as_on_the_command_line() -> None:
+    line = ["x", "--draft-max", "3", "--draft-tree", "5", "--acceptance", "sample", "--ctx", "512", "--kv-type", "q8_0"]
+    line += ["--top-p", "0.9", "--logit-bias", "7=-1.5", "--backend", "llamacpp", "--exact"]
+    values = run_command.make_context("run", line).params
+    config = options.build_load_config(
+        None,
+        {"draft_max": 3, "draft_tree": 5, "acceptance": "sample", "ctx": 512, "kv_type": "q8_0", "backend": "llamacpp",
+         "exact": True},
+    )  # fmt: skip
+    assert config == command_line.load_config(None, values)
+    sampling = options.resolve_sampling({"top_p": 0.9, "logit_bias": {7: -1.5}}, SamplingDefaults())
+    assert sampling == command_line.sampling_params(values, SamplingDefaults())
