@@ -1,6 +1,6 @@
-"""What there is to choose from: aliases, downloads that no alias shows, and models of other programs.
+"""The models to choose from: aliases, other downloads, and models of other programs.
 
-No request is sent: sizes and prices are those of files that are here.
+Sends no request: sizes and memory estimates are of local files.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference
 from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
-from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_source, resolve_pair
+from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_pair, resolve_source
 from edgespec.registry.schema import Registry
 
 FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "elsewhere"]
 
-# The part of the free memory that has to stay free, or the fit is tight.
-COMFORT = 1 / 8
+# The part of the free memory that must stay free; otherwise the fit is tight.
+_MIN_HEADROOM = 1 / 8
 
 _OTHER: dict[FileBackend, FileBackend] = {"llamacpp": "mlx", "mlx": "llamacpp"}
-_UNUSABLE = (EdgespecError, OSError, OverflowError)  # the last from a config with absurd numbers
+_UNUSABLE = (EdgespecError, OSError, OverflowError)  # OverflowError: a config with absurd numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A model on this machine: the GGUF file to open or the MLX folder, bytes of all files, and when it changed."""
+    """A local model: its GGUF file or MLX folder, the bytes of all files, and the time of the last change."""
 
     path: Path
     kind: Kind
@@ -50,19 +50,19 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A target or its draft model; `files` is None where not all of them are here."""
+    """A target or a draft model; `files` is None unless it is completely downloaded."""
 
     reference: Reference
     files: Files | None
 
     @property
     def here(self) -> bool:
-        """True where nothing has to be downloaded."""
+        """Whether nothing has to be downloaded."""
         return self.files is not None
 
     @property
     def size(self) -> int | None:
-        """Bytes on disk, None where not all of it is here."""
+        """Bytes on disk; None unless completely downloaded."""
         return self.files.size if self.files else None
 
 
@@ -70,13 +70,13 @@ class Component:
 class Entry:
     """One model to choose.
 
-    name         what to show
-    opens        what `--model` takes
-    backend      the runtime for it
+    name         the name to show
+    opens        the value for `--model`
+    backend      its runtime
     draft        the draft model that the registry pairs with it
     verified     of an alias: the file names were seen in a public source
-    fit          whether what is here of it fits in memory: 'tight' where little stays free or the draft model has no
-                 room beside the target; None where nothing is known before the download
+    fit          whether the local files fit in memory: 'tight' if little memory stays free or the draft model does not
+                 fit with the target; None if the target is not downloaded
     """
 
     name: str
@@ -91,17 +91,17 @@ class Entry:
 
     @property
     def here(self) -> bool:
-        """True where target and draft need no download."""
+        """Whether target and draft need no download."""
         return self.target.here and (self.draft is None or self.draft.here)
 
 
 def build_catalogue(
     registry: Registry, hub: Hub, backend: FileBackend, memory: Memory, *, context: int = DEFAULT_CONTEXT
 ) -> list[Entry]:
-    """Aliases in file order, then other downloads (last used first), then models of other programs; no request.
+    """Aliases in file order, then other downloads (last used first), then models of other programs.
 
-    An alias without a model for `backend` comes with the other runtime's. Fits are for `context` tokens, or as many as
-    the model was trained for. The first call reads the header of every model that is here. Raises CacheError.
+    An alias without a model for `backend` has the other runtime's. Fits are for `context` tokens, or the trained
+    context if that is shorter. The first call reads the header of every local model. Raises CacheError.
     """
     local = replace(hub, offline=True)
     found: list[Entry] = []
@@ -117,49 +117,50 @@ def build_catalogue(
         description: str = "",
         verified: bool = False,
     ) -> None:
-        fit = _room(target, draft, memory, context)
+        fit = _check_fit(target, draft, memory, context)
         found.append(Entry(name, origin, opens or name, runtime, description, target, draft, verified, fit))
 
     for alias in registry.entries.values():
         chosen = backend if alias.pair(backend) else _OTHER[backend]
         if pair := alias.pair(chosen):
-            parts = (_part(pair.target, chosen, local), _part(pair.draft, chosen, local) if pair.draft else None)
-            add(alias.alias, "alias", chosen, *parts, description=alias.description, verified=pair.verified)
+            target = _to_component(pair.target, chosen, local)
+            draft = _to_component(pair.draft, chosen, local) if pair.draft else None
+            add(alias.alias, "alias", chosen, target, draft, description=alias.description, verified=pair.verified)
     shown = {part.files.path for entry in found for part in (entry.target, entry.draft) if part and part.files}
     cached = sorted(hub.list_models(), key=lambda model: -model.last_used_s)
     for model in cached:
-        files = _stamped(model.path, model.kind, model.size)
+        files = _stat(model.path, model.kind, model.size)
         if files and model.path not in shown:
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
-            draft = _paired(model, runtime, registry, local)
+            draft = _find_paired_draft(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
     for other in find_external_models(exclude=[*shown, *(model.path for model in cached)]):
-        if files := _stamped(other.path, "gguf", other.size):
+        if files := _stat(other.path, "gguf", other.size):
             add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found
 
 
 def filter_entries(entries: Iterable[Entry], text: str) -> list[Entry]:
-    """The entries whose name or description holds every word of `text`, in either case."""
+    """The entries whose name or description contains every word of `text`, ignoring case."""
     words = text.casefold().split()
     return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
-def _part(reference: Reference, backend: FileBackend, local: Hub) -> Component:
-    return Component(reference, _files(reference, backend, local))
+def _to_component(reference: Reference, backend: FileBackend, local: Hub) -> Component:
+    return Component(reference, _find_files(reference, backend, local))
 
 
-def _paired(model: CachedModel, backend: FileBackend, registry: Registry, local: Hub) -> Component | None:
-    """The draft model that comes along when a download is opened: that of an alias with the same repository."""
+def _find_paired_draft(model: CachedModel, backend: FileBackend, registry: Registry, local: Hub) -> Component | None:
+    """The draft model that is loaded with a download: that of an alias with the same repository."""
     try:
         draft = resolve_pair(str(model.reference), backend, registry, local).draft
-    except _UNUSABLE:  # removed meanwhile
+    except _UNUSABLE:  # removed in the meantime
         return None
-    return _part(draft, backend, local) if draft else None
+    return _to_component(draft, backend, local) if draft else None
 
 
-def _files(reference: Reference, backend: FileBackend, local: Hub) -> Files | None:
-    """What `reference` means for `backend`, if all of it is here; `local` is a hub that sends no request."""
+def _find_files(reference: Reference, backend: FileBackend, local: Hub) -> Files | None:
+    """The files of `reference` for `backend` if all are local; `local` is a hub that sends no request."""
     try:
         source = resolve_source(reference, backend, local)
         if isinstance(source, HubGguf | HubMlx):
@@ -170,42 +171,42 @@ def _files(reference: Reference, backend: FileBackend, local: Hub) -> Files | No
             size = _weight_bytes(path) if isinstance(source, LocalMlx) else read_gguf_size(path) or 0
     except _UNUSABLE:
         return None
-    return _stamped(path, "mlx" if isinstance(source, HubMlx | LocalMlx) else "gguf", size) if size else None
+    return _stat(path, "mlx" if isinstance(source, HubMlx | LocalMlx) else "gguf", size) if size else None
 
 
-def _stamped(path: Path, kind: Kind, size: int) -> Files | None:
+def _stat(path: Path, kind: Kind, size: int) -> Files | None:
     try:
         return Files(path, kind, size, path.stat().st_mtime_ns)
-    except OSError:  # removed meanwhile
+    except OSError:  # removed in the meantime
         return None
 
 
-def _room(target: Component, draft: Component | None, memory: Memory, context: int) -> FitLevel | None:
-    prices = _prices(target.files, draft.files if draft else None, context) if target.files else None
-    if prices is None:
+def _check_fit(target: Component, draft: Component | None, memory: Memory, context: int) -> FitLevel | None:
+    estimates = _estimate(target.files, draft.files if draft else None, context) if target.files else None
+    if estimates is None:
         return None
-    both = Fit(context, *prices, memory)
-    if both.headroom >= COMFORT * memory.usable:
+    both = Fit(context, *estimates, memory)
+    if both.headroom >= _MIN_HEADROOM * memory.usable:
         return "fits"
-    return "tight" if Fit(context, prices[0], None, memory).headroom >= 0 else "does not fit"
+    return "tight" if Fit(context, estimates[0], None, memory).headroom >= 0 else "does not fit"
 
 
 @lru_cache(maxsize=1024)  # headers with large vocabularies take a tenth of a second each
-def _prices(target: Files, draft: Files | None, context: int) -> tuple[MemoryEstimate, MemoryEstimate | None] | None:
-    """What both take in memory; None where a header or config cannot be used, without a draft where only its cannot."""
+def _estimate(target: Files, draft: Files | None, context: int) -> tuple[MemoryEstimate, MemoryEstimate | None] | None:
+    """Memory of both; None if the target's header or config is unusable, no draft if only the draft's is."""
     try:
-        facts = _facts(target)
-        tokens = min(facts.trained_context or context, context)
-        alone = estimate_memory(facts, tokens)
+        metadata = _read_metadata(target)
+        tokens = min(metadata.trained_context or context, context)
+        alone = estimate_memory(metadata, tokens)
     except _UNUSABLE:
         return None
     try:
-        return alone, estimate_memory(_facts(draft), tokens) if draft else None
+        return alone, estimate_memory(_read_metadata(draft), tokens) if draft else None
     except _UNUSABLE:
         return alone, None
 
 
-def _facts(files: Files) -> ModelMetadata:
+def _read_metadata(files: Files) -> ModelMetadata:
     if files.kind == "mlx":
         return read_config(files.path, files.path.name, _weight_bytes(files.path))
     return join_parts([read_file(files.path.with_name(name)) for name in list_parts(files.path.name)])

@@ -1,4 +1,4 @@
-"""How well and how fast a draft session serves a target, tried on a text before anything is generated."""
+"""Measure the agreement and cost of a draft session on a fixed text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edgespec.core.arrays import Ints
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Draft, Session
 
-_ROWS = 64  # positions at which choices are compared
-_MEASURED_S = 1.0
+_ROWS = 64  # compared positions
+_PROFILE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEval:
-    """Of one draft.
+    """The measurement of one draft.
 
-    agreement  share of positions at which it would choose the target's token
-    cost       of a drafted token, in plain steps
-    length     of the chain that would be the fastest if every drafted token were right that often; 0: none pays
-    speedup    of that chain, over plain decoding
+    agreement  share of positions at which the draft's most probable token is the target's
+    cost       time of a draft token, in plain steps
+    length     the fastest chain length if each draft token is accepted with `agreement`; 0 if none pays
+    speedup    of that chain over plain decoding
     """
 
     agreement: float
@@ -33,33 +33,33 @@ class DraftEval:
     speedup: float
 
     def __str__(self) -> str:
-        return f"{self.agreement:.0%} agreement, a drafted token costs {self.cost:.2f} of a plain step"
+        return f"{self.agreement:.0%} agreement, a draft token costs {self.cost:.2f} plain steps"
 
 
 class Evaluator:
-    """What a target chooses along a text. It is not its own text, of which a draft mostly foretells more."""
+    """Compares drafts with a target on a given text. Agreement on text by the target itself is mostly higher."""
 
     def __init__(self, target: Session, tokens: Sequence[int], check: CheckCancelled) -> None:
         """Raises Cancelled, BackendError; ValueError for a text of fewer than 8 tokens."""
         size = min(len(tokens), target.capabilities.context_size)
         rows = min(_ROWS, size // 2)
         if rows < 4:
-            raise ValueError("the text is too short to compare choices on")
+            raise ValueError("the text is too short")
         self._target = target
         self._start = size - rows
         self._text = list(tokens[:size])
         self._check = check
-        self.profile: Profile = measure(target, None, _MEASURED_S, check)
-        self._choices = self._chosen(target)
+        self.profile: Profile = measure(target, None, _PROFILE_S, check)
+        self._choices = self._argmax(target)
 
-    def trial(self, draft: Session, *, slows: bool = False) -> DraftEval:
-        """`draft` held against the target, which it may follow, and which it may have slowed down.
+    def evaluate(self, draft: Session, *, slows: bool = False) -> DraftEval:
+        """Compare `draft`, which may share the target's KV cache; `slows` if it may slow the target down.
 
         Raises Cancelled, BackendError.
         """
         before = self._text[: self._start]
         read_prompt(self._target, before)
-        agreed = float((self._chosen(draft) == self._choices).mean())
+        agreed = float((self._argmax(draft) == self._choices).mean())
         draft_s, _ = measure_draft(draft, self._text, self._start, self._check)
         length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
         plain_s = self.profile.rows[1]
@@ -68,17 +68,17 @@ class Evaluator:
             speedup *= min(1.0, plain_s / now_s)
         return DraftEval(agreed, draft_s / plain_s, length, speedup)
 
-    def _chosen(self, session: Session) -> Ints:
-        """[rows] the best tokens after the last positions of the text; a few at a time where a draft is limited."""
+    def _argmax(self, session: Session) -> Ints:
+        """[rows] the most probable tokens at the last positions of the text."""
         read_prompt(session, self._text[: self._start])
-        found: list[Ints] = []
+        best: list[Ints] = []
         at = self._start
         while at < len(self._text):
             self._check()
             n = min(len(self._text) - at, session.draft_limit + 1)
             chain = Draft.chain(self._text[at + 1 : at + n])
-            found.append(session.forward(self._text[at], chain).argmax())
+            best.append(session.forward(self._text[at], chain).argmax())
             session.commit(range(n - 1))
             at += n
         session.rewind(self._start)
-        return np.concatenate(found)
+        return np.concatenate(best)

@@ -1,4 +1,4 @@
-"""The memory price of a target and its draft, from a GGUF header or a folder's config, against what is free here."""
+"""Memory estimates from a GGUF header or a folder's config, and the check against free memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.units import gib
 
-# Rows that llama.cpp's graph is built for (n_ubatch), which size its scratch memory.
+# llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
 MICRO_BATCH = 512
 
 _KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
@@ -22,7 +22,7 @@ KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes one model takes: its weights, the KV cache for the whole context, and scratch memory."""
+    """Bytes of a model: weights, KV cache of the whole context, scratch memory."""
 
     weights: int
     kv: int
@@ -30,13 +30,13 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All three together, in bytes."""
+        """The sum in bytes."""
         return self.weights + self.kv + self.compute
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The report of a check; `context` is tokens, everything else bytes."""
+    """The result of a memory check; `context` is in tokens, the rest in bytes."""
 
     context: int
     target: MemoryEstimate
@@ -50,42 +50,43 @@ class Fit:
 
     @property
     def headroom(self) -> int:
-        """Bytes left over; negative where the models do not fit."""
+        """Free bytes after loading; negative if the models do not fit."""
         return self.memory.usable - self.needed
 
     @property
     def fits_on_devices(self) -> bool:
-        """True where everything goes to accelerators with memory of their own, with nothing left in RAM."""
+        """Whether everything fits on accelerators with their own memory, with nothing in RAM."""
         return 0 < self.needed <= self.memory.own_device_bytes
 
 
 def shares_context(model: ModelMetadata) -> bool:
-    """Whether llama.cpp keeps several texts of the model in one context, as far as its header tells."""
-    apart = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
-    return isinstance(model, Header) and not any(part in key for key in model.metadata for part in apart)
+    """Whether llama.cpp can keep several sequences of the model in one context, as its header says."""
+    separate = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
+    return isinstance(model, Header) and not any(part in key for key in model.metadata for part in separate)
 
 
 def estimate_memory(
     model: ModelMetadata, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False
 ) -> MemoryEstimate:
-    """What a model takes with `caches` of `context` tokens, `together` in one llama.cpp context or each with scratch
-    memory of its own; raises InvalidRequest for an unknown KV type.
+    """Estimate a model's memory with `caches` KV caches of `context` tokens. Raises InvalidRequest for an unknown type.
 
-    Weights are the tensors' bytes: llama.cpp maps them from the file, yet they must fit in RAM to be used at speed.
-    MLX on a CPU widens half precision, and takes up to twice as much.
-    For llama.cpp the KV cache counts every attention layer at full length, since sliding windows are kept at full size;
-    latent attention (DeepSeek) takes less than this. For MLX windows count as such.
-    The compute buffer is an estimate for flash attention: f32 rows of a micro-batch for logits, activations and the
-    feed-forward layer, and an f16 mask over the context. llama.cpp took 9.0 MiB where this says 12.5 (6M pair, 2,048
-    tokens), 71 MiB where it says 104 (Llama 2 7B, 4,096 tokens). Without flash attention it also holds one layer's
-    scores, 2 KiB for each head and context token, which are not counted.
+    `together`: all caches are in one llama.cpp context; otherwise each has its own scratch memory.
+
+    Weights are the tensors' bytes. llama.cpp maps them from the file, but they must fit in RAM to be fast. MLX on a CPU
+    widens half precision and takes up to twice as much.
+    For llama.cpp, the KV cache counts every attention layer at full length, since it does not shorten sliding windows;
+    latent attention (DeepSeek) takes less than this. For MLX, sliding windows count at their own size.
+    Scratch memory is an estimate for flash attention: f32 rows of a micro-batch for logits, activations and the
+    feed-forward layer, and an f16 mask over the context. Measured: 9.0 MiB for an estimate of 12.5 (6M pair, 2,048
+    tokens), 71 MiB for an estimate of 104 (Llama 2 7B, 4,096 tokens). Without flash attention llama.cpp also holds one
+    layer's scores, 2 KiB for each head and context token, which are not counted.
     """
     kv = kv_bytes(model, context, kv_type)
     if isinstance(model, Folder):
         rows = (model.integer("vocab_size") or 0) + 2 * (model.integer("hidden_size") or 0)
         rows += model.integer("intermediate_size") or 0
     else:
-        rows = model.own("vocab_size") or _vocabulary(model)
+        rows = model.own("vocab_size") or _count_tokens(model)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
     graphs = 1 if together else caches
     return MemoryEstimate(
@@ -105,8 +106,8 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     heads = header.per_block("attention.head_count") or ()
     kv_heads = header.per_block("attention.head_count_kv") or heads
     width = (header.own("embedding_length") or 0) // max(heads, default=1) if max(heads, default=0) else 0
-    key = _first(header.own("attention.key_length"), width)
-    value = _first(header.own("attention.value_length"), width)
+    key = _or_default(header.own("attention.key_length"), width)
+    value = _or_default(header.own("attention.value_length"), width)
     every = header.own("full_attention_interval") or 1
     per_token = 0.0
     for block, count in enumerate(kv_heads):
@@ -126,9 +127,9 @@ def check_fit(
     together: bool = False,
     force: bool = False,
 ) -> Fit:
-    """Price target and draft with `caches` of `context` tokens against `memory`; raises DoesNotFit unless `force`.
+    """Estimate target and draft and compare with `memory`. Raises DoesNotFit unless `force`.
 
-    `together`: see `estimate_memory`, of the target; a draft always has a context for each.
+    `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache.
     """
     fit = Fit(
         context=context,
@@ -144,26 +145,26 @@ def check_fit(
     scratch = fit.target.compute
     raise DoesNotFit(
         f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
-        hint=_hint(fit, caches),
+        hint=_suggest(fit, caches),
     )
 
 
-def _hint(fit: Fit, caches: int) -> str:
-    """The changes that would help, the ones that suffice alone first."""
+def _suggest(fit: Fit, caches: int) -> str:
+    """The options that reduce memory; those that suffice alone come first."""
     short = -fit.headroom
-    found = []
+    options = []
     if fit.draft and fit.draft.total >= short:
-        found.append("--draft ngram (no draft model)")
+        options.append("--draft ngram (no draft model)")
     if fit.context > 1 and fit.target.kv + (fit.draft.kv if fit.draft else 0) >= short:
-        found += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
-    found += ["a smaller quantisation or model", "--force to try anyway"]
-    return "try " + ", or ".join(found)
+        options += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
+    options += ["a smaller quantisation or model", "--force to try anyway"]
+    return "try " + ", or ".join(options)
 
 
-def _vocabulary(header: Header) -> int:
+def _count_tokens(header: Header) -> int:
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     return len(tokens) if isinstance(tokens, list) else 0
 
 
-def _first(stated: int | None, default: int) -> int:
+def _or_default(stated: int | None, default: int) -> int:
     return default if stated is None else stated

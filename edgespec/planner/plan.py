@@ -1,4 +1,4 @@
-"""Before any weights: which target and draft, are their files sound, do their tokenizers agree, do they fit."""
+"""Plan a load before any weights: resolve target and draft, check files, tokenizers and memory."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.memory import Fit, check_fit, shares_context
-from edgespec.registry.resolve import Source, detect_backend, resolve_source, resolve_pair, read_metadata, fetch_source
+from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair, resolve_source
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What to open.
+    """What to load.
 
     model    a reference, or None for the embedded pair
     backend  None: the best for this machine
-    draft    'auto', 'model' (the one the registry pairs with the target), 'ngram', 'none', a self-draft as
-             backends.selfdraft.parse takes it, or a model reference
-    gamma    drafted tokens on a path at most; None: the autopilot decides
-    nodes    drafted tokens in all; None: as many as gamma, a chain
+    draft    'auto', 'model' (the registry's draft model for the target), 'ngram', 'none', a self-draft as
+             backends.attached_draft.parse takes it, or a model reference
+    gamma    maximum draft depth; None: the autopilot decides
+    nodes    tokens in a draft tree; None: as many as gamma, a chain
+    rule     the acceptance rule, see engine.drafting.Speculation
     force    load even if it does not fit in memory
     """
 
@@ -46,16 +47,16 @@ class LoadConfig:
 
 
 class Reporter(Protocol):
-    """Who hears how opening goes on."""
+    """Receives the progress of a load."""
 
     def notice(self, text: str) -> None:
-        """One sentence that the user should read, such as why a draft was refused."""
+        """One sentence for the user, such as why a draft was rejected."""
 
     def download(self, name: str, done: int, total: int) -> None:
-        """Bytes of a file that are here, of all."""
+        """`done` of `total` bytes of a file are downloaded."""
 
     def loading(self, name: str, fraction: float) -> None:
-        """A model is being loaded, 0.0 to 1.0."""
+        """`fraction` of a model is loaded, 0.0 to 1.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,16 @@ class PlannedDraft:
 
     reference: Reference
     source: Source
-    facts: ModelMetadata
+    metadata: ModelMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be opened: `options` have a definite context size; without any draft, n-grams or plain decoding.
-    `acceptance` is what the registry says of the draft model that it pairs with the target, if that is the draft.
+    """What will be loaded.
+
+    draft, self_draft    both None: drafting by n-grams or plain decoding, as `kind` says
+    options     with a definite context size
+    acceptance  the registry's figures for `draft`, if it is the draft model that the registry pairs with the target
     """
 
     name: str
@@ -81,13 +85,13 @@ class Plan:
     kind: DraftKind
     options: LoadOptions
     sampling: SamplingDefaults
-    facts: ModelMetadata
+    metadata: ModelMetadata
     fit: Fit
     acceptance: Acceptance | None = None
 
 
 def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
-    """Choose the runtime, resolve, read what both models say of themselves, compare tokenizers, price the memory.
+    """Choose the runtime, resolve both models, read their headers, compare tokenizers, check memory.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -96,8 +100,8 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     facts = read_metadata(resolved.target, hub, reporter.download)
     self_draft = parse(request.draft)
     draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
-    options = _sized(request.load, facts, reporter)
-    draft, fit = _fitting(request, options, backend, facts, draft, reporter)
+    options = _set_context_size(request.load, facts, reporter)
+    draft, fit = _check_memory(request, options, backend, facts, draft, reporter)
     kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
     acceptance = resolved.acceptance if draft is not None and draft.reference == resolved.draft else None
     return Plan(
@@ -107,7 +111,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
-    """The file to load, downloaded if need be. Raises HubError, CacheError, InvalidModelFile, Cancelled."""
+    """The file to load, downloaded if necessary. Raises HubError, CacheError, InvalidModelFile, Cancelled."""
 
     def progress(name: str, done: int, total: int) -> None:
         check()
@@ -117,7 +121,7 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
 
 
 def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
-    """The runtime the user named, else MLX on Apple Silicon where it is installed and has the model, else llama.cpp.
+    """The requested runtime, else MLX on Apple Silicon if it is installed and has the model, else llama.cpp.
 
     Raises UnknownModel, HubError.
     """
@@ -135,27 +139,27 @@ def _find_draft(
     hub: Hub,
     reporter: Reporter,
 ) -> PlannedDraft | None:
-    """The draft model that `request.draft` asks for, its tokenizer compared; None for drafting without a model.
+    """The draft model for `request.draft`, with a compatible tokenizer; None for drafting without a model.
 
-    What the user names must work, or DraftRefused says why; 'auto' falls back to n-grams and says so.
+    Raises DraftRefused for an unusable draft that the user named; 'auto' falls back to n-grams with a notice.
     """
     if request.draft in ("none", "ngram") or (request.draft == "auto" and paired is None):
         return None
     if request.draft == "auto":
         assert paired is not None
         try:
-            return _checked_draft(paired, backend, target, registry, hub)
+            return _check_draft(paired, backend, target, registry, hub)
         except EdgespecError as refusal:
             reporter.notice(f"Drafting by n-grams, without {paired}: {refusal.message}")
             return None
     if request.draft == "model":
         if paired is None:
             raise DraftRefused("no draft model is paired with this target.", hint="Use --draft ngram, or name one.")
-        return _checked_draft(paired, backend, target, registry, hub)
-    return _checked_draft(parse_reference(request.draft), backend, target, registry, hub)
+        return _check_draft(paired, backend, target, registry, hub)
+    return _check_draft(parse_reference(request.draft), backend, target, registry, hub)
 
 
-def _checked_draft(
+def _check_draft(
     reference: Reference, backend: FileBackend, target: ModelMetadata, registry: Registry, hub: Hub
 ) -> PlannedDraft:
     if isinstance(reference, Alias):
@@ -172,8 +176,8 @@ def _checked_draft(
     return PlannedDraft(reference, source, facts)
 
 
-def _sized(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
-    """Options with a definite context size."""
+def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
+    """`options` with a definite context size."""
     trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
     size = options.context_for(trained)
     if size > trained:
@@ -181,7 +185,7 @@ def _sized(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> Lo
     return replace(options, context_size=size)
 
 
-def _fitting(
+def _check_memory(
     request: LoadConfig,
     options: LoadOptions,
     backend: FileBackend,
@@ -189,32 +193,32 @@ def _fitting(
     draft: PlannedDraft | None,
     reporter: Reporter,
 ) -> tuple[PlannedDraft | None, Fit]:
-    """The draft, or None where 'auto' has to leave it out for the target to fit; and the price. Raises DoesNotFit."""
+    """The draft, or None if 'auto' drops it so that the target fits; and the fit. Raises DoesNotFit."""
     memory = host_memory(_devices(backend))
     kv_type = "q8_0" if options.exact else options.kv_type
     context = options.context_size
-    assert context is not None  # made definite by _sized
+    assert context is not None  # set by _set_context_size
 
     together = shares_context(target) and not options.exact
 
-    def price(with_draft: ModelMetadata | None) -> Fit:
+    def check(with_draft: ModelMetadata | None) -> Fit:
         return check_fit(
             target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
             together=together, force=request.force,
         )  # fmt: skip
 
     try:
-        return draft, price(draft.facts if draft else None)
+        return draft, check(draft.metadata if draft else None)
     except DoesNotFit:
         if draft is None or request.draft != "auto":
             raise
-        fit = price(None)
-        reporter.notice(f"Drafting by n-grams: there is no memory left for {draft.reference} beside the target.")
+        fit = check(None)
+        reporter.notice(f"Drafting by n-grams: {draft.reference} does not fit in memory with the target.")
         return None, fit
 
 
 def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:
     try:
         return device_memory(backend)
-    except BackendUnavailable:  # one can pull before the runtime is installed
+    except BackendUnavailable:  # `pull` works without the runtime
         return ()

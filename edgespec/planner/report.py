@@ -1,4 +1,4 @@
-"""What is to be expected of a model before it is here: does it fit, what would draft it, how fast would it be."""
+"""The report on a planned model: memory, draft and expected speed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edgespec.planner.speed import estimate_speed
 from edgespec.registry.schema import Registry
 from edgespec.units import gib
 
-_ASSUMED = (0.5, 0.8)  # acceptance of a drafted token, where the registry knows of none
+_ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 
 
 def report_plan(
     request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
 ) -> Iterator[str]:
-    """The table of a model, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
+    """The report as text, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
     planned = plan(request, registry, hub, reporter)
     facts = describe_plan(planned)
     yield "\n".join(format_plan(facts))
@@ -28,7 +28,7 @@ def report_plan(
 
 
 def describe_plan(planned: Plan) -> dict[str, Any]:
-    """What is known without a measurement."""
+    """Memory and draft, which need no measurement."""
     fit = planned.fit
     return {
         "name": planned.name,
@@ -46,16 +46,16 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
 
 
 def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
-    """What a measurement says, or the reason why there is none. Raises BackendError, Cancelled."""
-    target, draft = planned.facts, planned.draft.facts if planned.draft else None
+    """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled."""
+    target, draft = planned.metadata, planned.draft.metadata if planned.draft else None
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
-        return {"not_foretold": "only GGUF models are measured"}
+        return {"not_foretold": "only GGUF models can be measured"}
     try:
         expected = estimate_speed(target, draft, planned.options, check)
-    except CacheError as error:  # the plan is true without a speed
+    except CacheError as error:  # the plan is valid without a speed
         return {"not_foretold": error.message.removesuffix(".")}
     if expected is None:
-        return {"not_foretold": "not even a few blocks of it fit in memory, or llama.cpp does not take a part of it"}
+        return {"not_foretold": "a few of its blocks do not fit in memory, or llama.cpp does not support them"}
     low, high = expected.plain
     plain = {
         "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
@@ -75,7 +75,7 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
 
 
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines for people of what `--json` tells."""
+    """The lines of the text report."""
     yield f"{facts['name']} on {facts['backend']}, drafted by {facts['draft']}"
     draft = f", draft {gib(facts['draft_bytes'])}" if facts["draft_bytes"] else ""
     yield (
@@ -85,23 +85,24 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:
-        yield "  without the draft model it fits; run then drafts by n-grams, unless --draft names a model"
+        yield "  fits without the draft model; `run` then drafts by n-grams unless --draft names a model"
     if "plain_tokens_per_second" not in facts:
-        yield "  speed: not foretold" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
+        yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
     low, high = facts["plain_tokens_per_second"]
-    yield f"  plain decoding{'' if facts['fits'] else ', had it the memory'}: {low:.3g} to {high:.3g} tokens/s"
-    yield "  a forward of n rows, in plain steps: " + "  ".join(f"{n}: {v}" for n, v in facts["cost_of_rows"].items())
+    yield f"  plain decoding{'' if facts['fits'] else ' with enough memory'}: {low:.3g} to {high:.3g} tokens/s"
+    costs = "  ".join(f"{n}: {cost}" for n, cost in facts["cost_of_rows"].items())
+    yield f"  cost of a forward of n rows, in plain steps: {costs}"
     if facts["mixture"]:
-        yield "  all rows were measured on the same experts of this mixture; rows that choose others cost more"
+        yield "  measured with the same experts for all rows; rows that route to other experts cost more"
     if "speedup_at_acceptance" not in facts:
-        yield "  what a draft of the model itself wins, `edgespec draft build` finds out once the model is here"
+        yield "  `edgespec draft build` measures self-drafts once the model is downloaded"
         return
     for acceptance, speedup in facts["speedup_at_acceptance"].items():
         depth = facts["drafts_at_acceptance"][acceptance]
-        told = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
+        result = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
         source = "the registry's figure" if facts["acceptance_known"] else "assumed"
-        yield f"  if {float(acceptance):.0%} of drafted tokens are right ({source}): {told}"
+        yield f"  if {float(acceptance):.0%} of draft tokens are accepted ({source}): {result}"
     if facts["speculation_pays_from_acceptance"] is None:
         yield "  speculation cannot pay with this quantization on this machine"
     else:

@@ -1,4 +1,4 @@
-"""Which self-draft serves a model best here: tried on a text, within a time, and remembered."""
+"""Find the self-draft of a model that is fastest on this machine, and cache the choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,14 +22,14 @@ from edgespec.files import write_atomically
 from edgespec.planner.draft_eval import DraftEval, Evaluator
 from edgespec.text.chat_template import encode_prompt
 
-EVALUATION_S = 10.0  # when a model is opened
-_WORTH = 1.05  # times plain decoding, below which a draft of its own is not worth its memory
+EVALUATION_S = 10.0  # when a model is loaded
+_MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 _NOTES = "choices.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was found best for a request such as 'auto' or 'layerskip', and whether it promises to pay."""
+    """The best self-draft for a request such as 'auto' or 'layerskip', and whether it is expected to pay."""
 
     method: SelfDraftSpec
     pays: bool
@@ -37,7 +37,7 @@ class Choice:
 
 
 class SelfDraftSearch:
-    """Tries self-drafts of one target. The thread that uses the target uses this."""
+    """Evaluates self-drafts of one target, on the thread that owns the target."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SelfDraftSearch:
         check: CheckCancelled,
         progress: Callable[[str, float], None],
     ) -> None:
-        """`seconds` for the search of layers; `progress` hears of what is requantized, 0.0 to 1.0."""
+        """`seconds` limit the layer search; `progress` gets a copy's name and the requantized part, 0.0 to 1.0."""
         self._target = target
         self._progress = progress
         self._folder = folder
@@ -57,22 +57,21 @@ class SelfDraftSearch:
         self.rival: DraftEval | None = None
 
     def choose(self, methods: Sequence[SelfDraftSpec], rival: Model | None = None) -> Choice:
-        """The one that promises the most; where a skip names no layers they are searched.
+        """The method with the highest expected speedup. A Skip without layers starts a layer search.
 
-        It pays if it promises more than plain decoding, and than a draft model, the `rival`.
-
-        Raises Unsupported where none can be made; Cancelled, BackendError, CacheError.
+        It pays if it is faster than plain decoding and than `rival`, a draft model. Raises Unsupported if the target
+        supports no method; Cancelled, BackendError, CacheError.
         """
         refusals: list[EdgespecError] = []
-        with self._yardstick() as (yardstick, session):
+        with self._open_evaluator() as (evaluator, session):
             if rival is not None:
-                self.rival = _tried(rival.open_session(self._check), yardstick)
+                self.rival = _evaluate(rival.open_session(self._check), evaluator)
             for method in methods:
                 try:
                     if method.skip == Skip():
-                        self._search(method, yardstick, session)
+                        self._search(method, evaluator, session)
                     else:
-                        self._try(method, yardstick, session)
+                        self._evaluate_method(method, evaluator, session)
                 except (Unsupported, DoesNotFit) as refusal:
                     refusals.append(refusal)
         if not self.trials:
@@ -80,53 +79,53 @@ class SelfDraftSearch:
         name, trial = max(self.trials.items(), key=lambda each: (each[1].speedup, each[1].agreement - each[1].cost))
         best = parse(name)
         assert best is not None
-        pays = trial.speedup >= _WORTH * (self.rival.speedup if self.rival else 1.0)
+        pays = trial.speedup >= _MIN_SPEEDUP * (self.rival.speedup if self.rival else 1.0)
         return Choice(best, pays, f"{trial}; the best of {len(self.trials)} tried")
 
-    def _search(self, method: SelfDraftSpec, yardstick: Evaluator, session: Session) -> None:
-        """Exits first; then every layer but the first and last is left out alone, and they go in that order."""
+    def _search(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> None:
+        """Try early exits, then drop one layer at a time, then drop the least important layers together."""
         count = self._target.layer_count
         if count < 3:
             raise Unsupported(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
 
-        def tried(kept: Iterable[int]) -> DraftEval | None:
-            """None where there is no time left."""
+        def try_layers(kept: Iterable[int]) -> DraftEval | None:
+            """None if the time is over."""
             layers = tuple(kept)
             skip = Skip(exit=len(layers)) if layers == tuple(range(len(layers))) else Skip(kept=layers)
             if perf_counter() >= self._until and self.trials:
                 return None
-            return self._try(SelfDraftSpec(skip, method.bits, method.planes, method.sparse), yardstick, session)
+            return self._evaluate_method(replace(method, skip=skip), evaluator, session)
 
         for exit_after in dict.fromkeys(max(1, count * part // 12) for part in (4, 3, 6)):
-            tried(range(exit_after))
-        missed = {}
+            try_layers(range(exit_after))
+        agreement = {}
         for layer in sorted(range(1, count - 1), key=lambda each: abs(each - count / 2)):
             try:
-                trial = tried(each for each in range(count) if each != layer)
-            except Unsupported:  # no layer but the last can be left out
+                trial = try_layers(each for each in range(count) if each != layer)
+            except Unsupported:  # only the last layers can be dropped
                 return
             if trial is None:
                 return
-            missed[layer] = trial.agreement
-        order = sorted(missed, key=missed.__getitem__, reverse=True)
+            agreement[layer] = trial.agreement
+        order = sorted(agreement, key=agreement.__getitem__, reverse=True)
         for n in range(2, len(order) + 1):
-            if tried(each for each in range(count) if each not in order[:n]) is None:
+            if try_layers(each for each in range(count) if each not in order[:n]) is None:
                 return
 
-    def _try(self, method: SelfDraftSpec, yardstick: Evaluator, session: Session) -> DraftEval:
+    def _evaluate_method(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> DraftEval:
         if str(method) in self.trials:
             return self.trials[str(method)]
-        told = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
-        draft = make_self_draft(self._target, method, self._folder, told, self._check)
+        progress = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
+        draft = make_self_draft(self._target, method, self._folder, progress, self._check)
         try:
-            trial = _tried(draft.open_session(session, self._check), yardstick, slows=method.planes)
+            trial = _evaluate(draft.open_session(session, self._check), evaluator, slows=method.planes)
         finally:
             draft.close()
         self.trials[str(method)] = trial
         return trial
 
     @contextmanager
-    def _yardstick(self) -> Iterator[tuple[Evaluator, Session]]:
+    def _open_evaluator(self) -> Iterator[tuple[Evaluator, Session]]:
         text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
         session = self._target.open_session(self._check)
         try:
@@ -136,20 +135,20 @@ class SelfDraftSearch:
             session.close()
 
 
-def _tried(session: Session, yardstick: Evaluator, *, slows: bool = False) -> DraftEval:
+def _evaluate(session: Session, evaluator: Evaluator, *, slows: bool = False) -> DraftEval:
     try:
-        return yardstick.trial(session, slows=slows)
+        return evaluator.evaluate(session, slows=slows)
     finally:
         session.close()
 
 
 def quick_methods(backend: BackendName) -> list[SelfDraftSpec]:
-    """Those that cost next to nothing to try: what has to be written first is left to `edgespec draft build`."""
+    """The methods that need no low-bit copy on disk; `edgespec draft build` tries the others."""
     return [SelfDraftSpec(Skip())] if backend == "llamacpp" else [SelfDraftSpec(Skip()), SelfDraftSpec(bits=0)]
 
 
 def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
-    """Those that may pay on short contexts."""
+    """The methods that may pay on short contexts."""
     bits = [SelfDraftSpec(bits=0), SelfDraftSpec(bits=3), SelfDraftSpec(bits=2)]
     return (
         [SelfDraftSpec(Skip()), *bits]
@@ -161,47 +160,47 @@ def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
 def make_self_draft(
     target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
 ) -> SelfDraftModel:
-    """`Model.self_draft`, with memory that runs out as an error in words."""
+    """`Model.self_draft` with MemoryError raised as BackendError."""
     try:
         return target.self_draft(method, folder=folder, progress=progress, check=check)
     except MemoryError as error:
-        raise BackendError("there is no memory left for a self-draft.", hint="Use --draft ngram.") from error
+        raise BackendError("there is not enough memory for a self-draft.", hint="Use --draft ngram.") from error
 
 
 class SelfDraftCache:
-    """What is kept for a target's self-drafts: low-bit copies, and what was chosen."""
+    """The cache of a target's self-drafts: low-bit copies and choices."""
 
     def __init__(self, target: Path, name: str) -> None:
-        """Raises CacheError where the target's files cannot be read."""
+        """Raises CacheError if the target's files cannot be read."""
         self.folder = cache_folder() / fingerprint_weights(target)
         self._name = name
 
-    def chosen(self, setting: ProfileKey, asked: str) -> Choice | None:
-        """What was chosen under this setting, if anything was."""
+    def look_up(self, setting: ProfileKey, request: str) -> Choice | None:
+        """The cached choice for `request` under `setting`; None without one."""
         for note in self._notes():
-            if note.get("setting") == asdict(setting) and note.get("asked") == asked:
+            if note.get("setting") == asdict(setting) and note.get("asked") == request:
                 with suppress(KeyError, TypeError, AttributeError, EdgespecError):
                     method = parse(note["method"])
                     return Choice(method, bool(note["pays"]), str(note["reason"])) if method else None
         return None
 
-    def remember(self, setting: ProfileKey, asked: str, choice: Choice) -> None:
-        """A folder that cannot be written to costs the next run the trials, no more."""
-        others = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), asked)]
+    def remember(self, setting: ProfileKey, request: str, choice: Choice) -> None:
+        """Store a choice. Errors are ignored: without it, the next run evaluates again."""
+        others = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), request)]
         found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason}
-        note = {"setting": asdict(setting), "asked": asked, **found}
+        note = {"setting": asdict(setting), "asked": request, **found}
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / _NOTES, json.dumps({"model": self._name, "choices": [note, *others]}))
 
     def _notes(self) -> list[dict[str, Any]]:
-        notes: list[dict[str, Any]] = _read(self.folder).get("choices", [])
+        notes: list[dict[str, Any]] = _read_notes(self.folder).get("choices", [])
         return notes
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSelfDraft:
-    """What the cache holds for one model."""
+    """The cached copies and choices of one model."""
 
     folder: Path
     model: str
@@ -210,15 +209,15 @@ class CachedSelfDraft:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the copies."""
         return sum(copy.stat().st_size for copy in self.copies)
 
 
 def list_cached_drafts() -> list[CachedSelfDraft]:
-    """All of the cache."""
+    """The cached self-drafts of every model."""
     found = []
     for folder in sorted(cache_folder().glob("*")) if cache_folder().is_dir() else ():
-        notes = _read(folder)
+        notes = _read_notes(folder)
         chosen = (f"{n.get('asked')}: {n.get('method')}, {n.get('reason')}" for n in notes.get("choices", ()))
         copies = tuple(sorted(folder.glob("*.gguf")))
         if copies or notes:
@@ -226,22 +225,22 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
     return found
 
 
-def remove_cached_draft(shelf: CachedSelfDraft) -> int:
-    """Remove it all; returns bytes freed. Raises CacheError."""
-    size = shelf.size
+def remove_cached_draft(cached: CachedSelfDraft) -> int:
+    """Remove the copies and choices of a model; returns the bytes freed. Raises CacheError."""
+    size = cached.size
     try:
-        shutil.rmtree(shelf.folder)
+        shutil.rmtree(cached.folder)
     except OSError as error:
-        raise CacheError(f"cannot remove {shelf.folder}: {error.strerror}.", hint="Check its permissions.") from error
+        raise CacheError(f"cannot remove {cached.folder}: {error.strerror}.", hint="Check its permissions.") from error
     return size
 
 
 def cache_folder() -> Path:
-    """The folder of all models' shelves."""
+    """The folder of all cached self-drafts."""
     return calibration_folder().with_name("drafts")
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read_notes(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How fast a model would be on this machine, before it is here: a few blocks are measured, the rest is scaled."""
+"""Estimate a model's speed before its download: measure a few blocks and scale to the whole model."""
 
 from __future__ import annotations
 
@@ -16,64 +16,63 @@ from edgespec.controller.profiler import measure
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 
-_TOLERANCE = 0.2  # of a speed that is put together from a few blocks
-_MEASURED_S = 3.0
+_TOLERANCE = 0.2  # relative, of a speed that is scaled from a few blocks
+_PROFILE_S = 3.0
 _CONTEXT = 256
-_SAMPLE_BYTES = 2**29  # of the blocks whose time is scaled to the rest: the more, the less their noise grows with it
+_SAMPLE_BYTES = 2**29  # of the measured blocks; more bytes give less noise
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimate:
-    """What to expect. Seconds of a target forward by rows, and of a drafted token; None without a draft model."""
+    """Seconds of a target forward by rows, and of a draft token; None without a draft model."""
 
     rows: dict[int, float]
     draft_s: float | None
 
     @property
     def plain(self) -> tuple[float, float]:
-        """Tokens a second, at least and at most."""
+        """Tokens/s of plain decoding: lower and upper bound."""
         speed = 1 / self.rows[1]
         return speed * (1 - _TOLERANCE), speed * (1 + _TOLERANCE)
 
     def speculative(self, acceptance: float) -> tuple[int, float]:
-        """The best chain where each drafted token is right with `acceptance`: (length, times plain decoding)."""
+        """(length, speedup over plain decoding) of the best chain at this acceptance per token."""
         return choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
 
     @property
     def pays_from(self) -> float | None:
-        """The acceptance from which some chain is faster than plain decoding; None where even certainty is not."""
+        """The lowest acceptance, in steps of 5%, at which a chain beats plain decoding; None if 100% does not."""
         return next((a / 100 for a in range(5, 101, 5) if self.speculative(a / 100)[1] > 1.0), None)
 
 
 def estimate_speed(
     target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
 ) -> SpeedEstimate | None:
-    """Measure blocks of the same shape and quantization; None where there is no memory for even that, or where the
-    runtime does not take a part of this model.
+    """Measure blocks of the same shape and quantization; None if they do not fit in memory or llama.cpp rejects them.
 
-    In a process of its own, since llama.cpp ends its process where a model is not as it expects. Raises CacheError,
-    BackendError, InvalidModelFile, Cancelled.
+    Runs in a child process, since llama.cpp aborts on models that it does not expect. Raises CacheError, BackendError,
+    InvalidModelFile, Cancelled.
     """
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # this process's, since the other may not live
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # owned by the parent, since the child may abort
         try:
-            return run_in_child(_forecast, target, draft, options, Path(folder), check=check)
+            return run_in_child(_estimate, target, draft, options, Path(folder), check=check)
         except ChildDied:
             return None
 
 
-def _forecast(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> SpeedEstimate | None:
-    rows = _scaled(target, options, folder)
-    drafted = _scaled(draft, options, folder) if draft is not None else None
+def _estimate(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> SpeedEstimate | None:
+    rows = _scale(target, options, folder)
+    drafted = _scale(draft, options, folder) if draft is not None else None
     if rows is None or (draft is not None and drafted is None):
         return None
     return SpeedEstimate(rows, drafted[1] if drafted is not None else None)
 
 
-def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
-    """Seconds of a forward by rows of the whole model: what is not measured takes as long for each byte.
+def _scale(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
+    """Seconds of a forward of the whole model by rows, scaled by the bytes that a forward reads.
 
-    Two noisy measurements can differ by anything. So a byte of a block takes at most what it would if the ends of the
-    model took no time, at least half of what it would if all bytes took the same, and no forward less than one row's.
+    The difference of two noisy measurements is bounded: a block's byte takes at most the time it would if the
+    embedding and output took none, and at least half of the mean over all bytes. No forward is faster than one row.
     """
     blocks = header.own("block_count") or 1
     first, period = find_pattern(header)
@@ -81,28 +80,28 @@ def _scaled(header: Header, options: LoadOptions, folder: Path) -> dict[int, flo
     few, more = min(first + period, blocks), min(first + periods * period, blocks)
     if _bytes(header, -1, more) > host_memory().usable:
         return None
-    of_few = _measured(header, few, options, folder).rows
+    of_few = _measure_blocks(header, few, options, folder).rows
     if more == few:
         return dict(of_few)
-    of_more = _measured(header, more, options, folder).rows
+    of_more = _measure_blocks(header, more, options, folder).rows
     read = _read_bytes(header, 0, more)
     share = read / (read + _read_bytes(header, -1, 0))
     whole = {}
     for n in sorted(of_few.keys() & of_more.keys()):
-        most = of_more[n] / read
+        max_byte_s = of_more[n] / read
         byte_s = (of_more[n] - of_few[n]) / _read_bytes(header, few, more)
-        byte_s = min(max(byte_s, most * share / 2), most)
+        byte_s = min(max(byte_s, max_byte_s * share / 2), max_byte_s)
         whole[n] = of_more[n] + byte_s * _read_bytes(header, more, blocks)
     return {n: max(seconds, whole[1]) for n, seconds in whole.items()}
 
 
 def _bytes(header: Header, first: int, end: int) -> int:
-    """Bytes of the weights of blocks `first` to `end - 1`; block -1 is what is not in any."""
+    """Bytes of the weights of blocks `first` to `end - 1`; block -1 holds the embedding and output."""
     return sum(tensor.nbytes for tensor in header.tensors if first <= block_of(tensor) < end)
 
 
 def _read_bytes(header: Header, first: int, end: int) -> float:
-    """The part of `_bytes` that a row is multiplied with: the chosen experts, and of the ends all but the embedding."""
+    """The part of `_bytes` that a forward of one row reads: only the routed experts, and no embedding table."""
     chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
     untied = any(tensor.name == "output.weight" for tensor in header.tensors)
     return sum(
@@ -127,7 +126,7 @@ def find_pattern(header: Header) -> tuple[int, int]:
     return 0, blocks
 
 
-def _measured(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
+def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
     small = replace(options, context_size=_CONTEXT, mmap=False)
     path = folder / "shape.gguf"
     write_shape(header, blocks, path)
@@ -135,7 +134,7 @@ def _measured(header: Header, blocks: int, options: LoadOptions, folder: Path) -
     try:
         session = model.open_session(lambda: None)
         try:
-            return measure(session, None, _MEASURED_S)
+            return measure(session, None, _PROFILE_S)
         finally:
             session.close()
     finally:

@@ -29,16 +29,16 @@ def test_a_draft_of_the_model_itself(cli: Cli, draft: str) -> None:
 def test_auto_tries_once_and_remembers(cli: Cli) -> None:
     given = ("run", "def add(a, b):", "--model", str(TARGET), *SHORT)
     first, second = cli(*given), cli(*given)
-    assert "Trying drafts of the model itself" in first.stderr
-    assert "Trying" not in second.stderr
+    assert "Searching for a self-draft of the model" in first.stderr
+    assert "Searching" not in second.stderr
     told = [next(line for line in run.stderr.splitlines() if "Drafting by" in line) for run in (first, second)]
     assert told[0] == told[1]
     other = cli(*given[:-4], "--threads", "2", "--ctx", "256")
-    assert "Trying" in other.stderr  # what pays depends on the setting
+    assert "Searching" in other.stderr  # what pays depends on the setting
 
 
 def test_the_embedded_pair_has_a_draft_and_tries_nothing(cli: Cli) -> None:
-    assert "Trying" not in cli("run", "def add(a, b):", *SHORT).stderr
+    assert "Searching" not in cli("run", "def add(a, b):", *SHORT).stderr
 
 
 def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:

@@ -35,20 +35,20 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     assert facts["acceptance_known"] and len(facts["speedup_at_acceptance"]) == 2
     assert "the registry's figure" in cli("plan", "--threads", "1").stdout
     told = cli("plan", "--threads", "1", "--draft", "ngram").stdout
-    assert "tokens are right (assumed)" in told
+    assert "tokens are accepted (assumed)" in told
     assert "drafted by ngram" in told and "plain decoding:" in told and "fits: needs" in told
 
 
 def test_plan_of_a_self_draft_promises_nothing(cli: Cli) -> None:
     told = cli("plan", "--threads", "1", "--draft", "layerskip:2").stdout
     assert "drafted by layerskip:2" in told and "plain decoding:" in told and "`edgespec draft build`" in told
-    assert "tokens are right" not in told
+    assert "tokens are accepted" not in told
 
 
 def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     done = cli("plan", str(TARGET), "--no-speed", "--ctx", "16000000")
     assert done.returncode == 0, done.stderr
-    assert "DOES NOT FIT" in done.stdout and "speed: not foretold" in done.stdout
+    assert "DOES NOT FIT" in done.stdout and "speed: no estimate" in done.stdout
     assert cli("plan", "no-such-model").returncode == 3
 
 

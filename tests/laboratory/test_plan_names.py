@@ -97,8 +97,8 @@ def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
         measured.append(blocks)
         return Profile({1: float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))}, None, 0.0)
 
-    monkeypatch.setattr(speed, "_measured", by_bytes)
-    rows = speed._scaled(header, LoadOptions(), tmp_path)
+    monkeypatch.setattr(speed, "_measure_blocks", by_bytes)
+    rows = speed._scale(header, LoadOptions(), tmp_path)
     assert rows == {1: pytest.approx(header.weight_bytes)}
     assert measured[0] == 1 < measured[1] < 8
 
@@ -112,8 +112,8 @@ def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.Mon
     def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
         return Profile({1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1}, None, 0.0)
 
-    monkeypatch.setattr(speed, "_measured", noisy)
-    rows = speed._scaled(header, LoadOptions(), tmp_path)
+    monkeypatch.setattr(speed, "_measure_blocks", noisy)
+    rows = speed._scale(header, LoadOptions(), tmp_path)
     assert rows is not None and 1.0 < rows[1] == rows[2] < rows[4] <= 4 * rows[1]
 
 
@@ -122,7 +122,7 @@ def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
         "name": "m", "backend": "llamacpp", "draft": "d", "context": 8192, "weights_bytes": GIB, "kv_bytes": GIB,
         "draft_bytes": GIB, "needed_bytes": 3 * GIB, "free_bytes": 2 * GIB, "fits": False, "fits_without_draft": True,
     }  # fmt: skip
-    assert any("without the draft model it fits" in line for line in format_plan(facts))
+    assert any("fits without the draft model" in line for line in format_plan(facts))
     assert not any("without the draft" in line for line in format_plan({**facts, "fits_without_draft": False}))
 
 
@@ -134,4 +134,4 @@ def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(report, "estimate_speed", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "speed: not foretold, since /tmp has no room for a measurement of 2.0 GiB" in done.output
+    assert "speed: no estimate, since /tmp has no room for a measurement of 2.0 GiB" in done.output

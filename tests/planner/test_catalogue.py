@@ -238,7 +238,9 @@ def test_removed_between_listing_and_reading(
     assert len(shown()) == 3
     with monkeypatch.context() as patched:
         patched.setattr(Hub, "list_models", lambda self: [then_gone(each) for each in models(self)])
-        patched.setattr(module, "find_external_models", lambda **besides: [then_gone(each) for each in listed(**besides)])
+        patched.setattr(
+            module, "find_external_models", lambda **besides: [then_gone(each) for each in listed(**besides)]
+        )
         assert [entry.name for entry in shown()] == ["python-6m"]
     assert not link.exists()
     put(TARGET, other)

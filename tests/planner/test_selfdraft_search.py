@@ -96,28 +96,28 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
 
 def test_a_draft_that_is_the_target_agrees_with_it(target: Model) -> None:
     session, twin = target.open_session(lambda: None), target.open_session(lambda: None)
-    yardstick = Evaluator(session, list(range(10, 110)), lambda: None)
-    trial = yardstick.trial(twin)
+    evaluator = Evaluator(session, list(range(10, 110)), lambda: None)
+    trial = evaluator.evaluate(twin)
     assert trial.agreement == 1.0 and 0.2 < trial.cost < 5
     with pytest.raises(ValueError, match="too short"):
         Evaluator(session, [1, 2, 3], lambda: None)
     session.close()
     twin.close()
-    assert str(DraftEval(0.5, 0.25, 1, 1.2)) == "50% agreement, a drafted token costs 0.25 of a plain step"
+    assert str(DraftEval(0.5, 0.25, 1, 1.2)) == "50% agreement, a draft token costs 0.25 plain steps"
 
 
 def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
-    shelf = SelfDraftCache(TARGET, "python-6m")
-    assert shelf.chosen(SETTING, "auto") is None
-    shelf.remember(SETTING, "auto", CHOICE)
+    cache = SelfDraftCache(TARGET, "python-6m")
+    assert cache.look_up(SETTING, "auto") is None
+    cache.remember(SETTING, "auto", CHOICE)
     other = ProfileKey(1, "cpu", "r 1", 2, None, "f16", None, False)
-    shelf.remember(other, "auto", Choice(SelfDraftSpec(bits=2), False, "no"))
-    assert SelfDraftCache(TARGET, "x").chosen(SETTING, "auto") == CHOICE
-    assert SelfDraftCache(TARGET, "x").chosen(other, "auto") == Choice(SelfDraftSpec(bits=2), False, "no")
-    assert SelfDraftCache(TARGET, "x").chosen(SETTING, "layerskip") is None
-    assert SelfDraftCache(DRAFT, "x").chosen(SETTING, "auto") is None
-    shelf.remember(SETTING, "auto", Choice(SelfDraftSpec(Skip(exit=3)), True, "better"))
-    found = SelfDraftCache(TARGET, "x").chosen(SETTING, "auto")
+    cache.remember(other, "auto", Choice(SelfDraftSpec(bits=2), False, "no"))
+    assert SelfDraftCache(TARGET, "x").look_up(SETTING, "auto") == CHOICE
+    assert SelfDraftCache(TARGET, "x").look_up(other, "auto") == Choice(SelfDraftSpec(bits=2), False, "no")
+    assert SelfDraftCache(TARGET, "x").look_up(SETTING, "layerskip") is None
+    assert SelfDraftCache(DRAFT, "x").look_up(SETTING, "auto") is None
+    cache.remember(SETTING, "auto", Choice(SelfDraftSpec(Skip(exit=3)), True, "better"))
+    found = SelfDraftCache(TARGET, "x").look_up(SETTING, "auto")
     assert found is not None and str(found.method) == "layerskip:3"
 
 
@@ -134,33 +134,33 @@ def test_a_changed_model_has_a_shelf_of_its_own(tmp_path: Path) -> None:
     "damage", ["", "[]", "{}", '{"choices": 3}', '{"choices": [3]}', "[" * 9999, '{"choices": [{"asked": "auto"}]}']
 )
 def test_a_damaged_note_is_no_note(damage: str) -> None:
-    shelf = SelfDraftCache(TARGET, "python-6m")
-    shelf.folder.mkdir(parents=True)
-    (shelf.folder / "choices.json").write_text(damage)
-    assert shelf.chosen(SETTING, "auto") is None
+    cache = SelfDraftCache(TARGET, "python-6m")
+    cache.folder.mkdir(parents=True)
+    (cache.folder / "choices.json").write_text(damage)
+    assert cache.look_up(SETTING, "auto") is None
     list_cached_drafts()
-    shelf.remember(SETTING, "auto", CHOICE)
-    assert shelf.chosen(SETTING, "auto") == CHOICE
+    cache.remember(SETTING, "auto", CHOICE)
+    assert cache.look_up(SETTING, "auto") == CHOICE
 
 
 def test_a_choice_that_cannot_be_read_is_none() -> None:
-    shelf = SelfDraftCache(TARGET, "python-6m")
-    shelf.remember(SETTING, "auto", CHOICE)
-    file = shelf.folder / "choices.json"
+    cache = SelfDraftCache(TARGET, "python-6m")
+    cache.remember(SETTING, "auto", CHOICE)
+    file = cache.folder / "choices.json"
     notes = json.loads(file.read_text())
     for method in ("qspec:99", "a model", None, 7):
         notes["choices"][0]["method"] = method
         file.write_text(json.dumps(notes))
-        assert shelf.chosen(SETTING, "auto") is None
+        assert cache.look_up(SETTING, "auto") is None
 
 
 def test_what_is_kept_can_be_seen_and_removed(target: Model) -> None:
     assert list_cached_drafts() == []
-    shelf = SelfDraftCache(TARGET, "python-6m")
-    shelf.remember(SETTING, "auto", CHOICE)
+    cache = SelfDraftCache(TARGET, "python-6m")
+    cache.remember(SETTING, "auto", CHOICE)
     method = parse("qspec:2")
     assert method is not None
-    target.self_draft(method, folder=shelf.folder, progress=lambda f: None, check=lambda: None).close()
+    target.self_draft(method, folder=cache.folder, progress=lambda f: None, check=lambda: None).close()
     (found,) = list_cached_drafts()
     assert found.model == "python-6m" and [c.name for c in found.copies] == ["target-q2_k.gguf"]
     assert found.choices == ("auto: layerskip:2, because",) and found.size == found.copies[0].stat().st_size
