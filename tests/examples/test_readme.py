@@ -56,3 +56,10 @@ def test_its_commands_exist() -> None:
 def test_its_links_lead_somewhere() -> None:
     links = {link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link}
     assert {link for link in links if not (REPOSITORY / link).exists()} == set()
+
+
+def test_its_figures_are_those_of_the_benchmarks() -> None:
+    measured = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [f"{mean} ({interval})" for mean, interval in re.findall(r"\*\*(\d\.\d\d)\*\* \(([^)]+)\)", README)]
+    assert len(figures) == 4
+    assert [figure for figure in figures if figure not in measured] == []
