@@ -24,36 +24,13 @@ LARGEST_BLOCK = 4 * 2**20
 
 Value = bool | int | float | str | list[str] | np.ndarray
 
-_SCALARS: dict[int, struct.Struct] = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-_DTYPES = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+# Value type -> format character, which means the same to struct and to numpy.
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {kind: struct.Struct(f"<{code}") for kind, code in _FORMATS.items()}
+_DTYPES = {kind: np.dtype(code).newbyteorder("<") for kind, code in _FORMATS.items()}
 _STRING = 8
 _ARRAY = 9
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
 
 
 class ByteSource(Protocol):
@@ -186,7 +163,7 @@ class Cursor:
             raise self.invalid(f"{what} is an array of arrays, which no llama.cpp model has")
         if kind not in _DTYPES:
             raise self.invalid(f"{what} is an array of the unknown value type {kind}")
-        dtype = np.dtype(_DTYPES[kind])
+        dtype = _DTYPES[kind]
         count = self.count(dtype.itemsize, what)
         start = self.reserve(count * dtype.itemsize, what)
         return np.frombuffer(bytes(self._buffer[start : self.position]), dtype=dtype)

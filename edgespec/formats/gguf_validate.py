@@ -104,9 +104,8 @@ def _check_vocabulary(header: Header, tokens: list[str]) -> str | None:
     if kind in ("no_vocab", "none"):
         return "there is none"
     seen = set(tokens)
-    if "" in seen or "\0" in "".join(
-        tokens
-    ):  # llama.cpp cuts a token at its first NUL, and names an empty one by its id
+    # llama.cpp cuts a token at its first NUL, and names an empty one by its id.
+    if "" in seen or "\0" in "".join(tokens):
         seen = {token.split("\0", 1)[0] or f"[EMPTY_{i}]" for i, token in enumerate(tokens)}
     if len(seen) != len(tokens):
         return f"{len(tokens) - len(seen):,} tokens stand in it twice"

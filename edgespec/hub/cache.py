@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def remove_model(cache_dir: Path, reference: HubReference) -> int:
             freed += blob.stat().st_size
             blob.unlink()
     if not _list_links(storage):
-        _remove_leftovers(storage)
+        shutil.rmtree(storage)  # only unfinished downloads and refs are left
     return freed
 
 
@@ -238,13 +239,3 @@ def _matches(reference: HubReference, storage: Path, link: Path) -> bool:
             return False
         return path in {file.path for file in chosen.files}
     return True
-
-
-def _remove_leftovers(storage: Path) -> None:
-    """Remove a repository folder without model files, with its unfinished downloads."""
-    for top, folders, files in os.walk(storage, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(top, name))
-        for name in folders:
-            os.rmdir(os.path.join(top, name))
-    os.rmdir(storage)

@@ -11,16 +11,8 @@ from edgespec.errors import TemplateError
 
 _UNIT = 64  # counted for each value in addition to its characters; about its bytes
 _MAX_INT_BITS = 4096
-_CONTAINERS: tuple[type[Any], ...] = (
-    dict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
 
 
 @dataclass(frozen=True, slots=True)
