@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
     from edgespec.bench.runner import Bench, Skipped
     from edgespec.bench.summary import Summary
-    from edgespec.cli.host import Host
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.load import LoadedModel
+    from edgespec.service.local import LocalEngine
+    from edgespec.service.stream import Stream
 
 _PROFILE_S = 10.0
 
@@ -81,7 +82,7 @@ def bench_command(
     from edgespec.bench.report import write_report
     from edgespec.bench.runner import Bench, list_arms
     from edgespec.bench.stats import summarize
-    from edgespec.cli.host import Host
+    from edgespec.cli.engine import open_engine
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.core.sampling import SamplingParams
     from edgespec.errors import InvalidRequest
@@ -91,17 +92,18 @@ def bench_command(
         SamplingParams(temperature=temperature)  # raises before anything is loaded
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to compare without a draft.", hint="Use --draft auto or ngram.")
-    host = Host(load_config(model, options), verbose=options["verbose"])
-    engine = host.loaded.engine
+    local = open_engine(load_config(model, options), verbose=options["verbose"])
+    loaded = local.require_loaded()
+    engine = loaded.engine
     arms = list_arms(engine.speculation.kind, sorted(set(draft_lengths)) or range(1, 9))
     bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    interrupted = _record(host, bench, _header(host.loaded, bench, label), raw)
-    host.close()
+    interrupted = _record(local, bench, _header(loaded, bench, label), raw)
+    local.close()
     summary = summarize(read_records(raw))
     write_report(summary, raw.with_suffix(".html"))
-    _print(summary, {"bench": host.loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
+    _print(summary, {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
     return INTERRUPTED if interrupted else 0
 
 
@@ -138,9 +140,10 @@ def _header(loaded: LoadedModel, bench: Bench, label: str) -> dict[str, Any]:
     }
 
 
-def _record(host: Host, bench: Bench, header: dict[str, Any], raw: Path) -> bool:
+def _record(local: LocalEngine, bench: Bench, header: dict[str, Any], raw: Path) -> bool:
     """Run the benchmark and write its records to `raw`, each at once; returns whether Ctrl-C ended it early."""
     from edgespec.bench.runner import Skipped
+    from edgespec.cli.interrupts import interruptible
     from edgespec.cli.terminal import Progress
     from edgespec.errors import Cancelled
 
@@ -155,7 +158,8 @@ def _record(host: Host, bench: Bench, header: dict[str, Any], raw: Path) -> bool
     with raw.open("w", encoding="utf-8") as file, progress:
         file.write(json.dumps(header) + "\n")
         try:
-            for record in host.work(work):
+            records: Stream[dict[str, Any] | Skipped] = local.submit(work)
+            for record in interruptible(records):
                 if isinstance(record, Skipped):
                     progress.note(f"{record.prompt} is left out: {record.reason}")
                     continue

@@ -29,7 +29,7 @@ def chat_command(
     Without REF, a small embedded model answers; it completes Python code. F1 (or /help) lists keys and commands.
     Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
-    from edgespec.cli.host import Host
+    from edgespec.cli.engine import open_engine
     from edgespec.cli.repl import Repl
     from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
@@ -60,12 +60,12 @@ def chat_command(
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
-    host = Host(request, verbose=options["verbose"])
+    engine = open_engine(request, verbose=options["verbose"])
     try:
-        chat.sampling = sampling_params(options, host.loaded.info.sampling)
-        return Repl(host, request, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
+        chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
+        return Repl(engine, request, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
     finally:
-        host.close()
+        engine.close()
 
 
 def _is_terminal() -> bool:

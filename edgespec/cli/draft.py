@@ -45,13 +45,11 @@ def build_command(
     keeps the finished copies.
     """
     from edgespec.backends.attached_draft import parse
-    from edgespec.cli.host import on_worker
+    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
-    from edgespec.hub.hub import Hub
     from edgespec.planner.selfdraft_search import SelfDraftSearch
-    from edgespec.registry.schema import load_registry
-    from edgespec.service.load import build_drafts
+    from edgespec.service.load import Loader
 
     specs = []
     for text in methods:
@@ -62,9 +60,9 @@ def build_command(
     reporter = TerminalReporter()
 
     def work(check: CheckCancelled) -> Iterator[tuple[SelfDraftSearch, Choice]]:
-        yield build_drafts(request, specs, seconds, load_registry(), Hub.from_environment(), reporter, check)
+        yield Loader(reporter, check).search_self_draft(request, specs, seconds)
 
-    ((search, choice),) = on_worker(work)
+    ((search, choice),) = run_work(work)
     tried = {**search.trials, **({RIVAL: search.rival} if search.rival else {})}
     rows = sorted(tried.items(), key=lambda each: -each[1].speedup)
     if as_json:

@@ -6,31 +6,35 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from edgespec.service.stream import Stream
 
+T = TypeVar("T")
+
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 
 
-@contextmanager
-def interruptible(job: Stream[Any]) -> Iterator[None]:
-    """Within the block, SIGINT cancels `job`. The handler only sets a flag, so it is safe during native calls."""
+def interruptible(stream: Stream[T]) -> Iterator[T]:
+    """Events of `stream`. Until it ends, SIGINT cancels it; it is cancelled too when its reader leaves.
+
+    The handler only sets a flag, so it is safe during native calls.
+    """
     presses = 0
 
     def on_interrupt(_signal: int, _frame: object) -> None:
         nonlocal presses
         presses += 1
         if presses == 1:
-            job.cancel()
+            stream.cancel()
             return
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield
+        yield from stream
     finally:
         signal.signal(signal.SIGINT, before)
+        stream.cancel()

@@ -25,7 +25,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
     The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine.
     """
-    from edgespec.cli.host import on_worker
+    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import plan
@@ -40,6 +40,6 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
         def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
             yield describe_speed(planned, check)
 
-        (speeds,) = on_worker(work)
+        (speeds,) = run_work(work)
         facts |= speeds
     click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(format_plan(facts)))

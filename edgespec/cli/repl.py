@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import click
 
-from edgespec.cli.host import Host
-from edgespec.cli.terminal import format_summary, report_bug
-from edgespec.conversations.chat import Chat, change_speculation, describe_speculation, parse_path
+from edgespec.cli.interrupts import interruptible
+from edgespec.cli.terminal import TerminalReporter, format_summary, report_bug
+from edgespec.conversations.chat import Chat, describe_speculation, parse_path
 from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planner.plan import LoadConfig
+from edgespec.service.client import require_model
+from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
@@ -28,9 +30,9 @@ Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
 class Repl:
     """One conversation on one terminal or pipe."""
 
-    def __init__(self, host: Host, request: LoadConfig, chat: Chat, *, interactive: bool) -> None:
-        """`request` is what `host` has loaded."""
-        self._host = host
+    def __init__(self, engine: LocalEngine, request: LoadConfig, chat: Chat, *, interactive: bool) -> None:
+        """`request` is what `engine` has loaded."""
+        self._engine = engine
         self._request = request
         self._chat = chat
         self._interactive = interactive
@@ -43,7 +45,7 @@ class Repl:
         if self._interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - importing it gives input() editing and history
-            info = self._host.loaded.info
+            info = require_model(self._engine)
             click.echo(f"{info.name} on {info.backend}, draft {info.draft}. /help for help, Ctrl-D to quit.")
         was_interrupted = False  # Ctrl-C at the previous prompt
         while True:
@@ -96,7 +98,7 @@ class Repl:
         answer: list[str] = []
         notices: list[str] = []
         try:
-            for event in self._host.stream(self._chat.request()):
+            for event in interruptible(self._engine.stream(self._chat.request())):
                 if isinstance(event, Piece):
                     is_reasoning = event.channel == "reasoning"
                     click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
@@ -116,7 +118,7 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         self._metrics = finished.metrics
         if self._interactive or finished.reason == "cancelled":
-            line = format_summary(finished.metrics, self._host.loaded.info.draft, finished.reason)
+            line = format_summary(finished.metrics, require_model(self._engine).draft, finished.reason)
             click.echo(click.style(line, dim=True), err=True)
 
     def _help(self, _argument: str) -> None:
@@ -132,17 +134,15 @@ class Repl:
             click.echo(f"{name:18} {shown}")
 
     def _spec(self, argument: str) -> None:
-        engine = self._host.loaded.engine
-        if argument:
-            change_speculation(engine, argument)
-        click.echo(describe_speculation(engine.speculation, self._host.loaded.info.draft, is_paused=engine.is_paused))
+        info = self._engine.speculate(argument).result() if argument else require_model(self._engine)
+        click.echo(describe_speculation(info.speculation, info.draft, is_paused=info.is_paused))
 
     def _draft(self, argument: str) -> None:
         if argument:
             request = replace(self._request, draft=argument)
-            self._host.change_draft(request)
+            list(interruptible(self._engine.change_draft(request, TerminalReporter())))
             self._request = request
-        click.echo(f"draft: {self._host.loaded.info.draft}")
+        click.echo(f"draft: {require_model(self._engine).draft}")
 
     def _set(self, argument: str) -> None:
         for name, value in apply_setting(self._chat, argument):

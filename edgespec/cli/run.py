@@ -13,7 +13,7 @@ from edgespec.cli.options import generation_options, load_config, sampling_param
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
-    from edgespec.service.load import LoadedModel
+    from edgespec.service.client import ModelInfo
 
 
 @click.command("run")
@@ -31,22 +31,24 @@ def run_command(
 
     Without --model, a small embedded model answers; it completes Python code.
     """
-    from edgespec.cli.host import Host
-    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.engine import open_engine
+    from edgespec.cli.interrupts import INTERRUPTED, interruptible
     from edgespec.cli.terminal import explain_rounds, format_summary
     from edgespec.core.protocols import Step
     from edgespec.engine.events import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults
+    from edgespec.service.client import require_model
     from edgespec.text.stream import Piece
 
     text = _read_prompt(prompt, file)
     sampling_params(options, SamplingDefaults())  # raises before anything is loaded
-    host = Host(load_config(model, options), verbose=options["verbose"])
-    request = _build_request(text, raw, options, host.loaded)
+    engine = open_engine(load_config(model, options), verbose=options["verbose"])
+    info = require_model(engine)
+    request = _build_request(text, raw, options, info)
     texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
     steps: list[Step] = []
     notices: list[str] = []
-    for event in host.stream(request):
+    for event in interruptible(engine.stream(request)):
         if isinstance(event, Piece):
             texts[event.channel].append(event.text)
             if not as_json:
@@ -57,42 +59,42 @@ def run_command(
             notices.append(event.text)
         elif isinstance(event, Finished):
             finished = event
-    host.close()
+    engine.close()
     rounds = explain_rounds(steps) if explain else []
     if as_json:
-        click.echo(json.dumps(_format_result(host.loaded, finished, texts), ensure_ascii=False))
+        click.echo(json.dumps(_format_result(info, finished, texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(format_summary(finished.metrics, host.loaded.info.draft, finished.reason), err=True)
+        click.echo(format_summary(finished.metrics, info.draft, finished.reason), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
 
 
-def _build_request(text: str, raw: bool, options: dict[str, Any], loaded: LoadedModel) -> Request:
+def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:
     from edgespec.engine.events import Request
     from edgespec.text.chat_template import Message
 
     system = [Message("system", options["system"])] if options["system"] else []
     return Request(
         prompt=text if raw else (*system, Message("user", text)),
-        sampling=sampling_params(options, loaded.info.sampling),
+        sampling=sampling_params(options, info.sampling),
         max_tokens=options["max_tokens"],
         seed=options["seed"],
         stop=options["stop"],
     )
 
 
-def _format_result(loaded: LoadedModel, finished: Finished, texts: dict[str, list[str]]) -> dict[str, object]:
+def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, list[str]]) -> dict[str, object]:
     reasoning = {"reasoning": "".join(texts["reasoning"])} if texts["reasoning"] else {}
     return {
         "text": "".join(texts["answer"]),
         **reasoning,
         "tokens": finished.tokens,
         "finish_reason": finished.reason,
-        "backend": loaded.info.backend,
-        "model": loaded.info.name,
-        "draft": loaded.info.draft,
+        "backend": info.backend,
+        "model": info.name,
+        "draft": info.draft,
         "seed": finished.seed,
         "metrics": finished.metrics.to_dict(),
     }

@@ -28,8 +28,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
     """
     from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
-    from edgespec.cli.host import Host
-    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.engine import open_engine
+    from edgespec.cli.interrupts import INTERRUPTED, interruptible
     from edgespec.cli.terminal import Progress
     from edgespec.controller.stats import DraftStats
     from edgespec.core.sampling import SamplingParams
@@ -39,13 +39,14 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
-    host = Host(load_config(model, options), verbose=options["verbose"])
-    engine, progress = host.loaded.engine, Progress("tuning")
+    local = open_engine(load_config(model, options), verbose=options["verbose"])
+    loaded, progress = local.require_loaded(), Progress("tuning")
+    engine = loaded.engine
 
     def measure(check: CheckCancelled) -> Iterator[Profile]:
         yield engine.measure(seconds, check)
 
-    (profile,) = host.work(measure)
+    (profile,) = interruptible(local.submit(measure))
     engine.draft_stats = DraftStats(profile)
     interrupted = False
     temperatures = (0.0, 0.7)
@@ -56,18 +57,17 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
             for temperature in temperatures if not interrupted else ():
                 request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
                 try:
-                    for event in host.stream(request):
+                    for event in interruptible(local.stream(request)):
                         interrupted |= isinstance(event, Finished) and event.reason == "cancelled"
                 except ContextOverflow:
                     pass  # the prompt is longer than the context
                 progress.step(category)
-    name = host.loaded.info.name
     state = engine.draft_stats.to_dict()
-    host.close()  # saves the statistics
+    local.close()  # saves the statistics
     if as_json:
-        click.echo(json.dumps({"model": name, "interrupted": interrupted, **state}))
+        click.echo(json.dumps({"model": loaded.info.name, "interrupted": interrupted, **state}))
     else:
-        click.echo(f"{name}: {1 / profile.rows[1]:.1f} tokens/s plain")
+        click.echo(f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain")
         steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
         click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
         if profile.draft_s is not None:

@@ -181,7 +181,7 @@ class Loader:
         if requested is None and (config.draft != "auto" or config.gamma == 0):
             return None
         cache = SelfDraftCache(target_path, planned.name)
-        choice = cache.chosen(key, str(requested or "auto"))
+        choice = cache.look_up(key, str(requested or "auto"))
         if choice is None and requested is None and planned.draft is not None:
             return None  # there is a draft model; `edgespec draft build` compares them
         if choice is None:

@@ -60,7 +60,7 @@ class LocalEngine:
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            self.loaded = Loader(reporter, check).change_draft(self._require_loaded(), config)
+            self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
             yield self._refresh()
 
         return self.submit(work)
@@ -68,7 +68,7 @@ class LocalEngine:
     def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
         def work(check: CheckCancelled) -> Iterator[Event | Yield]:
             try:
-                yield from self._require_loaded().engine.generate(request, check, speculation)
+                yield from self.require_loaded().engine.generate(request, check, speculation)
             finally:
                 self._refresh_devices()
 
@@ -82,27 +82,27 @@ class LocalEngine:
 
     def speculate(self, argument: str) -> Stream[ModelInfo]:
         def change() -> ModelInfo:
-            change_speculation(self._require_loaded().engine, argument)
+            change_speculation(self.require_loaded().engine, argument)
             return require_model(self)
 
         return Stream.of(change)
 
     def draft_stats(self) -> Stream[DraftStats | None]:
         def read() -> DraftStats | None:
-            engine = self._require_loaded().engine
+            engine = self.require_loaded().engine
             return engine.draft_stats if engine.has_draft_stats else None
 
         return Stream.of(read)
 
     def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
         def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
-            yield len(self._require_loaded().engine.encode(prompt, variables))
+            yield len(self.require_loaded().engine.encode(prompt, variables))
 
         return self.submit(work, shares=True)
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         def work(check: CheckCancelled) -> Iterator[Embedding | Yield]:
-            yield from embed(self._require_loaded().engine.target, texts, check)
+            yield from embed(self.require_loaded().engine.target, texts, check)
 
         return self.submit(work, shares=True)
 
@@ -121,7 +121,8 @@ class LocalEngine:
         self._running.add(stream)
         return stream
 
-    def _require_loaded(self) -> LoadedModel:
+    def require_loaded(self) -> LoadedModel:
+        """The open model, to be used by `submit`ted work. Raises InvalidRequest where there is none."""
         require_model(self)
         assert self.loaded is not None
         return self.loaded
@@ -139,6 +140,6 @@ class LocalEngine:
     def _refresh_devices(self) -> None:
         """Read what is free on the accelerators."""
         with suppress(EdgespecError):
-            loaded = self._require_loaded()
+            loaded = self.require_loaded()
             self._devices = device_memory(loaded.info.backend)
             self._worker.max_concurrency = loaded.engine.max_concurrency

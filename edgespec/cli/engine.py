@@ -1,0 +1,42 @@
+"""A LocalEngine for a command: opened with progress on stderr, read so that Ctrl-C cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from edgespec.cli.interrupts import interruptible
+from edgespec.cli.terminal import TerminalReporter, echo_native_log
+from edgespec.core.protocols import CheckCancelled
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.local import LocalEngine
+from edgespec.service.worker import Work
+
+T = TypeVar("T")
+
+
+def open_engine(config: LoadConfig, *, verbose: bool) -> LocalEngine:
+    """Load a model. Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the load."""
+    engine = LocalEngine()
+
+    def echo(_check: CheckCancelled) -> Iterator[None]:  # on the thread that loads the runtime
+        echo_native_log()
+        yield None
+
+    try:
+        if verbose:
+            engine.submit(echo).result()
+        list(interruptible(engine.open(config, TerminalReporter())))
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def run_work(work: Work[T]) -> Iterator[T]:
+    """Events of `work` on a thread that may use models; Ctrl-C cancels it."""
+    engine = LocalEngine()
+    try:
+        yield from interruptible(engine.submit(work))
+    finally:
+        engine.close()
