@@ -11,7 +11,7 @@ from edgespec.errors import TemplateError
 
 _UNIT = 64  # counted for each value in addition to its characters; about its bytes
 _MAX_INT_BITS = 4096
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
 
 
