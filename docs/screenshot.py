@@ -1,0 +1,68 @@
+"""Take the picture of the chat in the README: the real app, with an answer of the embedded pair.
+
+    uv run python docs/screenshot.py docs/chat.png
+
+Chromium turns the exported SVG into a PNG. The picture shows the speed of this machine: run it while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from edgespec.conversations import Store
+from edgespec.conversations.chat import Chat
+from edgespec.core.sampling import SamplingParams
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.client import require_model
+from edgespec.service.process import EngineProcess
+from edgespec.tui.app import ChatApp
+from edgespec.tui.commands import SlashCommands
+
+PROMPT = 'def read_json(path):\n    """Read a JSON file."""\n    with open(path) as f:'
+CELLS = (118, 36)
+PIXELS = (1200, 760)
+
+
+async def export_svg() -> str:
+    """The screen after an answer, with the tokens colored by drafter; an answer before it warms the model up."""
+    chat = Chat(None, SamplingParams(temperature=0), 120, 1, ())
+    store, client = Store.in_memory(), EngineProcess()
+    app = ChatApp(LoadConfig(), chat, store, client, SlashCommands(), sampling=lambda _: chat.sampling)
+    app.animation_level = "none"
+    async with app.run_test(size=CELLS) as pilot:
+
+        async def wait() -> None:
+            while app.activity.job is not None:
+                await pilot.pause(0.1)
+            require_model(app.client)
+
+        await wait()
+        await app.ask(PROMPT)
+        await wait()
+        await app.run_command("new")
+        await app.action_clear_screen()
+        await app.ask(PROMPT)
+        await wait()
+        await pilot.press("ctrl+o")
+        await pilot.pause(0.5)
+        return app.export_screenshot(title="edgespec chat")
+
+
+def render_png(svg: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "chat.html"
+        page.write_text(f"<style>body{{margin:0}}svg{{width:100vw;height:100vh}}</style>{svg}", encoding="utf-8")
+        size = ",".join(map(str, PIXELS))
+        options = ["--headless", "--hide-scrollbars", "--default-background-color=00000000", f"--window-size={size}"]
+        if os.geteuid() == 0:
+            options.append("--no-sandbox")  # Chromium does not start as root with a sandbox
+        subprocess.run(["chromium", *options, f"--screenshot={path}", page.as_uri()], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    render_png(asyncio.run(export_svg()), Path(sys.argv[1]).absolute())
