@@ -1,4 +1,4 @@
-"""The models of a server: opened on demand in a process each, answering several calls at once, closed when idle."""
+"""The models of a server: each is loaded on demand in a process of its own and unloaded when idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
@@ -19,15 +19,12 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.process import EngineProcess
 from edgespec.service.stream import Stream
 
-T = TypeVar("T")
-
-_FRAME_S = 0.005  # what comes within it is sent together
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
 
 
 class Busy(EdgespecError):
-    """Too many calls are waiting; `retry_after_s` is about when there will be room."""
+    """The queue is full; `retry_after_s` estimates when it will not be."""
 
     def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
         super().__init__(message, hint=hint)
@@ -36,7 +33,13 @@ class Busy(EdgespecError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Models open at once and calls waiting for one, at most; seconds that an idle model stays and a call may take."""
+    """Limits of a server.
+
+    max_open      models in memory
+    max_queue     requests that may wait for one model
+    keep_alive_s  how long an idle model stays loaded
+    timeout_s     how long an answer may take
+    """
 
     max_open: int = 1
     max_queue: int = 64
@@ -45,7 +48,7 @@ class Policy:
 
 
 class ModelSlot:
-    """One model and the queue before it."""
+    """One model and its queue of requests."""
 
     def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
         self.name = name
@@ -64,12 +67,12 @@ class ModelSlot:
 
     @property
     def has_process(self) -> bool:
-        """Whether there is something to close."""
+        """Whether the model has an engine process, loaded or not."""
         return self._client is not None
 
     @property
     def holds_memory(self) -> bool:
-        """Whether a model is open; its process may have died."""
+        """Whether the model is loaded or being unloaded."""
         return self.model_info is not None or self._is_closing
 
     @property
@@ -78,19 +81,18 @@ class ModelSlot:
 
     @property
     def resident(self) -> int:
-        """Bytes of memory, this process included."""
+        """Resident bytes of the engine process and this process."""
         return self._client.resident if self._client is not None else 0
 
     async def enter(self, *, is_new: bool = True) -> None:
-        """Wait for one's turn; `leave` ends it. Raises Busy for a call that `is_new`, where too many wait already."""
+        """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
             self._server_metrics.refused.labels(self.name).inc()
-            after_s = max(
-                1, round(self._server_metrics.seconds_a_call(self.name) * limiter.waiting / limiter.max_concurrency)
-            )
-            told = f"{limiter.waiting} calls are waiting for this model already."
-            raise Busy(told, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
+            mean_s = self._server_metrics.seconds_a_call(self.name)
+            after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
+            message = f"{limiter.waiting} requests are waiting for this model."
+            raise Busy(message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
         await limiter.enter()
         self.used_s = monotonic()
 
@@ -99,9 +101,9 @@ class ModelSlot:
         self.limiter.leave()
 
     async def open(self) -> ModelInfo:
-        """Open the model. Raises any EdgespecError."""
+        """Load the model. Raises any EdgespecError."""
         if self._client is None:
-            self._client = EngineProcess("The next call opens it again.")
+            self._client = EngineProcess("The next request loads it again.")
         model_info = await self._client.open(self._request, self._server_metrics).wait()
         self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
@@ -109,9 +111,9 @@ class ModelSlot:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[list[Event]]]:
-        """Events of one generation, within a turn.
+        """The events of one generation, in batches, within a turn.
 
-        On leaving it is cancelled where it is still running; the turn ends once the engine is done with it.
+        Leaving the context cancels the generation. The turn ends when the engine has finished it.
         """
         assert self._client is not None
         stream = self._client.stream(request)
@@ -120,7 +122,7 @@ class ModelSlot:
 
         async def watch() -> AsyncIterator[list[Event]]:
             async for events in stream.batches():
-                if not timers:  # from the first event on: the engine may be busy with others before
+                if not timers:  # starts with the first event, not while the engine is busy
                     timers.append(self._start_timer(stream))
                 for event in events:
                     self._count(event, began_s)
@@ -144,7 +146,7 @@ class ModelSlot:
             stream.forward(lambda event: on_loop(self._count, event, began_s), lambda _error: on_loop(end))
 
     async def count(self, request: Request) -> int:
-        """Tokens of the prompt, within a turn."""
+        """Number of tokens of the prompt, within a turn."""
         assert self._client is not None
         return await self._client.count(request.prompt, request.variables).wait()
 
@@ -163,12 +165,12 @@ class ModelSlot:
             stream.cancel()
 
     async def unload(self) -> None:
-        """Free the model once the present call is over."""
+        """Unload the model after its current requests."""
         async with self.limiter.exclusive():
             await self.close()
 
     async def close(self) -> None:
-        """Free the model, whatever it is doing."""
+        """Unload the model now; its requests fail."""
         if (client := self._client) is not None:
             self._is_closing = True
             try:
@@ -183,12 +185,12 @@ class ModelSlot:
             self._server_metrics.notice(event.text)
 
     def _start_timer(self, stream: Stream[Any]) -> asyncio.TimerHandle:
-        """Cancel `stream` after the time limit; the timer is cancelled when it is over."""
+        """A timer that cancels `stream` after the time limit; the caller cancels the timer."""
         return asyncio.get_running_loop().call_later(self._policy.timeout_s, stream.cancel)
 
 
 class Models:
-    """Rooms by the names that clients use."""
+    """The slots by the names that clients use, and the limit of loaded models."""
 
     def __init__(self, requests: Mapping[str, LoadConfig], policy: Policy, server_metrics: ServerMetrics) -> None:
         self.slots = {name: ModelSlot(name, request, policy, server_metrics) for name, request in requests.items()}
@@ -203,23 +205,23 @@ class Models:
         return slot
 
     async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> ModelInfo:
-        """Wait for a turn in `slot` and open its model. Raises Busy (see ModelSlot.enter), any EdgespecError."""
+        """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter) or any EdgespecError."""
         await slot.enter(is_new=is_new)
         try:
             if (model_info := slot.model_info) is not None:
                 return model_info
             if slot.opening is None:
                 slot.opening = asyncio.create_task(self._open(slot))
-                slot.opening.add_done_callback(_looked_at)
-            return await asyncio.shield(slot.opening)  # who leaves does not spoil it for those who wait
+                slot.opening.add_done_callback(_consume_error)
+            return await asyncio.shield(slot.opening)  # a caller that leaves must not cancel it for the others
         except BaseException:
             slot.leave()
             raise
 
     async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:
-            async with self._opening:  # others may have to make way, and only one can for one
-                await self._make_way(slot)
+            async with self._opening:  # one load at a time, since it may unload another model
+                await self._evict_for(slot)
                 return await slot.open()
         finally:
             slot.opening = None
@@ -234,7 +236,7 @@ class Models:
             slot.leave()
 
     async def watch(self) -> None:
-        """Close models that have been idle for long, for ever."""
+        """Unload models that are idle for too long. Never returns."""
         while True:
             await asyncio.sleep(_IDLE_CHECK_S)
             for slot in self.slots.values():
@@ -248,18 +250,19 @@ class Models:
                 slot.opening.cancel()
         await asyncio.gather(*(slot.close() for slot in self.slots.values()))
 
-    async def _make_way(self, slot: ModelSlot) -> None:
+    async def _evict_for(self, slot: ModelSlot) -> None:
+        """Unload models, idle and least recently used first, until `slot` may be loaded."""
         others = [each for each in self.slots.values() if each is not slot and each.holds_memory]
         others.sort(key=lambda each: (each.is_busy, each.used_s))
         for each in others[: max(0, len(others) + 1 - self._policy.max_open)]:
-            resting = asyncio.create_task(each.unload())
-            # Its engine may have died, and its callers wait for us to have done with opening.
-            while each.holds_memory and not (await asyncio.wait({resting}, timeout=_POLL_S))[0]:
+            unloading = asyncio.create_task(each.unload())
+            # Polls: after a crash it holds no memory, but its callers may wait for this lock and block `unload`.
+            while each.holds_memory and not (await asyncio.wait({unloading}, timeout=_POLL_S))[0]:
                 pass
-            resting.cancel()
+            unloading.cancel()
 
 
-def _looked_at(opening: asyncio.Task[ModelInfo]) -> None:
-    """Its callers may have left: nobody is to be told of its error."""
+def _consume_error(opening: asyncio.Task[ModelInfo]) -> None:
+    """Mark the error of a load as seen: all callers may have left."""
     if not opening.cancelled():
         opening.exception()
