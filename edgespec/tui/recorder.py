@@ -73,7 +73,7 @@ class ConversationRecorder:
             self._saved_s = monotonic()
 
     def finish_answer(self, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any]) -> None:
-        """Store the complete answer. One without text leaves the branch on the screen."""
+        """Store the complete answer; one without text is dropped from `turns`."""
         self.turns[-1] = self._write(lambda: self.store.finish(self.turns[-1], text, reasoning, spans, metrics))
         self._set_turns(self.turns if text else self.turns[:-1])
         if not text:
