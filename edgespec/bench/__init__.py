@@ -1,1 +1,1 @@
-"""Measurements that benchmarks, tests and commands share."""
+"""Benchmarks: prompts, runs, statistics and reports."""

@@ -1,4 +1,4 @@
-"""The sampled loop against the enumerated law of its first tokens, on a real model."""
+"""Compare sampled output with the enumerated distribution of its first tokens, on a real model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.text.chat_template import encode_prompt
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Pearson's chi-square over the sequences that can occur; `tv` is the distance between frequencies and law."""
+    """Pearson's chi-square over the possible sequences; `tv` is the total variation distance."""
 
     samples: int
     bins: int
@@ -29,7 +29,7 @@ class Comparison:
 def enumerate_distribution(
     engine: Engine, prompt: str, sampling: SamplingParams, length: int
 ) -> dict[tuple[int, ...], float]:
-    """P(first `length` tokens) after `prompt`, from plain forwards; `sampling` should keep few tokens (top-k)."""
+    """P(first `length` tokens) after `prompt`, by plain forwards; `sampling` should keep few tokens (top-k)."""
     vocab_size = engine.target.tokenizer.vocab_size
     session = engine.target.open_session(lambda: None)
     sampler = Sampler(sampling, vocab_size)
@@ -57,10 +57,10 @@ def enumerate_distribution(
 def compare_distribution(
     engine: Engine, prompt: str, sampling: SamplingParams, length: int, samples: int
 ) -> Comparison:
-    """Generate `samples` times, with seeds 0, 1, 2 ..., and compare the first `length` tokens with their law.
+    """Generate `samples` times, with seeds 0, 1, 2 ..., and compare the first `length` tokens with their distribution.
 
-    Two tokens more are asked for, so that drafts reach beyond those compared. Raises ValueError when the loop emits
-    what the law gives no probability.
+    Generates two more tokens, so that drafts reach beyond the compared ones. Raises ValueError for a sequence that has
+    probability zero.
     """
     distribution = enumerate_distribution(engine, prompt, sampling, length)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -69,7 +69,7 @@ def compare_distribution(
         assert isinstance(finished, Finished)
         counts[finished.tokens[:length]] += 1
     if impossible := set(counts) - set(distribution):
-        raise ValueError(f"the loop emitted {impossible}, which the target cannot")
+        raise ValueError(f"the loop emitted {impossible}, which have probability zero")
     expected = np.array(list(distribution.values())) * samples
     observed = np.array([counts[tokens] for tokens in distribution])
     return Comparison(

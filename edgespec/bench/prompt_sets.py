@@ -1,4 +1,4 @@
-"""The prompts that benchmarks run on: the shipped sets by category, and a reader for JSONL files of one's own."""
+"""Benchmark prompts: the shipped sets by category, and a reader of JSONL files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CATEGORIES = (
     "long_context",
     "adversarial",
 )
-OWN = "own"  # the category of lines that name none
+OWN = "own"  # category of lines without one
 MAX_BYTES = 64 << 20
 
 _FORM = 'Write one object a line: {"prompt": "..."} or {"question_id": 1, "category": "chat", "turns": ["..."]}.'
@@ -32,7 +32,7 @@ _FORM = 'Write one object a line: {"prompt": "..."} or {"question_id": 1, "categ
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """What a user says, turn by turn; the answers in between are the model's."""
+    """The user's turns of a conversation; the model answers each."""
 
     id: str
     category: str
@@ -40,7 +40,7 @@ class BenchPrompt:
 
 
 def read_shipped_prompts(categories: Sequence[str] | None = None) -> list[BenchPrompt]:
-    """The prompts written for edgespec, all or those of some categories, always in the order of CATEGORIES."""
+    """The shipped prompts of all or some categories, in the order of CATEGORIES. Raises InvalidRequest."""
     for name in categories or ():
         if name not in CATEGORIES:
             raise InvalidRequest(f"there is no prompt category '{name}'.", hint=f"Choose from {', '.join(CATEGORIES)}.")
@@ -53,31 +53,31 @@ def read_shipped_prompts(categories: Sequence[str] | None = None) -> list[BenchP
     return prompts
 
 
-def take_per_category(prompts: Iterable[BenchPrompt], most: int) -> list[BenchPrompt]:
-    """The first `most` of each category, in the order they come in."""
+def take_per_category(prompts: Iterable[BenchPrompt], limit: int) -> list[BenchPrompt]:
+    """The first `limit` prompts of each category, in the given order."""
     taken: dict[str, int] = {}
     chosen = []
     for prompt in prompts:
         taken[prompt.category] = taken.get(prompt.category, 0) + 1
-        if taken[prompt.category] <= most:
+        if taken[prompt.category] <= limit:
             chosen.append(prompt)
     return chosen
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:
-    """The prompts of a JSONL file, in Spec-Bench's form or as {"prompt": ...}; raises InvalidRequest for a bad line."""
+    """The prompts of a JSONL file, in Spec-Bench's form or as {"prompt": ...}; raises InvalidRequest for bad lines."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     if len(data) > MAX_BYTES:
-        raise InvalidRequest(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Split it, or take fewer prompts.")
+        raise InvalidRequest(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Split it or use fewer prompts.")
     return _parse(data, str(path))
 
 
 def _parse(data: bytes, name: str) -> list[BenchPrompt]:
-    """The prompts of a JSONL text; `name` is what messages call it."""
+    """The prompts of a JSONL text; messages call it `name`."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,26 +89,26 @@ def _parse(data: bytes, name: str) -> list[BenchPrompt]:
         if not line.strip():
             continue
         try:
-            prompt = _prompt(line, number)
+            prompt = _parse_line(line, number)
         except _BadLine as error:
             raise InvalidRequest(f"{name}, line {number} {error}.", hint=_FORM) from error
         if prompt.id in lines:
             raise InvalidRequest(
-                f"{name}, line {number} has the id '{prompt.id}' of line {lines[prompt.id]}.",
-                hint="Give every prompt an id of its own.",
+                f"{name}, line {number} has the same id '{prompt.id}' as line {lines[prompt.id]}.",
+                hint="Give each prompt a unique id.",
             )
         lines[prompt.id] = number
         prompts.append(prompt)
     if not prompts:
-        raise InvalidRequest(f"{name} holds no prompts.", hint=_FORM)
+        raise InvalidRequest(f"{name} contains no prompts.", hint=_FORM)
     return prompts
 
 
 class _BadLine(Exception):
-    """What is wrong with a line, as the end of a sentence that begins with its number."""
+    """The fault of a line, as the end of a sentence that starts with its number."""
 
 
-def _prompt(line: str, number: int) -> BenchPrompt:
+def _parse_line(line: str, number: int) -> BenchPrompt:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # RecursionError: a line of ten thousand brackets
@@ -126,19 +126,19 @@ def _prompt(line: str, number: int) -> BenchPrompt:
     if not isinstance(category, str):
         raise _BadLine("has a category that is not text")
     turns = [record["prompt"]] if "prompt" in record else record["turns"]
-    return BenchPrompt(str(identity), category, _turns(turns, "prompt" if "prompt" in record else "turns"))
+    return BenchPrompt(str(identity), category, _check_turns(turns, "prompt" if "prompt" in record else "turns"))
 
 
-def _turns(given: object, key: str) -> tuple[str, ...]:
-    if not isinstance(given, list):
+def _check_turns(turns: object, key: str) -> tuple[str, ...]:
+    if not isinstance(turns, list):
         raise _BadLine('has "turns" that are not a list')
-    if not given:
+    if not turns:
         raise _BadLine('has no turns in "turns"')
-    for turn in given:
+    for turn in turns:
         if not isinstance(turn, str):
             raise _BadLine(f'has a value in "{key}" that is not text')
         if not turn.strip():
             raise _BadLine(f'has an empty text in "{key}"')
         if not turn.isascii() and any("\ud800" <= character <= "\udfff" for character in turn):
             raise _BadLine(f'has half a surrogate pair in "{key}"')
-    return tuple(given)
+    return tuple(turns)

@@ -1,4 +1,4 @@
-"""The records of a bench, a line of JSON each: what it wrote, read again with every field checked."""
+"""The records of a benchmark, one line of JSON each; the reader checks every field."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
 
-PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary looks for
+PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary refers to
 _hints = cache(get_type_hints)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every figure has to carry. `label`: a kind of model whose figures must not be taken for a real one's."""
+    """The conditions of a benchmark. `label` marks models whose figures do not hold for real ones."""
 
     date: str
     processor: str
@@ -36,7 +36,7 @@ class Header:
     label: str
 
     def facts(self) -> dict[str, str]:
-        """All but the label, as text."""
+        """Everything except the label, as text."""
         return {
             "model": self.model,
             "draft": self.draft or "none",
@@ -55,7 +55,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Calibration at one position: seconds of a target forward by its rows, and of one token of the draft model."""
+    """Costs at one position: seconds of a target forward by rows, and of a token of the draft model."""
 
     position: int
     rows: dict[int, float]
@@ -64,7 +64,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A greedy output that left plain decoding's; a fault unless the target was undecided there."""
+    """A greedy output that differs from plain decoding's; an error unless it is a near-tie."""
 
     near_tie: bool
 
@@ -73,7 +73,7 @@ class Divergence:
 class Run:
     """One generation.
 
-    bound_s   what its rounds would have taken by the calibrated cost curve alone
+    bound_s   seconds for its rounds by the measured cost curve
     copied_tokens, copied_s   of the rounds where the text repeats (bench/repetition.py)
     """
 
@@ -93,7 +93,7 @@ Record = Header | Cost | Run
 
 
 def read_records(path: Path) -> list[Record]:
-    """The header and all after it; a last line that was cut off is ignored. Raises InvalidRequest."""
+    """Read a file of records, the header first; an incomplete last line is ignored. Raises InvalidRequest."""
     try:
         lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
     except OSError as error:
@@ -105,46 +105,46 @@ def read_records(path: Path) -> list[Record]:
         except (ValueError, RecursionError):
             if i and i == len(lines) - 1:
                 break
-            raise _faulty(path, number, "not JSON") from None
+            raise _invalid_line(path, number, "not JSON") from None
         try:
-            records.append(_record(parsed, first=i == 0))
+            records.append(_parse_record(parsed, first=i == 0))
         except (ValueError, OverflowError) as error:
-            raise _faulty(path, number, str(error)) from None
+            raise _invalid_line(path, number, str(error)) from None
     return records
 
 
-def _faulty(path: Path, number: int, fault: str) -> InvalidRequest:
+def _invalid_line(path: Path, number: int, fault: str) -> InvalidRequest:
     return InvalidRequest(f"{path}, line {number}: {fault}.", hint="Remove the line, or run the bench again.")
 
 
-def _record(parsed: Any, *, first: bool) -> Record:
+def _parse_record(parsed: Any, *, first: bool) -> Record:
     kinds: dict[str, type[Record]] = {"header": Header, "cost": Cost, "run": Run}
     kind = kinds.get(str(parsed.get("kind"))) if isinstance(parsed, dict) else None
     if kind is None or (kind is Header) != first:
         raise ValueError("not a cost or a run, nor a header in the first line")
-    record: Record = _typed(parsed, kind)
+    record: Record = _convert(parsed, kind)
     if isinstance(record, Cost) and (1 not in record.rows or min(record.rows.values()) <= 0):
-        raise ValueError("rows need the seconds of one row, and all above zero")
+        raise ValueError("rows must include one row, and all seconds must be above zero")
     if isinstance(record, Run) and (speed := record.metrics.tokens_per_second) is not None and speed <= 0:
         raise ValueError("tokens_per_second is not above zero")
     return record
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    """JSON's `value` as `kind`, a type that a record uses; raises ValueError."""
+def _convert(value: Any, kind: Any) -> Any:
+    """Convert a JSON value to `kind`, a type of a record's field. Raises ValueError."""
     if isinstance(kind, UnionType):
-        return None if value is None else _typed(value, get_args(kind)[0])
+        return None if value is None else _convert(value, get_args(kind)[0])
     if isinstance(value, dict) and isinstance(kind, type) and (hints := _hints(kind)):
         if missing := hints.keys() - value.keys():
             raise ValueError(f"{min(missing)} is missing")
-        return kind(**{name: _typed(value[name], hint) for name, hint in hints.items()})
+        return kind(**{name: _convert(value[name], hint) for name, hint in hints.items()})
     if isinstance(value, dict) and get_origin(kind) is dict:
         of_key, of_value = get_args(kind)
-        return {of_key(key): _typed(item, of_value) for key, item in value.items()}
+        return {of_key(key): _convert(item, of_value) for key, item in value.items()}
     if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(_typed(item, get_args(kind)[0]) for item in value)
+        return tuple(_convert(item, get_args(kind)[0]) for item in value)
     if kind is float and type(value) in (int, float) and isfinite(value):
         return float(value)
     if kind in (str, int, bool) and type(value) is kind:
         return value
-    raise ValueError(f"{value!r:.40} is of the wrong type")
+    raise ValueError(f"{value!r:.40} has the wrong type")

@@ -1,4 +1,4 @@
-"""A bench's Summary as one HTML page."""
+"""A benchmark's Summary as one HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgespec.errors import CacheError
 
 
 def write_report(summary: Summary, path: Path) -> None:
-    """One HTML file that refers to nothing outside it. Raises CacheError where it cannot be written."""
+    """Write one self-contained HTML file. Raises CacheError if it cannot be written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from edgespec.bench import plots
@@ -27,4 +27,4 @@ def write_report(summary: Summary, path: Path) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise CacheError(f"cannot write {path}: {error.strerror}.", hint="Choose another place.") from error
+        raise CacheError(f"cannot write {path}: {error.strerror}.", hint="Choose another folder.") from error

@@ -1,4 +1,4 @@
-"""The records of a bench into a Summary: speedups paired with plain decoding by prompt, their intervals, and causes."""
+"""Compute a Summary from records: speedups paired with plain decoding by prompt, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RESAMPLES, _SEED = 10_000, 0
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """The statistics of one bench, from the records that `read` gives."""
+    """The statistics of one benchmark, from the records of `read_records`."""
     (header,) = (r for r in records if isinstance(r, Header))
     runs = [r for r in records if isinstance(r, Run)]
-    points = _points(runs)
+    points = _pair_points(runs)
     return Summary(
         header=header,
         costs=tuple(r for r in records if isinstance(r, Cost)),
@@ -30,14 +30,14 @@ def summarize(records: Sequence[Record]) -> Summary:
         forks=sum(r.fork is not None for r in runs),
         faults=sum(r.fork is not None and not r.fork.near_tie for r in runs),
         parts=tuple(
-            _part(warm, [r for r in runs if r.warm == warm], [p for p in points if p.warm == warm])
+            _summarize_section(warm, [r for r in runs if r.warm == warm], [p for p in points if p.warm == warm])
             for warm in sorted({r.warm for r in runs})
         ),
         points=points,
     )
 
 
-def _points(runs: Iterable[Run]) -> tuple[Point, ...]:
+def _pair_points(runs: Iterable[Run]) -> tuple[Point, ...]:
     speeds: dict[tuple[str, str, float, bool, str], list[float]] = defaultdict(list)
     for run in runs:
         if run.metrics.tokens_per_second is not None:
@@ -47,48 +47,50 @@ def _points(runs: Iterable[Run]) -> tuple[Point, ...]:
     return tuple(Point(*key, v, v / plain[key[:4]] if key[:4] in plain else None) for key, v in medians.items())
 
 
-def _part(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Section:
+def _summarize_section(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Section:
     arms = sorted({r.arm for r in runs}, key=_arm_order)
     categories = list(dict.fromkeys(r.category for r in runs))
     temperatures = sorted({r.temperature for r in runs})
     splits = product((None, *categories), (None, *temperatures) if len(temperatures) > 1 else (None,))
-    groups = [_group(arm, *split, runs, points) for split in splits for arm in arms]
+    groups = [_summarize_group(arm, *split, runs, points) for split in splits for arm in arms]
     drafters: dict[str, list[Metrics]] = defaultdict(list)
     for run in runs:
         drafters[re.sub(r"\s+\d+$", "", run.arm)].append(run.metrics)
-    prompts, speeds = _finished(points)
+    prompts, speeds = _complete_points(points)
     fixed = [arm for arm in arms if arm in speeds and arm != PLAIN and not _is_autopilot(arm)]
     best_fixed = max(fixed, key=lambda arm: float(np.log(speeds[arm]).mean()), default=None)
     oracle = np.maximum.reduce([speeds[arm] for arm in (PLAIN, *fixed)]) if fixed and PLAIN in speeds else None
 
-    def over(of: NDArray[np.float64] | None, to: NDArray[np.float64] | None) -> Ratio | None:
-        return _ratio(prompts, of / to) if of is not None and to is not None else None
+    def compare(of: NDArray[np.float64] | None, to: NDArray[np.float64] | None) -> Ratio | None:
+        if of is None or to is None:
+            return None
+        return _bootstrap_ratio(list(zip(prompts, (of / to).tolist(), strict=True)))
 
     return Section(
         warm=warm,
         arms=tuple(g for g in groups if g.category is None and g.temperature is None),
         splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),
-        alpha_by_drafter={name: _alpha_by_depth(drafters[name]) for name in sorted(drafters, key=_arm_order)},
+        alpha_by_drafter={name: _mean_alpha_by_depth(drafters[name]) for name in sorted(drafters, key=_arm_order)},
         finished=len(prompts),
         best_fixed=best_fixed,
-        oracle=over(oracle, speeds.get(PLAIN)),
-        autopilot_to_best_fixed=over(speeds.get(AUTOPILOT), speeds.get(best_fixed or "")),
-        autopilot_to_oracle=over(speeds.get(AUTOPILOT), oracle),
+        oracle=compare(oracle, speeds.get(PLAIN)),
+        autopilot_to_best_fixed=compare(speeds.get(AUTOPILOT), speeds.get(best_fixed or "")),
+        autopilot_to_oracle=compare(speeds.get(AUTOPILOT), oracle),
     )
 
 
 def _is_autopilot(arm: str) -> bool:
-    """Whether an arm is the autopilot or a variant of it ("autopilot cold"), which is no fixed arm."""
+    """Whether an arm is the autopilot or a variant of it, such as "autopilot cold"."""
     return arm.split(" ")[0] == AUTOPILOT
 
 
 def _arm_order(arm: str) -> tuple[bool, bool, list[str | int]]:
-    """Plain decoding, the autopilot, then the others by name and number."""
+    """Sort key: plain decoding, the autopilot, then the others by name and number."""
     return arm != PLAIN, not _is_autopilot(arm), [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", arm)]
 
 
-def _finished(points: Iterable[Point]) -> tuple[list[str], dict[str, NDArray[np.float64]]]:
-    """The prompts of the points that every arm has, and each arm's tokens/s there."""
+def _complete_points(points: Iterable[Point]) -> tuple[list[str], dict[str, NDArray[np.float64]]]:
+    """The prompts of the points that every arm has, and each arm's tokens/s at them."""
     by_point: dict[tuple[str, str, float], dict[str, float]] = defaultdict(dict)
     for p in points:
         by_point[p.prompt, p.category, p.temperature][p.arm] = p.tokens_per_second
@@ -98,7 +100,7 @@ def _finished(points: Iterable[Point]) -> tuple[list[str], dict[str, NDArray[np.
     return [prompt for prompt, *_ in finished], tokens_per_second if finished else {}
 
 
-def _group(
+def _summarize_group(
     arm: str, category: str | None, temperature: float | None, runs: Iterable[Run], points: Iterable[Point]
 ) -> Group:
     def inside(x: Run | Point) -> bool:
@@ -130,14 +132,14 @@ def _group(
         runs=len(runs),
         short_runs=len(runs) - len(timed),
         unpaired=len(points) - len(paired),
-        speedup=_ratio([prompt for prompt, _ in paired], ratios),
-        where_repeating=_ratio([prompt for prompt, _ in repeating], np.array([ratio for _, ratio in repeating])),
+        speedup=_bootstrap_ratio(paired),
+        where_repeating=_bootstrap_ratio(repeating),
         worst_decile=float(np.percentile(ratios, 10)) if paired else None,
         below_one=float((ratios < 1).mean()) if paired else None,
         tokens_per_second=tuple(np.percentile(speeds, (25, 50, 75)).tolist()) if speeds else (),
         tau=sum(m.emitted_tokens - 1 for m in metrics if m.target_forwards) / forwards if forwards else None,
         acceptance_rate=sum(m.accepted_tokens for m in metrics) / drafted if drafted else None,
-        alpha_by_depth=_alpha_by_depth(metrics),
+        alpha_by_depth=_mean_alpha_by_depth(metrics),
         time_shares={part: time / sum(times.values()) for part, time in times.items() if sum(times.values())},
         ttft_s=_median(m.ttft_s for m in metrics),
         step_p50_s=_median(m.step_p50_s for m in metrics),
@@ -151,8 +153,8 @@ def _median(values: Iterable[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _alpha_by_depth(metrics: Iterable[Metrics]) -> tuple[float, ...]:
-    """As Group.alpha_by_depth says."""
+def _mean_alpha_by_depth(metrics: Iterable[Metrics]) -> tuple[float, ...]:
+    """See Group.alpha_by_depth."""
     tested: dict[int, float] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
     for m in metrics:
@@ -164,10 +166,11 @@ def _alpha_by_depth(metrics: Iterable[Metrics]) -> tuple[float, ...]:
     return tuple(accepted[depth] / tested[depth] for depth in sorted(tested) if tested[depth])
 
 
-def _ratio(prompts: Sequence[str], ratios: NDArray[np.float64]) -> Ratio | None:
-    """The interval is a percentile bootstrap: prompts are drawn with replacement, each with all its ratios."""
-    if not prompts:
+def _bootstrap_ratio(pairs: Sequence[tuple[str, float]]) -> Ratio | None:
+    """Geometric mean with a percentile bootstrap interval: resamples prompts, each with all its ratios."""
+    if not pairs:
         return None
+    prompts, ratios = [prompt for prompt, _ in pairs], np.array([ratio for _, ratio in pairs])
     numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     which = [numbers[prompt] for prompt in prompts]
     sums, counts = np.bincount(which, np.log(ratios)), np.bincount(which)

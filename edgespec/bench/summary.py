@@ -1,4 +1,4 @@
-"""What a bench says: the Summary that `stats` computes, and its table for a terminal."""
+"""The Summary of a benchmark, which `stats` computes, and its table for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = 100
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One arm on one prompt: the median tokens/s of its repeats, and over plain decoding's where that was measured."""
+    """One arm on one prompt: the median tokens/s of its repeats, and its ratio to plain decoding if measured."""
 
     prompt: str
     category: str
@@ -25,7 +25,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean of `n` ratios with its 95% interval, which one prompt alone does not have."""
+    """Geometric mean of `n` ratios with its 95% interval, which needs more than one prompt."""
 
     geomean: float
     low: float | None
@@ -40,16 +40,16 @@ class Ratio:
 class Group:
     """One arm over everything, or over one category, one temperature, or both.
 
-    short_runs      of fewer than two tokens, which have no speed
-    unpaired        points without plain decoding's of the same prompt, left out of the ratios
+    short_runs      runs of fewer than two tokens, which have no speed
+    unpaired        points without plain decoding of the same prompt, excluded from the ratios
     where_repeating    speedup of the rounds where the text repeats (bench/repetition.py), over all of plain decoding
-    worst_decile    10th percentile of the ratios; `below_one` is the share of them under 1
+    worst_decile    10th percentile of the ratios; `below_one` is the share of ratios under 1
     tokens_per_second    25th, 50th and 75th percentile over points
     tau, acceptance_rate    ratios of sums over runs
-    alpha_by_depth  mean over runs, weighted by target_forwards times the run's alphas at lesser depths: the tokens
-                    tested there if every forward checked a draft that deep (runs do not record how many were)
-    time_shares     draft, verify, sample, commit, of their sum over the runs that have a speed
-    ttft_s ... achieved    medians over runs; `achieved` is bound_s over the time of decoding
+    alpha_by_depth  mean over runs, weighted by target_forwards times the run's alphas at smaller depths: the tokens
+                    tested at a depth if every forward had a draft that deep (runs do not record the real number)
+    time_shares     draft, verify, sample and commit as shares of their sum, over the runs that have a speed
+    ttft_s ... achieved    medians over runs; `achieved` is bound_s over the decoding time
     """
 
     arm: str
@@ -75,12 +75,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The cold runs or the warm ones, never mixed: a repeated prompt measures the lookup table.
+    """Either the cold runs or the warm ones: a repeated prompt measures the lookup table.
 
-    splits          groups by category, by temperature (where there are several), and by both
-    best_fixed      the arm of fixed depth that was fastest, chosen with hindsight
-    oracle          the fastest of plain and the fixed arms for each prompt, over plain; noise flatters it
-    Both, and the autopilot against them, are over the `finished` points: those that every arm has.
+    splits          groups by category, by temperature (if there are several), and by both
+    best_fixed      the fastest arm of fixed depth, chosen with hindsight
+    oracle          the fastest of plain and the fixed arms for each prompt, over plain; noise biases it upwards
+    finished        number of points that every arm has; best_fixed, oracle and their ratios use only these
     """
 
     warm: bool
@@ -94,7 +94,7 @@ class Section:
     autopilot_to_oracle: Ratio | None
 
     def findings(self) -> dict[str, str]:
-        """What the autopilot is judged by, as text."""
+        """The autopilot's main results, as text."""
         autopilot = next((g for g in self.arms if g.arm == AUTOPILOT), None)
         repeating = autopilot.where_repeating if autopilot else None
         return {
@@ -120,7 +120,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that is shown of a bench, cold runs first. `faults` are forks that are no near-ties."""
+    """The contents of a report, cold runs first. `faults` are divergences that are not near-ties."""
 
     header: Header
     costs: tuple[Cost, ...]
@@ -132,7 +132,7 @@ class Summary:
     points: tuple[Point, ...]
 
     def counts(self) -> dict[str, str]:
-        """How much was run and what was left out, as text."""
+        """Numbers of runs and of excluded ones, as text."""
         unpaired = sum(g.unpaired for part in self.parts for g in part.arms)
         return {
             "runs": str(self.runs),
@@ -151,28 +151,28 @@ def format_value(value: float | None, form: str = ".2f") -> str:
 
 
 def make_printable(text: str) -> str:
-    """`text` on one line, without characters that steer a terminal or that no file can hold."""
+    """`text` on one line, without control characters and lone surrogates."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def format_table(summary: Summary) -> str:
-    """Text for a terminal, at most 100 columns wide."""
+    """The tables for a terminal, at most 100 columns wide."""
     label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
-    lines = [*_wrapped(label), *_wrapped(summary.header.facts()), *_wrapped(summary.counts())]
+    lines = [*_wrap(label), *_wrap(summary.header.facts()), *_wrap(summary.counts())]
     for part in summary.parts:
-        lines += ["", part.title, *_rows("arm", {g.arm: g for g in part.arms}), ""]
+        lines += ["", part.title, *_format_rows("arm", {g.arm: g for g in part.arms}), ""]
         lines += [make_printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
-        lines += _rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
-        lines += _rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
+        lines += _format_rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
+        lines += _format_rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
     return "\n".join(lines)
 
 
-def _wrapped(facts: dict[str, str]) -> list[str]:
+def _wrap(facts: dict[str, str]) -> list[str]:
     return textwrap.wrap(make_printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
 
 
-def _rows(heading: str, groups: dict[str, Group]) -> list[str]:
-    """A table under its column heads; nothing for no groups."""
+def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
+    """A table with column headings; no lines without groups."""
     form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
     rows = [
         form.format(

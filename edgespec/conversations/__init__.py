@@ -1,4 +1,4 @@
-"""Conversations kept between runs: a tree of turns each, in one SQLite file, with search and export."""
+"""Conversations in one SQLite file: each is a tree of turns, with search and export."""
 
 from edgespec.conversations.export import from_json, to_json, to_markdown
 from edgespec.conversations.model import Conversation, Role, Spans, Turn

@@ -1,4 +1,4 @@
-"""The state of a chat: messages, settings, and their form in a file."""
+"""The state of a chat: messages, settings, and its file format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = (*_NUMBERS, "max_tokens", "seed", "system")
 
 
 class Chat:
-    """Messages so far, and how the next answer is sampled."""
+    """The messages, and the settings of the next answer."""
 
     def __init__(
         self, system: str | None, sampling: SamplingParams, max_tokens: int, seed: int | None, stop: tuple[str, ...]
@@ -36,7 +36,7 @@ class Chat:
 
     @property
     def system_messages(self) -> tuple[Message, ...]:
-        """The system message, where there is one."""
+        """The system message, if any."""
         return (Message("system", self.system),) if self.system else ()
 
     def request(self) -> Request:
@@ -44,7 +44,7 @@ class Chat:
         return Request(prompt, self.sampling, self.max_tokens, self.seed, self._stop)
 
     def undo(self) -> str | None:
-        """Drop the last question and its answer; returns the question, or None where there is none."""
+        """Remove the last question and its answer; returns the question, or None without one."""
         while self.messages:
             message = self.messages.pop()
             if message.role == "user":
@@ -52,7 +52,7 @@ class Chat:
         return None
 
     def setting(self, name: str) -> Any:
-        """The present value of one of SETTINGS."""
+        """The value of one of SETTINGS."""
         return getattr(self if hasattr(self, name) else self.sampling, name)
 
     def set(self, name: str, text: str) -> None:
@@ -66,7 +66,7 @@ class Chat:
         try:
             value = number(text)
         except ValueError:
-            raise InvalidRequest(f"{name} is a number, not '{text}'.", hint=f"For example: /set {name} 1") from None
+            raise InvalidRequest(f"{name} must be a number, not '{text}'.", hint=f"Example: /set {name} 1") from None
         if name == "seed":
             self.seed = int(value)
         elif name == "max_tokens":
@@ -90,47 +90,46 @@ class Chat:
         write_file(path, json.dumps(state, indent=1) + "\n")  # ASCII: whatever was typed can be written
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote; on failure nothing changes. Raises InvalidRequest."""
+        """Read a file of `save`; changes nothing on failure. Raises InvalidRequest."""
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            messages = [Message(_checked(m["role"], str), _checked(m["content"], str)) for m in state["messages"]]
-            given: dict[str, Any] = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
-            numbers: dict[str, Any] = {k: _NUMBERS[k](_checked(v, int, float)) for k, v in given.items()}
-            if numbers != given:
-                raise ValueError("a fraction where a whole number belongs")
+            messages = [Message(_check(m["role"], str), _check(m["content"], str)) for m in state["messages"]]
+            values: dict[str, Any] = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
+            numbers: dict[str, Any] = {k: _NUMBERS[k](_check(v, int, float)) for k, v in values.items()}
+            if numbers != values:
+                raise ValueError("a fraction instead of an integer")
             bias = tuple((int(t), float(b)) for t, b in state["sampling"].get("logit_bias", ()))
             params = SamplingParams(**numbers, logit_bias=bias)
-            max_tokens = _checked(state["max_tokens"], int)
-            seed, system = _checked(state["seed"], int, type(None)), _checked(state["system"], str, type(None))
+            max_tokens = _check(state["max_tokens"], int)
+            seed, system = _check(state["seed"], int, type(None)), _check(state["system"], str, type(None))
         except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {_why(error)}.", hint="Check the path.") from error
+            raise InvalidRequest(f"cannot read {path}: {_reason(error)}.", hint="Check the path.") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file that /save wrote.") from error
+            raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file of /save.") from error
         self.messages, self.sampling = messages, params
         self.max_tokens, self.seed, self.system = max_tokens, seed, system
 
 
 def change_speculation(engine: Engine, argument: str) -> None:
-    """Do what 'on', 'off', 'auto' or a number asks for: 'on' and 'off' at once, the others from the next answer on.
-
-    Raises InvalidRequest.
+    """Apply 'on', 'off', 'auto' or a number of draft tokens. 'on' and 'off' work at once, also during an answer; the
+    others apply from the next answer. Raises InvalidRequest.
     """
-    present = engine.speculation
+    current = engine.speculation
     if argument not in ("on", "off", "auto") and not (
         argument.isdecimal() and argument.isascii() and len(argument) < 4
     ):
         raise InvalidRequest(f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4")
-    if argument != "off" and present.kind == "none":
+    if argument != "off" and current.kind == "none":
         raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
-    if argument == "auto" or (argument == "on" and present.is_plain):
-        engine.speculation = replace(present, gamma=None, nodes=None)
+    if argument == "auto" or (argument == "on" and current.is_plain):
+        engine.speculation = replace(current, gamma=None, nodes=None)
     elif argument not in ("on", "off"):
-        engine.speculation = Speculation(present.kind, int(argument), None, present.rule)
+        engine.speculation = Speculation(current.kind, int(argument), None, current.rule)
     engine.is_paused = argument == "off"
 
 
 def describe_speculation(speculation: Speculation, draft: str, *, is_paused: bool) -> str:
-    """How an engine drafts, in words; `draft` is what the user calls the drafter."""
+    """One line about how an engine drafts; `draft` is the drafter's name for the user."""
     if is_paused or speculation.is_plain:
         return "speculation: off"
     amount = "as much as pays" if speculation.gamma is None else f"{speculation.gamma} tokens at a time"
@@ -138,28 +137,28 @@ def describe_speculation(speculation: Speculation, draft: str, *, is_paused: boo
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that the user has named, whole or not at all. Raises CacheError."""
+    """Write a file atomically. Raises CacheError."""
     try:
         write_atomically(path, text)
     except (OSError, ValueError) as error:
-        raise CacheError(f"cannot write {path}: {_why(error)}.", hint="Choose another place.") from error
+        raise CacheError(f"cannot write {path}: {_reason(error)}.", hint="Choose another folder.") from error
 
 
 def parse_path(argument: str) -> Path:
-    """A path that a user has typed. Raises InvalidRequest."""
+    """The path in a user's input. Raises InvalidRequest."""
     if not argument:
-        raise InvalidRequest("which file?", hint="For example: /save chat.json")
+        raise InvalidRequest("a file name is missing.", hint="For example: /save chat.json")
     try:
         return Path(argument).expanduser()
     except RuntimeError as error:
-        raise InvalidRequest(f"{argument}: {error}", hint="Write the path out.") from error
+        raise InvalidRequest(f"{argument}: {error}", hint="Write the full path.") from error
 
 
-def _checked(value: Any, *kinds: type) -> Any:
+def _check(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise TypeError(value)
     return value
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""The SQLite file of conversations: opened, given its tables, set aside where it is damaged."""
+"""Opens the SQLite file of conversations, creates its tables, and sets damaged files aside."""
 
 from __future__ import annotations
 
@@ -49,44 +49,44 @@ _ELSEWHERE = "or set EDGESPEC_DATA_DIR to another folder."
 
 
 class _Damaged(Exception):
-    """A file that cannot be read as conversations."""
+    """The file is not a valid database of conversations."""
 
 
 def data_folder() -> Path:
-    """Where conversations are kept: EDGESPEC_DATA_DIR, else the platform's folder for data."""
+    """The folder of conversations: EDGESPEC_DATA_DIR, else the platform's data folder."""
     import platformdirs
 
-    stated = os.environ.get("EDGESPEC_DATA_DIR")
-    return Path(stated) if stated else platformdirs.user_data_path("edgespec")
+    configured = os.environ.get("EDGESPEC_DATA_DIR")
+    return Path(configured) if configured else platformdirs.user_data_path("edgespec")
 
 
 def open_database(path: Path, wait_s: float) -> tuple[sqlite3.Connection, str | None]:
-    """A connection to the file at `path`, made if need be; and a sentence where a damaged one was set aside.
+    """A connection to the file at `path`, created if missing, and a notice if a damaged file was set aside.
 
     Raises CacheError.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path, wait_s):
+        with _lock(path, wait_s):
             try:
                 return _connect(path, wait_s), None
             except _Damaged as damage:
                 moved = _set_aside(path)
-                said = f"{path} was damaged ({damage}): it is now {moved.name}, and a new file was begun."
-                return _connect(path, wait_s), said
+                notice = f"{path} is damaged ({damage}). It is renamed to {moved.name}, and a new file is used."
+                return _connect(path, wait_s), notice
     except (OSError, sqlite3.Error, _Damaged) as error:
         raise to_cache_error(error, path) from error
 
 
 def prepare(db: sqlite3.Connection) -> None:
-    """Set up a connection, and the tables of a new file. Raises _Damaged for tables of another program."""
+    """Configure a connection and create the tables of a new file. Raises _Damaged for tables of another program."""
     db.text_factory = lambda data: data.decode("utf-8", "replace")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")
     db.execute("PRAGMA synchronous = NORMAL")
     if _version(db) == 0:
         if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise _Damaged("it is of another program")
+            raise _Damaged("it belongs to another program")
         db.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA:
             db.execute(statement)
@@ -95,30 +95,32 @@ def prepare(db: sqlite3.Connection) -> None:
         db.execute(f"SELECT {CONVERSATION_COLUMNS} FROM conversations LIMIT 0")
         db.execute(f"SELECT {TURN_COLUMNS} FROM turns LIMIT 0")
     except sqlite3.OperationalError as error:
-        if _code(error) != sqlite3.SQLITE_ERROR:
+        if _error_code(error) != sqlite3.SQLITE_ERROR:
             raise
         raise _Damaged(reason_of(error)) from error
 
 
 def to_cache_error(error: Exception, path: Path) -> CacheError:
-    """What went wrong with the file at `path`, and what to do."""
-    code = _code(error)
+    """The CacheError for an error of the file at `path`."""
+    code = _error_code(error)
     if code == sqlite3.SQLITE_FULL:
         return CacheError(f"{path} cannot be written: the disk is full.", hint=f"Free some space, {_ELSEWHERE}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return CacheError(f"{path} is locked by another process.", hint=f"Wait for it or end it, {_ELSEWHERE}")
+        return CacheError(f"{path} is locked by another process.", hint=f"Wait for it or stop it, {_ELSEWHERE}")
     if _is_damage(error):
-        return CacheError(f"{path} is damaged: {reason_of(error)}.", hint="Start anew: a damaged file is set aside.")
-    why = (getattr(error, "strerror", None) or reason_of(error)).rstrip(".")
+        return CacheError(
+            f"{path} is damaged: {reason_of(error)}.", hint="Restart edgespec: a damaged file is set aside."
+        )
+    reason = (getattr(error, "strerror", None) or reason_of(error)).rstrip(".")
     hint = f"Check the permissions of the folder and the disk, {_ELSEWHERE}"
-    return CacheError(f"{path} cannot be read or written: {why}.", hint=hint)
+    return CacheError(f"{path} cannot be read or written: {reason}.", hint=hint)
 
 
 def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
-    path.touch(mode=0o600)  # for its owner alone; SQLite gives its other files the same permissions
+    path.touch(mode=0o600)  # SQLite gives its other files the same permissions
     log = Path(f"{path}-wal")
     if path.stat().st_size == 0 and log.exists() and log.stat().st_size:
-        raise _Damaged("it is empty, and its log is not")  # SQLite would take it for a new file and delete the log
+        raise _Damaged("it is empty, but its log is not")  # SQLite would treat it as a new file and delete the log
     db = sqlite3.connect(path, timeout=wait_s, isolation_level=None)
     try:
         if _version(db) > _VERSION:
@@ -137,13 +139,13 @@ def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
     return db
 
 
-def _code(error: BaseException) -> int:
-    """SQLite's code of an error without its details; 0 where it has none."""
+def _error_code(error: BaseException) -> int:
+    """SQLite's primary result code of an error; 0 without one."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _is_damage(error: BaseException) -> bool:
-    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -151,15 +153,15 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 @contextmanager
-def _alone(path: Path, wait_s: float) -> Iterator[None]:
-    """Hold a lock among processes that open the same file: one of them makes it or sets it aside."""
+def _lock(path: Path, wait_s: float) -> Iterator[None]:
+    """Hold the lock under which one process creates the file or sets it aside."""
     with closing(sqlite3.connect(f"{path}.lock", timeout=wait_s, isolation_level=None)) as lock:
         lock.execute("BEGIN EXCLUSIVE")
         yield
 
 
 def _set_aside(path: Path) -> Path:
-    """Move the file and SQLite's files beside it to the first free name."""
+    """Rename the file and SQLite's files of it to the first free name."""
     number = 1
     while (moved := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

@@ -1,4 +1,4 @@
-"""What a stored conversation is: values as read, which do not follow later changes."""
+"""Conversations and turns as immutable values; they do not follow later changes of the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Role = Literal["user", "assistant"]
 Spans = Sequence[Sequence[Any]]
-"""Where the parts of a text came from, in the caller's terms: short lists of JSON values."""
+"""The origin of the parts of a text: short lists of JSON values that the caller defines."""
 
 UNTITLED = "Untitled"
 _TITLE_LENGTH = 60
@@ -18,8 +18,8 @@ _TITLE_LENGTH = 60
 class Conversation:
     """A tree of turns with its settings; times in seconds since 1970.
 
-    `title` is taken from the first user message until the conversation is `renamed`. `leaf` is the id of the turn at
-    which it goes on, None before the first.
+    `title` comes from the first user message until the conversation is `renamed`. `leaf` is the id of the last turn of
+    the current branch, None before the first.
     """
 
     id: int
@@ -36,7 +36,7 @@ class Conversation:
 class Turn:
     """One message. `parent` is the id of the turn before, None for the first; turns of one parent are branches.
 
-    `settings` and `metrics` are JSON objects. What is not `finished` is being generated, or was when its process ended.
+    `settings` and `metrics` are JSON objects. A turn that is not `finished` is being generated, or its process ended.
     """
 
     id: int
@@ -53,12 +53,12 @@ class Turn:
 
 
 def drop_surrogates(text: str) -> str:
-    """`text` without lone surrogates, which a terminal can produce and UTF-8 cannot hold."""
+    """`text` without lone surrogates, which terminals can produce and UTF-8 cannot encode."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def make_title(text: str) -> str:
-    """A short line for lists: the first line that says something, printable, cut at a word."""
+    """A short title: the first line with text, printable, cut at a word."""
     for line in text.splitlines():
         words = "".join(c if c.isprintable() else " " for c in line).split()
         if title := " ".join(words):

@@ -1,4 +1,4 @@
-"""Rows of the database as conversations and turns, and back."""
+"""Conversion between database rows and conversations and turns."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def read_conversation(row: tuple[Any, ...]) -> Conversation:
 def read_turn(row: tuple[Any, ...]) -> Turn:
     """A row of SELECT_TURN."""
     id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
-    values = _read(spans, []), _read(settings, {}), _read(metrics, {})
+    values = _parse(spans, []), _parse(settings, {}), _parse(metrics, {})
     return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
 
 
 def to_row(turn: Turn) -> tuple[Any, ...]:
-    """What INSERT_TURN takes. Raises ValueError or TypeError for what is not JSON."""
+    """The values for INSERT_TURN. Raises ValueError or TypeError for values that are not JSON."""
     texts = (turn.role, drop_surrogates(turn.text), drop_surrogates(turn.reasoning))
     values = (to_column(turn.spans), to_column(turn.settings), to_column(turn.metrics))
     return turn.conversation, turn.parent, *texts, *values, turn.finished, turn.created
 
 
 def to_column(value: Any) -> str:
-    """JSON. Raises ValueError or TypeError for what is not JSON."""
+    """`value` as JSON text. Raises ValueError or TypeError for values that are not JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _read(text: str, default: Any) -> Any:
-    """A JSON value, or `default` for one that a disk has damaged."""
+def _parse(text: str, default: Any) -> Any:
+    """A JSON value, or `default` for damaged text."""
     try:
         return json.loads(text)
     except ValueError:

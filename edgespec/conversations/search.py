@@ -1,4 +1,4 @@
-"""Searching for words in texts: the rule, and the line shown of what it finds."""
+"""Word search in texts: the matching rule and the snippets of matches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from edgespec.conversations.model import Conversation, drop_surrogates
 
-_BEFORE, _AFTER = 30, 60  # characters of a snippet around what was found
+_BEFORE, _AFTER = 30, 60  # characters of a snippet around a match
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A conversation with the newest turn that matches, or None where its title does; `snippet` is one line."""
+    """A conversation with its newest matching turn, or None if only the title matches; `snippet` is one line."""
 
     conversation: Conversation
     turn: int | None
@@ -20,19 +20,19 @@ class SearchHit:
 
 
 def split_words(query: str) -> list[str]:
-    """The folded words of what a user typed."""
-    return _folded(drop_surrogates(query)).split()
+    """The case-folded words of a query."""
+    return _fold(drop_surrogates(query)).split()
 
 
 def matches(text: str, words: list[str]) -> bool:
-    """Whether every one of `words` occurs in `text`, at whatever place of a word."""
-    text = _folded(text)
+    """Whether each of `words` occurs in `text`, also inside of words."""
+    text = _fold(text)
     return all(word in text for word in words)
 
 
 def snippet(text: str, words: list[str]) -> str:
-    """The part of a text that matches around the first of `words`, on one printable line."""
-    low = _folded(text)
+    """The part of a matching text around the first match, on one printable line."""
+    low = _fold(text)
     text = unicodedata.normalize("NFC", text)
     origins = [at for at, character in enumerate(text) for _ in character.casefold()]
     at = origins[min(low.find(word) for word in words)]
@@ -41,6 +41,6 @@ def snippet(text: str, words: list[str]) -> str:
     return ("…" if start else "") + " ".join(shown.split()) + ("…" if end < len(text) else "")
 
 
-def _folded(text: str) -> str:
-    """`text` without differences of case and composition."""
+def _fold(text: str) -> str:
+    """`text` with case and Unicode composition normalized."""
     return unicodedata.normalize("NFC", text).casefold()

@@ -1,4 +1,4 @@
-"""Conversations in their file: each call is one short transaction, so that several processes may work at once."""
+"""The store of conversations. Each call is one short transaction, so several processes can share the file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LISTED = (
 
 
 class Store:
-    """The conversations of one file, for the thread that opened it.
+    """The conversations of one file; only the thread that opened it may use it.
 
-    Every method raises CacheError where the file cannot be read or written, or what it is about is no longer there:
-    then nothing has changed, and the caller may go on without saving. `notice` is a sentence about a damaged file that
-    was set aside at opening, else None.
+    Every method raises CacheError if the file cannot be read or written, or if its conversation or turn was removed;
+    nothing changes then, and the caller can continue without saving. `notice` is a sentence about a damaged file that
+    `open` set aside, else None.
     """
 
     def __init__(self, db: sqlite3.Connection, path: Path, notice: str | None) -> None:
@@ -45,9 +45,9 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | None = None, *, wait_s: float = 3.0) -> Self:
-        """The file at `path`, by default conversations.db in `folder()`; locks of others are waited for `wait_s`.
+        """The file at `path`, by default conversations.db in `data_folder()`; waits up to `wait_s` for locks.
 
-        A damaged file is set aside for a new one. Raises CacheError.
+        Replaces a damaged file by a new one and keeps the old under another name. Raises CacheError.
         """
         path = path or data_folder() / "conversations.db"
         db, notice = open_database(path, wait_s)
@@ -55,7 +55,7 @@ class Store:
 
     @classmethod
     def in_memory(cls) -> Self:
-        """A store that keeps nothing, for going on where none can be opened."""
+        """A store in memory, for use if no file can be opened."""
         db = sqlite3.connect(":memory:", isolation_level=None)
         prepare(db)
         return cls(db, Path(":memory:"), None)
@@ -64,9 +64,9 @@ class Store:
         self._db.close()
 
     def new(self, model: str, system: str | None = None) -> Conversation:
-        """A conversation without turns, which no list shows before its first."""
+        """Create a conversation without turns; lists show it from its first turn on."""
         now = time.time()
-        with self._writing():
+        with self._transaction():
             row = self._db.execute(
                 "INSERT INTO conversations (model, system, created, changed) VALUES (?, ?, ?, ?)",
                 (drop_surrogates(model), None if system is None else drop_surrogates(system), now, now),
@@ -91,14 +91,14 @@ class Store:
         now = time.time()
         after = parent.id if parent else None
         turn = Turn(0, conversation.id, after, role, text, "", [], settings or {}, {}, role == "user", now)
-        with self._writing():
+        with self._transaction():
             self._conversation(conversation.id)
             id = self._insert_turn(turn)
             self._db.execute("UPDATE conversations SET leaf = ?, changed = ? WHERE id = ?", (id, now, conversation.id))
             return self._turn(id)
 
     def grow(self, turn: Turn, text: str, reasoning: str = "", spans: Spans = ()) -> Turn:
-        """Rewrite a turn that is being generated; what was written survives the end of the process.
+        """Save the text of a turn that is being generated, so that it survives the end of the process.
 
         Raises ValueError or TypeError for spans that are not JSON.
         """
@@ -112,14 +112,14 @@ class Store:
         spans: Spans = (),
         metrics: Mapping[str, Any] | None = None,
     ) -> Turn:
-        """Rewrite a turn for the last time; later calls for it raise CacheError.
+        """Save the final text of a turn; later calls for it raise CacheError.
 
         Raises ValueError or TypeError for spans or metrics that are not JSON.
         """
         return self._rewrite(turn, text, reasoning, spans, metrics or {}, finished=True)
 
     def path(self, leaf: Turn | int | None) -> list[Turn]:
-        """The turns from the first to `leaf`, a turn or its id; none for None or one that is not there."""
+        """The turns from the first to `leaf`, a turn or its id; empty for None or an unknown id."""
         query = (
             "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM turns WHERE id = ?"
             " UNION SELECT turns.id, turns.parent FROM turns JOIN up ON turns.id = up.parent)"
@@ -128,16 +128,16 @@ class Store:
         return self._turns(query, leaf.id if isinstance(leaf, Turn) else leaf)
 
     def turns(self, conversation: Conversation) -> list[Turn]:
-        """Every turn of every branch, parents first."""
+        """All turns of all branches, parents first."""
         return self._turns(f"{SELECT_TURN} WHERE conversation = ? ORDER BY id", conversation.id)
 
     def siblings(self, turn: Turn) -> list[Turn]:
-        """The branches of which `turn` is one, itself among them, oldest first."""
+        """The turns with the same parent, including `turn`, oldest first."""
         query = f"{SELECT_TURN} WHERE conversation = ? AND parent IS ? ORDER BY id"
         return self._turns(query, turn.conversation, turn.parent)
 
     def newest_leaf(self, turn: Turn) -> Turn:
-        """Where the branch that `turn` begins was last gone on with; `turn` itself where nothing follows it."""
+        """The newest descendant of `turn`, or `turn` itself without one."""
         query = (
             "WITH RECURSIVE below (id) AS (SELECT ? UNION SELECT turns.id FROM turns JOIN below ON parent = below.id)"
             f" {SELECT_TURN} WHERE id = (SELECT max(id) FROM below)"
@@ -146,13 +146,13 @@ class Store:
         return found[0] if found else turn
 
     def select(self, conversation: Conversation, leaf: Turn | None) -> Conversation:
-        """Go on at `leaf`, from the start for None. Raises ValueError for a turn of another conversation."""
+        """Make `leaf` the end of the current branch; None is the start. Raises ValueError for another's turn."""
         if leaf and leaf.conversation != conversation.id:
             raise ValueError(f"turn {leaf.id} is not of conversation {conversation.id}")
         return self._change(conversation, "leaf", leaf.id if leaf else None)
 
     def rename(self, conversation: Conversation, title: str) -> Conversation:
-        """Give it a title, as one short line; an empty one takes it from the first message again."""
+        """Set the title, shortened to one line; an empty one restores the title from the first message."""
         return self._change(conversation, "name", make_title(drop_surrogates(title)) if title.strip() else None)
 
     def set_system(self, conversation: Conversation, system: str | None) -> Conversation:
@@ -162,34 +162,34 @@ class Store:
         return self._change(conversation, "model", drop_surrogates(model))
 
     def remove(self, conversation: Conversation) -> None:
-        """Delete a conversation with all its branches; nothing where it is gone already."""
-        with self._writing():
+        """Delete a conversation with all its branches; does nothing if it no longer exists."""
+        with self._transaction():
             self._db.execute("DELETE FROM turns WHERE conversation = ?", (conversation.id,))
             self._db.execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
 
     def resume(self, id: int) -> Conversation:
-        """The conversation as it is now. Raises InvalidRequest for an id that is not there."""
-        with self._explained():
+        """Read a conversation. Raises InvalidRequest for an unknown id."""
+        with self._map_errors():
             if 0 < id < 2**63:
                 for found in self._conversations("WHERE id = ?", id):
                     return found
-        raise InvalidRequest(f"there is no conversation {id}.", hint="Choose one of the list of conversations.")
+        raise InvalidRequest(f"there is no conversation {id}.", hint="/history lists the conversations.")
 
     def recent(self, limit: int = 50) -> list[Conversation]:
-        """The conversations that have turns, the last changed first."""
-        with self._explained():
+        """The conversations that have turns, most recently changed first."""
+        with self._map_errors():
             return list(self._conversations(_LISTED, limit))
 
     def search(self, text: str, limit: int = 50) -> list[SearchHit]:
-        """The conversations whose title or one of whose turns has all the words of `text`, the last changed first.
+        """The conversations whose title or one turn contains all words of `text`, most recently changed first.
 
-        Words are found inside longer ones, whatever their case; reasoning is not searched.
+        Also matches inside of words and ignores case; reasoning is not searched.
         """
         words = split_words(text)
         found: list[SearchHit] = []
         if not words:
             return found
-        with self._explained():
+        with self._map_errors():
             for conversation in self._conversations(_LISTED, -1):
                 rows = self._db.execute(
                     "SELECT id, text FROM turns WHERE conversation = ? ORDER BY id DESC", (conversation.id,)
@@ -202,11 +202,11 @@ class Store:
         return found
 
     def insert(self, conversation: Conversation, turns: Iterable[Turn]) -> Conversation:
-        """Add a conversation read elsewhere, parents before their children; it and its turns get ids of their own.
+        """Add an imported conversation with new ids; parents come before their children in `turns`.
 
-        Raises KeyError for a parent or leaf that is none of `turns`.
+        Raises KeyError for a parent or leaf that is not one of `turns`.
         """
-        with self._writing():
+        with self._transaction():
             name = make_title(drop_surrogates(conversation.title)) if conversation.renamed else None
             system = None if conversation.system is None else drop_surrogates(conversation.system)
             row = self._db.execute(
@@ -221,7 +221,7 @@ class Store:
             return self._conversation(row.lastrowid)
 
     def _insert_turn(self, turn: Turn) -> int:
-        """Add a turn under an id of its own, which is returned."""
+        """Insert a turn and return its new id."""
         id = self._db.execute(INSERT_TURN, to_row(turn)).lastrowid
         assert id is not None
         return id
@@ -230,9 +230,9 @@ class Store:
         self, turn: Turn, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any], *, finished: bool
     ) -> Turn:
         values = (drop_surrogates(text), drop_surrogates(reasoning), to_column(spans), to_column(metrics), finished)
-        with self._writing():
+        with self._transaction():
             if self._turn(turn.id).finished:
-                raise CacheError(f"turn {turn.id} is finished already.", hint="Add another one beside it.")
+                raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
             self._db.execute(
                 "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",
                 (*values, turn.id),
@@ -241,7 +241,7 @@ class Store:
             return self._turn(turn.id)
 
     def _change(self, conversation: Conversation, column: str, value: str | int | None) -> Conversation:
-        with self._writing():
+        with self._transaction():
             self._db.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", (value, conversation.id))
             return self._conversation(conversation.id)
 
@@ -252,21 +252,21 @@ class Store:
     def _conversation(self, id: int | None) -> Conversation:
         for found in self._conversations("WHERE id = ?", id):
             return found
-        raise CacheError(f"conversation {id} has been removed.", hint="Begin a new one.")
+        raise CacheError(f"conversation {id} has been removed.", hint="Start a new conversation.")
 
     def _turns(self, query: str, *values: Any) -> list[Turn]:
-        with self._explained():
+        with self._map_errors():
             return [read_turn(row) for row in self._db.execute(query, values).fetchall()]
 
     def _turn(self, id: int) -> Turn:
         for found in self._turns(f"{SELECT_TURN} WHERE id = ?", id):
             return found
-        raise CacheError(f"turn {id} has been removed with its conversation.", hint="Begin a new one.")
+        raise CacheError(f"turn {id} has been removed with its conversation.", hint="Start a new conversation.")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction; nothing of it stays if the body fails."""
-        with self._explained():
+    def _transaction(self) -> Iterator[None]:
+        """One transaction, rolled back if the body fails."""
+        with self._map_errors():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
@@ -276,8 +276,8 @@ class Store:
                     self._db.execute("ROLLBACK")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of the file as CacheError; those of the caller, such as another thread, as they are."""
+    def _map_errors(self) -> Iterator[None]:
+        """Raise errors of the file as CacheError; errors of the caller, such as a wrong thread, pass through."""
         try:
             yield
         except sqlite3.ProgrammingError:

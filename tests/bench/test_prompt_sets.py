@@ -160,7 +160,7 @@ def test_bad_line_is_named(tmp_path: Path, line: str, fault: str) -> None:
 
 def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, '{"prompt": "a", "id": 2}\n{"prompt": "b"}\n')
-    assert refusal(path).message == f"{path}, line 2 has the id '2' of line 1."
+    assert refusal(path).message == f"{path}, line 2 has the same id '2' as line 1."
 
 
 def test_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["", "\n \n", "\ufeff"])
 def test_file_without_prompts_is_refused(tmp_path: Path, data: str) -> None:
     path = written(tmp_path, data)
-    assert refusal(path).message == f"{path} holds no prompts."
+    assert refusal(path).message == f"{path} contains no prompts."
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_mistakes_are_told_and_the_chat_goes_on(cli: Cli, tmp_path: Path) -> Non
     assert done.returncode == 0
     for told in (
         "/nonsense",
-        "is a number",
+        "must be a number",
         "no setting",
         "max_tokens must",
         "/save needs FILE",

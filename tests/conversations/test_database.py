@@ -123,8 +123,8 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
     before = path.read_bytes()
     store = Store.open(path)
     assert store.notice
-    assert store.notice.startswith(f"{path} was damaged (")
-    assert store.notice.endswith("): it is now conversations.db.damaged-1, and a new file was begun.")
+    assert store.notice.startswith(f"{path} is damaged (")
+    assert store.notice.endswith("). It is renamed to conversations.db.damaged-1, and a new file is used.")
     assert "\n" not in store.notice
     assert store.recent() == []
     assert works(store)

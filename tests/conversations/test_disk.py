@@ -77,7 +77,7 @@ def test_a_locked_file_is_explained(path: Path) -> None:
     assert holder.stdout and holder.stdout.readline() == "held\n"
     with pytest.raises(CacheError, match="is locked by another process") as caught:
         Store.open(path, wait_s=0.05)
-    assert "Wait for it or end it" in caught.value.hint
+    assert "Wait for it or stop it" in caught.value.hint
     outcome(holder)
     store = Store.open(path)
     assert (store.notice, len(store.recent())) == (None, 1)

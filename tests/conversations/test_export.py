@@ -184,9 +184,9 @@ for _ in range(20):
         ("system", 3, "'system' is not text or null"),
         ("leaf", "1", "'leaf' is not a whole number or null"),
         ("leaf", True, "'leaf' is not a whole number or null"),
-        ("leaf", 99, "the leaf 99 is none of its turns"),
+        ("leaf", 99, "the leaf 99 is not one of its turns"),
         ("created", "now", "'created' is not a whole number or a number"),
-        ("changed", 10**400, "'changed' has a number too large"),
+        ("changed", 10**400, "'changed' contains too large a number"),
     ],
 )
 def test_a_malformed_conversation_is_refused(store: Store, key: str, value: Any, wrong: str) -> None:
@@ -201,11 +201,11 @@ def test_a_malformed_conversation_is_refused(store: Store, key: str, value: Any,
         ("id", ..., "'id' is missing"),
         ("id", 1.0, "'id' is not a whole number"),
         ("id", False, "'id' is not a whole number"),
-        ("id", 1, "the id 1 is there twice"),
-        ("id", 10**400, "'id' has a number too large"),
+        ("id", 1, "the id 1 occurs twice"),
+        ("id", 10**400, "'id' contains too large a number"),
         ("parent", ..., "'parent' is missing"),
-        ("parent", 2, "the parent 2 is no turn before it"),
-        ("parent", 3, "the parent 3 is no turn before it"),
+        ("parent", 2, "the parent 2 is not an earlier turn"),
+        ("parent", 3, "the parent 3 is not an earlier turn"),
         ("parent", "1", "'parent' is not a whole number or null"),
         ("role", "system", "the role is neither user nor assistant"),
         ("role", None, "'role' is not text"),
@@ -213,9 +213,9 @@ def test_a_malformed_conversation_is_refused(store: Store, key: str, value: Any,
         ("reasoning", None, "'reasoning' is not text"),
         ("spans", {}, "'spans' is not a list"),
         ("spans", ["a"], "'spans' is not a list of lists"),
-        ("spans", [DEEP], "'spans' has a number too large, or is nested too deep"),
+        ("spans", [DEEP], "'spans' contains too large a number or is nested too deeply"),
         ("settings", [], "'settings' is not an object"),
-        ("settings", {"a": {"b": 10**400}}, "'settings' has a number too large"),
+        ("settings", {"a": {"b": 10**400}}, "'settings' contains too large a number"),
         ("metrics", None, "'metrics' is not an object"),
         ("finished", 0, "'finished' is not true or false"),
         ("created", None, "'created' is not a whole number or a number"),
@@ -232,7 +232,7 @@ def test_a_malformed_turn_is_refused(store: Store, key: str, value: Any, wrong: 
     [
         ("", "it is not JSON: Expecting value"),
         ("{", "it is not JSON"),
-        ('{"a": NaN}', "it is not JSON: NaN is no number"),
+        ('{"a": NaN}', "it is not JSON: NaN is not a number"),
         ('{"a": ' + "9" * 5000 + "}", "it is not JSON: Exceeds the limit"),
         ("[" * 200_000, "it is not JSON: maximum recursion depth"),
         ("[]", "'edgespec_conversation' is missing"),
@@ -248,7 +248,7 @@ def test_what_is_no_conversation_is_refused(text: str, wrong: str) -> None:
 
 def test_a_number_that_json_makes_infinite_is_refused(store: Store) -> None:
     text = to_json(store, example(store)).replace('"seed": 1', '"seed": 1e999')
-    with pytest.raises(InvalidRequest, match="turn 2 of 'turns': 'settings' has a number too large"):
+    with pytest.raises(InvalidRequest, match="turn 2 of 'turns': 'settings' contains too large a number"):
         from_json(text)
 
 
