@@ -1,0 +1,45 @@
+"""Messages between a process and the engine process that it started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.service.client import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream."""
+
+    number: int
+    method: str = ""
+    arguments: tuple[Any, ...] = ()
+    has_reporter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of a stream; `end` where they are its last."""
+
+    number: int
+    events: list[Any]
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A call of the Reporter."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """`model_info` is left out where it has not changed since the last end."""
+
+    error: BaseException | None
+    model_info: ModelInfo | None
+    is_model_info_new: bool
