@@ -10,11 +10,6 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 MAX_FUNCTION_LINES = 60
 MAX_CLASS_ATTRIBUTES = 12
-# Name -> why it may be larger.
-LONG_FUNCTIONS = {
-}
-WIDE_CLASSES = {
-}
 
 
 def definitions() -> Iterator[tuple[str, ast.AST]]:
@@ -38,13 +33,13 @@ def test_functions_fit_on_a_screen() -> None:
         if not isinstance(node, ast.ClassDef) and isinstance(node, ast.stmt) and node.end_lineno is not None
     }
     long = {name: count for name, count in lines.items() if count > MAX_FUNCTION_LINES}
-    assert long.keys() == LONG_FUNCTIONS.keys(), long
+    assert not long
 
 
 def test_classes_have_few_attributes() -> None:
     counts = {name: len(attributes(node)) for name, node in definitions() if isinstance(node, ast.ClassDef)}
     wide = {name: count for name, count in counts.items() if count > MAX_CLASS_ATTRIBUTES}
-    assert wide.keys() == WIDE_CLASSES.keys(), wide
+    assert not wide
 
 
 def test_the_core_is_formatted_throughout() -> None:
