@@ -1,10 +1,10 @@
-"""The controller of a fixed draft length, and the switch that pauses any controller."""
+"""The controller of a fixed draft length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Drafter, Step, Verdict
+from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Drafter, Step, Verdict
 from edgespec.core.scores import Scores
 
 
@@ -38,43 +38,3 @@ class FixedLength:
 
     def end(self) -> None:
         """Keeps nothing."""
-
-
-class Switchable:
-    """Another controller, whose limit is zero while `is_paused` returns true; it still follows the text.
-
-    `is_paused` must not depend on sampled tokens, so that the output keeps the target's distribution.
-    """
-
-    def __init__(self, controller: Controller, is_paused: Callable[[], bool]) -> None:
-        self._controller = controller
-        self._is_paused = is_paused
-        self.decision = controller.decision
-
-    @property
-    def expects_plain(self) -> bool:
-        return self._is_paused() or self._controller.expects_plain
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._controller.begin(prompt, scores)
-
-    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        is_paused = self._is_paused()
-        draft = self._controller.propose(tokens, Budget(0, 0) if is_paused else limit)
-        self.decision = Decision("none", "speculation is switched off") if is_paused else self._controller.decision
-        return draft
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self._controller.observe(verdict, scores)
-
-    def record(self, step: Step) -> None:
-        self._controller.record(step)
-
-    def set_phase(self, phase: str) -> None:
-        self._controller.set_phase(phase)
-
-    def warning(self) -> str | None:
-        return self._controller.warning()
-
-    def end(self) -> None:
-        self._controller.end()

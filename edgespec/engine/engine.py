@@ -10,9 +10,9 @@ from typing import Any
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import SelfDraftModel
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.fixed import Switchable
 from edgespec.controller.profiler import measure
 from edgespec.controller.stats import DraftStats
+from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled, Controller, Session, Verifier
 from edgespec.core.sampling import Sampler
@@ -20,7 +20,7 @@ from edgespec.engine.drafting import Speculation, autopilot_for, fixed_for, veri
 from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.session_pool import Slot, SlotPool
-from edgespec.engine.structured_output import GrammarCompiler, GrammarMask, JumpForward
+from edgespec.engine.structured_output import GrammarCompiler, GrammarMask
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt

@@ -7,7 +7,7 @@ the grammar has probability zero and is never accepted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,7 @@ import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Budget, Controller, Decision, Draft, Step, Verdict
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
-from edgespec.core.scores import Scores
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
@@ -30,7 +28,6 @@ _MAX_SCHEMA = 2**18  # characters
 _MAX_DEPTH = 64
 _WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
 _MAX_REPEATS = 16  # of the alternatives of a repeated structure
-_MAX_FORCED = 16  # tokens of one jump-forward draft
 _END_WINDOW = 16  # tokens in which the end of the reasoning may be spelled
 _EVERYTHING = 2**40
 
@@ -240,59 +237,6 @@ class GrammarMask:
             raise InvalidRequest(
                 f"the answer's structure is too complex to follow: {reason}.", hint="Simplify the schema."
             )
-
-
-class JumpForward:
-    """Another controller, except where the grammar forces the next tokens: those are the draft, without a drafter
-    (SGLang: jump-forward; llguidance: fast-forward tokens).
-
-    As many are drafted as give the most tokens/s by `seconds`, the cost of a forward by its rows.
-    """
-
-    def __init__(
-        self,
-        controller: Controller,
-        forced: Callable[[Sequence[int]], list[int]],
-        seconds: Callable[[int], float],
-    ) -> None:
-        self._controller = controller
-        self._forced = forced
-        self._seconds = seconds
-        self._is_forced = False
-        self.decision = controller.decision
-        self.expects_plain = False
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._controller.begin(prompt, scores)
-
-    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        forced = self._forced(tokens)[: min(_MAX_FORCED, limit.depth, limit.nodes)]
-        forced = forced[: max(range(len(forced) + 1), key=lambda n: (n + 1) / self._seconds(n + 1))]
-        self._is_forced = len(forced) > 0
-        if not self._is_forced:
-            draft = self._controller.propose(tokens, limit)
-            self.decision = self._controller.decision
-            return draft
-        self._controller.propose(tokens, Budget(0, 0))
-        self.decision = Decision("structure", "the grammar forces these tokens", len(forced) + 1.0)
-        return Draft.chain(forced)
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        if not self._is_forced:
-            self._controller.observe(verdict, scores)
-
-    def record(self, step: Step) -> None:
-        if not self._is_forced:
-            self._controller.record(step)
-
-    def set_phase(self, phase: str) -> None:
-        self._controller.set_phase(phase)
-
-    def warning(self) -> str | None:
-        return self._controller.warning()
-
-    def end(self) -> None:
-        self._controller.end()
 
 
 def is_shallow(value: object, depth: int) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
-from edgespec.controller.fixed import FixedLength, Switchable
+from edgespec.controller.fixed import FixedLength
+from edgespec.controller.wrappers import Switchable
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Draft, Step, Verdict
 from edgespec.core.scores import Scores
