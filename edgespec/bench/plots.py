@@ -48,14 +48,14 @@ class Plot:
     def line(self, points: Iterable[tuple[float, float]], color: str, width: float, dash: str = "none") -> None:
         """Connect data points."""
         path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
-        SubElement(self._svg, "path", d=path, style=f"fill: none; stroke: var(--{color}); stroke-width: {width};"
-                   f" stroke-dasharray: {dash}")  # fmt: skip
+        stroke = f"stroke: var(--{color}); stroke-width: {width}; stroke-dasharray: {dash}"
+        SubElement(self._svg, "path", d=path, style=f"fill: none; {stroke}")
 
     def bar(self, length: float, row: float, color: str) -> None:
         """A horizontal bar from 0 to `length`, 0.62 rows high, centered at `row`."""
         (x, top), (end, bottom) = self.at(0, row - 0.31), self.at(length, row + 0.31)
-        SubElement(self._svg, "rect", x=f"{x:.1f}", y=f"{top:.1f}", width=f"{end - x:.1f}",
-                   height=f"{bottom - top:.1f}", style=f"fill: var(--{color})")  # fmt: skip
+        size = {"width": f"{end - x:.1f}", "height": f"{bottom - top:.1f}"}
+        SubElement(self._svg, "rect", size, x=f"{x:.1f}", y=f"{top:.1f}", style=f"fill: var(--{color})")
 
     def dot(self, x: float, y: float, color: str) -> None:
         """A translucent dot at a data point."""

@@ -108,13 +108,7 @@ class Bench:
                 return
 
     def _converse(
-        self,
-        session: Session,
-        arm: Arm,
-        prompt: BenchPrompt,
-        temperature: float,
-        repeat: int,
-        check: CheckCancelled,
+        self, session: Session, arm: Arm, prompt: BenchPrompt, temperature: float, repeat: int, check: CheckCancelled
     ) -> Iterator[dict[str, Any]]:
         """Run all turns of a conversation; yields a record for each."""
         engine = self.engine

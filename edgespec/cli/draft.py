@@ -36,9 +36,7 @@ def draft_command() -> None:
 @click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
-def build_command(
-    model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any
-) -> None:  # fmt: skip
+def build_command(model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:
     """Find the best self-draft of REF and remember it for `--draft auto`.
 
     Makes low-bit copies, searches for layers to skip, and measures each candidate and the paired draft model. Ctrl-C

@@ -57,8 +57,14 @@ def _configure_codex(server: _Server) -> tuple[str, str]:
 
 
 def _configure_continue(server: _Server) -> tuple[str, str]:
-    model = {"name": f"edgespec {server.model}", "provider": "openai", "model": server.model, "apiBase": server.v1,
-             "apiKey": server.key, "roles": ["chat", "edit", "apply"]}  # fmt: skip
+    model = {
+        "name": f"edgespec {server.model}",
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.v1,
+        "apiKey": server.key,
+        "roles": ["chat", "edit", "apply"],
+    }
     config = {"name": "edgespec", "version": "1.0.0", "schema": "v1", "models": [model]}
     return "~/.continue/config.yaml (YAML reads JSON)", _format_json(config)
 

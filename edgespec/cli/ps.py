@@ -80,7 +80,6 @@ def http_json(
     if response.status_code != 200:
         message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
         raise InvalidRequest(
-            f"the server rejects the request: {message or response.status_code}",
-            hint="`edgespec ps` lists its models.",
+            f"the server rejects the request: {message or response.status_code}", hint="`edgespec ps` lists its models."
         )
     return answer

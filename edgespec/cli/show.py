@@ -29,7 +29,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.hub.hub import Hub
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
-    from edgespec.registry.resolve import resolve_pair, read_metadata
+    from edgespec.registry.resolve import read_metadata, resolve_pair
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 

@@ -105,9 +105,18 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
     acceptance = resolved.acceptance if draft is not None and draft.reference == resolved.draft else None
     return Plan(
-        resolved.name, backend, resolved.target, draft, self_draft, kind, options, resolved.sampling, facts, fit,
+        resolved.name,
+        backend,
+        resolved.target,
+        draft,
+        self_draft,
+        kind,
+        options,
+        resolved.sampling,
+        facts,
+        fit,
         acceptance,
-    )  # fmt: skip
+    )
 
 
 def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
@@ -203,9 +212,15 @@ def _check_memory(
 
     def check(with_draft: ModelMetadata | None) -> Fit:
         return check_fit(
-            target, with_draft, context=context, memory=memory, kv_type=kv_type, caches=options.caches,
-            together=together, force=request.force,
-        )  # fmt: skip
+            target,
+            with_draft,
+            context=context,
+            memory=memory,
+            kv_type=kv_type,
+            caches=options.caches,
+            together=together,
+            force=request.force,
+        )
 
     try:
         return draft, check(draft.metadata if draft else None)

@@ -186,7 +186,8 @@ def test_set() -> None:
         for line in ("/set", "/show"):
             await chat.hears(line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, system Be brief.")
         before = (state.sampling, state.seed, state.max_tokens)
-        for wrong, said in (("temperature warm", "must be a number"), ("temperature", "must be a number"), ("top_p 2", "be"),
+        for wrong, said in (("temperature warm", "must be a number"), ("temperature", "must be a number"),
+                            ("top_p 2", "be"),
                             ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
                             ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
             await chat.errs(f"/set {wrong}", said)
