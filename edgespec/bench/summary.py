@@ -109,7 +109,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        return "Warm: earlier texts are looked up in" if self.warm else "Cold: lookups see the present text alone"
+        return "Warm: n-gram lookup in all texts" if self.warm else "Cold: n-gram lookup in the current text only"
 
     def by_category(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.temperature is None]
