@@ -21,7 +21,6 @@ class BigramDrafter:
     """Proposes what followed the last two tokens when they occurred before."""
 
     name = "bigram"
-    hidden_layers: frozenset[int] = frozenset()  # of the target, whose features a trained head would read
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         self._follower: dict[tuple[int, ...], int] = {}

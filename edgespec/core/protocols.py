@@ -91,14 +91,12 @@ class Capabilities:
     vocab_size     V, the number of scores in a row
     context_size   tokens that the KV cache holds
     tree           whether forward() takes trees
-    hidden_layers  layers whose features `Scores.hidden` can return
     shares_kv      whether this is a draft session on another session's KV cache; it need not read that session's tokens
     """
 
     vocab_size: int
     context_size: int
     tree: bool
-    hidden_layers: frozenset[int]
     shares_kv: bool = False
 
 
@@ -173,9 +171,6 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def hidden_layers(self) -> frozenset[int]: ...
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None:
         """A generation begins; `scores` are the target's for the last prompt token."""

@@ -44,9 +44,6 @@ class Scores(Protocol):
     def logits(self, row: int) -> Logits:
         """[V] raw logits of one row; a view that the caller must not write to."""
 
-    def hidden(self) -> object:
-        """Features for trained draft heads, or None."""
-
 
 class HostScores:
     """Scores over `rows` of logits, n x [V], that are in host memory and not overwritten."""
@@ -65,6 +62,3 @@ class HostScores:
 
     def logits(self, row: int) -> Logits:
         return self._rows[row]
-
-    def hidden(self) -> object:
-        return None

@@ -204,7 +204,6 @@ class ModelDrafter:
     """Drafts of a fixed budget, on a session of a model with the target's vocabulary (registry.tokenizer_compat)."""
 
     name = "model"
-    hidden_layers: frozenset[int] = frozenset()
 
     def __init__(self, session: Session, vocab_size: int, choice: GreedyChoice | SampledChoice) -> None:
         """`vocab_size` is the target's; the draft model may have more or fewer padding ids at the end."""

@@ -106,7 +106,6 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    hidden_layers: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self._lookup = SuffixLookup()

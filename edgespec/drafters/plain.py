@@ -10,7 +10,6 @@ from edgespec.core.scores import Scores
 
 class PlainDrafter:
     name = "none"
-    hidden_layers: frozenset[int] = frozenset()
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
 

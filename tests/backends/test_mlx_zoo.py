@@ -63,7 +63,7 @@ def test_class(name: str) -> None:
 
 def check_rollback(open_runner: Callable[[], ModelRunner], found: ProbeResult) -> None:
     """Drafts accepted in part, as chains and trees, each followed by the scores of a fresh session."""
-    capabilities = Capabilities(VOCABULARY, 256, found.tree_layout is not None, frozenset())
+    capabilities = Capabilities(VOCABULARY, 256, found.tree_layout is not None)
 
     def fresh() -> MlxSession:
         return MlxSession(open_runner, found.tree_layout, capabilities, lambda: None)

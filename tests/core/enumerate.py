@@ -140,9 +140,6 @@ class Rows:
         path = path_to(self.draft, row - 1)
         return self.target.logits((*PROMPT, *self.draft.tokens[list(path)].tolist()))
 
-    def hidden(self) -> object:
-        return None
-
 
 Rule = Callable[[Target, RandomSource], Verifier]
 Drafting = Callable[[Enumerated], Draft]

@@ -38,7 +38,6 @@ class Fixed:
     draft: Draft
 
     name = "fixed"
-    hidden_layers: frozenset[int] = frozenset()
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
 
@@ -58,7 +57,6 @@ class Drawn:
     eager: bool
 
     name = "drawn"
-    hidden_layers: frozenset[int] = frozenset()
 
     def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
 

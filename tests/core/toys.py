@@ -76,7 +76,6 @@ class GuessingDrafter:
     """
 
     name = "guess"
-    hidden_layers: frozenset[int] = frozenset()
 
     def __init__(self, rng: Rng, vocab_size: int, truth: Sequence[int], *, tree: bool, aim: float, eager: bool) -> None:
         self._rng = rng
@@ -115,7 +114,6 @@ class DrawingDrafter:
     """Samples from distributions unrelated to the target: chains, or `siblings` at every level below the first."""
 
     name = "draw"
-    hidden_layers: frozenset[int] = frozenset()
 
     def __init__(self, rng: Rng, vocab_size: int, depth: int, siblings: int = 1) -> None:
         self._rng = rng

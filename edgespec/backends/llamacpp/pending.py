@@ -106,9 +106,6 @@ class LlamaScores:
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         return None  # the logits are in host memory already
 
-    def hidden(self) -> object:
-        return None
-
     def read(self) -> Logits:
         """[rows, V]. Raises Cancelled, BackendError."""
         if self._rows is None:

@@ -37,7 +37,7 @@ class LlamaSession:
         self._context: Context | None = context
         self._slot = slot
         self._rollback = rollback
-        self._capabilities = Capabilities(vocab_size, context_size, rollback.tree, frozenset())
+        self._capabilities = Capabilities(vocab_size, context_size, rollback.tree)
         self._tokens: list[int] = []  # what the cache holds
         self.revision = 0  # grows with every change of them
         self._pending: tuple[int, Draft] | None = None

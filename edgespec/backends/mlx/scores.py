@@ -57,9 +57,6 @@ class MlxScores:
         z: Logits = self._rows[row]
         return z
 
-    def hidden(self) -> object:
-        return None
-
     def _announce(self, tokens: Any, *more: Any) -> bool:
         """Start on `tokens` and `more`, then call `on_token`; returns whether there was one to call."""
         on_token, self._on_token = self._on_token, None

@@ -51,9 +51,6 @@ class ToyScores:
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         return None
 
-    def hidden(self) -> object:
-        return None
-
 
 class ToySession:
     """A session whose cache can be trimmed anywhere; with `tree` it takes trees. Prefill reads in chunks."""
@@ -68,7 +65,7 @@ class ToySession:
         check: CheckCancelled = lambda: None,
     ) -> None:
         self.model = model
-        self._capabilities = Capabilities(model.vocab_size, context_size, tree, frozenset())
+        self._capabilities = Capabilities(model.vocab_size, context_size, tree)
         self._chunk = chunk
         self._check = check
         self._cache: list[int] = []
