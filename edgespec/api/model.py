@@ -61,7 +61,7 @@ async def load_async(
 
 class _BaseModel:
     """What both kinds of model share. Threads or tasks may use one model together: `parallel` of them share its
-    forwards, further ones wait.
+    forwards; additional calls are queued.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -159,7 +159,7 @@ class AsyncModel(_BaseModel):
 
 
 class LogReporter:
-    """Notices as warnings, progress as information, each tenth once."""
+    """Logs notices at WARNING and progress at INFO, every 10%."""
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}

@@ -112,9 +112,9 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
         model=model,
         backend=None if backend == "auto" else cast("BackendName", backend),
         draft=arguments.get("draft", "auto"),
-        gamma=arguments.get("draft_max"),
-        nodes=arguments.get("draft_tree"),
-        rule=cast("Rule", _require_choice("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
+        draft_max=arguments.get("draft_max"),
+        draft_tree=arguments.get("draft_tree"),
+        acceptance=cast("Rule", _require_choice("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
         load=LoadOptions(
             context_size=arguments.get("ctx"),
             threads=arguments.get("threads"),

@@ -31,7 +31,7 @@ class Reply:
     finish_reason  'stop' (end of text or a stop text), 'length', or 'cancelled'
     stop           the stop text that ended the answer, if one did
     tokens         ids of all emitted tokens
-    seed           the seed in use; it repeats the answer where `GenerationArguments.seed` says so
+    seed           the seed in use; pass it as `seed` to reproduce the answer
     stats          tokens per second, acceptance rate, tau, ratio to plain decoding, and times
     """
 

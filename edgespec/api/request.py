@@ -26,7 +26,7 @@ _TOOL_NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request, and what turns the events of its answer into text and calls."""
+    """A request and its output parser."""
 
     request: Request
     response: ResponseStream

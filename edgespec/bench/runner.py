@@ -113,8 +113,8 @@ class Bench:
         """Run all turns of a conversation; yields a record for each."""
         engine = self.engine
         # The seed only pairs the arms, so the autopilot takes the acceptance rule of an unseeded request.
-        rule = Speculation(arm.kind).rule_for(temperature, seeded=False) if arm.gamma is None else "sample"
-        engine.speculation = Speculation(arm.kind, arm.gamma, rule=rule)
+        rule = Speculation(arm.kind).choose_rule(temperature, seeded=False) if arm.gamma is None else "sample"
+        engine.speculation = Speculation(arm.kind, arm.gamma, acceptance=rule)
         engine.draft_stats = DraftStats(self._profile) if arm.cold else self._draft_stats
         messages: list[Message] = []
         for at, turn in enumerate(prompt.turns):

@@ -135,9 +135,9 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
         model=model,
         backend=parse_backend(options["backend"]),
         draft=options["draft"],
-        gamma=options.get("draft_max"),
-        nodes=options.get("draft_tree"),
-        rule=options.get("acceptance", "auto"),
+        draft_max=options.get("draft_max"),
+        draft_tree=options.get("draft_tree"),
+        acceptance=options.get("acceptance", "auto"),
         load=LoadOptions(
             context_size=options["ctx"],
             threads=options["threads"],

@@ -3,8 +3,8 @@
 A round is worth its expected tokens less the price of its seconds (`controller/value.py`); plain decoding is one of the
 choices. A round takes five steps:
 
-1. Look up the end of the text in the text itself. This costs nothing, and every emitted token shows whether a lookup
-   was right, drafted or not.
+1. Look up the end of the text in the text itself. The cost is negligible, and every emitted token shows whether a
+   lookup was right, drafted or not.
 2. Decide whether to ask the draft model (`controller/model_gate.py`).
 3. Have it draft while a further token is expected to pay (`controller/tree_builder.py`).
 4. Verify as many of the most probable nodes as are worth most (`controller/value.py`).
@@ -107,7 +107,7 @@ class Autopilot:
         self._stats.merge()
 
     def observe(self, verdict: Verdict, scores: Scores) -> None:
-        """The Step that `record` gets has all that is needed."""
+        """Unused; `record` receives everything."""
 
     def record(self, step: Step) -> None:
         cost, costs, round_, rows = self._cost, self._cost.model, self._round, step.n_drafted + 1
@@ -154,7 +154,7 @@ class Autopilot:
     def _ask_model(
         self, tokens: Sequence[int], request: ModelRequest, lookup_tree: DraftTree, lookup_size: DraftSize
     ) -> Draft:
-        """The better draft of those with and without the draft model, which drafts here in any case."""
+        """Run the draft model; returns the better draft of those with and without it."""
         assert self._stepper is not None
         round_, is_sampled = self._round, self._stepper.is_sampled
         tree = self._builder.ask_model(round_, tokens, request.window, lookup_tree, self._stats)

@@ -122,9 +122,9 @@ def change_speculation(engine: Engine, argument: str) -> None:
     if argument != "off" and current.kind == "none":
         raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
     if argument == "auto" or (argument == "on" and current.is_plain):
-        engine.speculation = replace(current, gamma=None, nodes=None)
+        engine.speculation = replace(current, draft_max=None, draft_tree=None)
     elif argument not in ("on", "off"):
-        engine.speculation = Speculation(current.kind, int(argument), None, current.rule)
+        engine.speculation = Speculation(current.kind, int(argument), None, current.acceptance)
     engine.is_paused = argument == "off"
 
 
@@ -132,7 +132,7 @@ def describe_speculation(speculation: Speculation, draft: str, *, is_paused: boo
     """One line about how an engine drafts; `draft` is the drafter's name for the user."""
     if is_paused or speculation.is_plain:
         return "speculation: off"
-    amount = "as much as pays" if speculation.gamma is None else f"{speculation.gamma} tokens at a time"
+    amount = "as much as pays" if speculation.draft_max is None else f"{speculation.draft_max} tokens at a time"
     return f"speculation: {amount}, by {draft}"
 
 

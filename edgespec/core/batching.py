@@ -1,4 +1,4 @@
-"""What a generation knows of the others that it is batched with, and the point where it lets them go on."""
+"""Batching with other generations: peer information, and the yield point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class BatchPeers:
     """Other sessions with rows in the same forward.
 
     sessions    how many of them decode
-    rows        of those: as submitted for this forward, else as in the one before
+    rows        rows submitted by peers for this forward, or those of the previous one
     prefilling  whether others read prompts in it
     """
 

@@ -25,8 +25,9 @@ from edgespec.core.protocols import (
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
 PlainTime = Callable[[int | None, float, float], float | None]
-"""Seconds that plain decoding of one token would have taken in place of a forward: its rows with those of peers (None
-where unknown), its seconds, and the seconds of sampling and commit. None where that is not known."""
+"""Callable(rows, forward_s, host_s): estimated seconds of a plain step in place of a forward; None where unknown.
+
+`rows` includes peers' rows (None where unknown); `host_s` is the time of sampling and commit."""
 
 
 def speculate(

@@ -15,7 +15,7 @@ class Metrics:
     """Counts and seconds of one generation; None for a figure that needs more tokens than were emitted.
 
     target_forwards    decode forwards of the target; the first token comes from prefill and needs none
-    tau                mean accepted tokens: (emitted_tokens - 1) / target_forwards; 1.0 for plain decoding
+    tau                mean tokens emitted per target forward, the first token excluded; 1.0 for plain decoding
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s

@@ -56,7 +56,7 @@ class SuffixLookup:
         return outcomes
 
     def read_continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
-        """[n] tokens from position `end` of the text and `more`; beyond their end the copy repeats itself."""
+        """[n] tokens from position `end` of the text and `more`; wraps around where the match overlaps the end."""
         path = self.tokens[end : end + n]
         if len(path) < n:
             path += more

@@ -39,51 +39,51 @@ _MIN_SAMPLED_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 class Speculation:
     """How to draft and verify. It may change between requests.
 
-    gamma   maximum draft depth (--draft-max): 0 is plain decoding, None leaves it to the autopilot
-    nodes   maximum draft tokens in all (--draft-tree): more than gamma make a tree
-    rule    acceptance rule (--acceptance): 'sample' for deterministic drafts, 'rejection' or 'block' for sampled ones.
-            'auto' is 'block' for chains of a draft model at temperature 0.5 and above without a seed, else 'sample'
+    draft_max   maximum draft depth: 0 is plain decoding, None leaves it to the autopilot
+    draft_tree  maximum draft tokens in all: more than draft_max make a tree
+    acceptance  'sample' for deterministic drafts, 'rejection' or 'block' for sampled ones. 'auto' is 'block' for chains
+                of a draft model at temperature 0.5 and above without a seed, else 'sample'
     """
 
     kind: DraftKind
-    gamma: int | None = None
-    nodes: int | None = None
-    rule: Rule = "auto"
+    draft_max: int | None = None
+    draft_tree: int | None = None
+    acceptance: Rule = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 <= (self.gamma or 0) <= 63 or not 0 <= (self.nodes or 0) <= 63:
+        if not 0 <= (self.draft_max or 0) <= 63 or not 0 <= (self.draft_tree or 0) <= 63:
             raise InvalidRequest("--draft-max and --draft-tree must be 0 to 63.", hint="Start with --draft-max 3.")
-        if self.nodes is not None and self.gamma is None:
+        if self.draft_tree is not None and self.draft_max is None:
             raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
-        if self.rule in ("rejection", "block") and (self.is_tree or self.kind == "ngram"):
+        if self.acceptance in ("rejection", "block") and (self.is_tree or self.kind == "ngram"):
             raise InvalidRequest(
-                f"the {self.rule} rule needs a sampled draft: chains only, by a draft model.",
+                f"the {self.acceptance} rule needs a sampled draft: chains only, by a draft model.",
                 hint="Use --acceptance sample, which takes every draft.",
             )
 
     @property
     def is_adaptive(self) -> bool:
         """Whether the autopilot decides how much to draft."""
-        return self.gamma is None and not self.is_plain
+        return self.draft_max is None and not self.is_plain
 
     @property
     def is_plain(self) -> bool:
-        return self.kind == "none" or self.gamma == 0
+        return self.kind == "none" or self.draft_max == 0
 
     @property
     def is_tree(self) -> bool:
-        return self.nodes is not None and self.gamma is not None and self.nodes > self.gamma
+        return self.draft_tree is not None and self.draft_max is not None and self.draft_tree > self.draft_max
 
-    def rule_for(self, temperature: float, *, seeded: bool) -> Rule:
+    def choose_rule(self, temperature: float, *, seeded: bool) -> Rule:
         """The rule for a request, with 'auto' resolved."""
         if temperature == 0 or self.kind != "model" or self.is_plain:
             return "sample"
-        if self.rule != "auto":
-            return self.rule
+        if self.acceptance != "auto":
+            return self.acceptance
         return "block" if temperature >= _MIN_SAMPLED_TEMPERATURE and not seeded and not self.is_tree else "sample"
 
 
-def verifier_for(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
+def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
     """The verifier of one generation. Deterministic drafts are always verified by sample matching."""
     rng = CounterRng(seed)
     matching = SampleMatching(distribution, rng)
@@ -92,24 +92,24 @@ def verifier_for(rule: Rule, distribution: TargetDistribution, seed: int) -> Ver
     return AutoVerifier(matching, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, rng))
 
 
-def fixed_for(spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed: int) -> FixedLength:
+def make_fixed_controller(spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed: int) -> FixedLength:
     """The same amount of drafting each round, or none."""
-    if spec.is_plain or spec.gamma is None:
+    if spec.is_plain or spec.draft_max is None:
         return FixedLength(PlainDrafter(), Budget(0, 0))
     takes_tree = spec.is_tree and slot.target.capabilities.tree
-    budget = Budget(spec.gamma, spec.nodes if spec.nodes is not None and takes_tree else spec.gamma)
+    budget = Budget(spec.draft_max, spec.draft_tree if spec.draft_tree is not None and takes_tree else spec.draft_max)
     if slot.draft is None or spec.kind == "ngram":
         return FixedLength(NgramDrafter(), budget)
     choice = SampledChoice(sampler, _draft_rng(seed)) if rule in _SAMPLED_RULES else GreedyChoice()
     return FixedLength(ModelDrafter(slot.draft, sampler.vocab_size, choice), budget)
 
 
-def autopilot_for(
+def make_autopilot(
     spec: Speculation, stats: DraftStats, slot: Slot, sampler: Sampler, rule: Rule, seed: int, sampling: str
 ) -> Autopilot:
     """Lookups, and the draft model for the kind 'model', chosen anew each round.
 
-    `sampling` names the way of sampling, for which acceptance is learned apart.
+    `sampling` is the key under which acceptance is learned.
     """
     stepper = None
     if slot.draft is not None and spec.kind == "model":

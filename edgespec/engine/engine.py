@@ -16,7 +16,7 @@ from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled, Controller, Session, Verifier
 from edgespec.core.sampling import Sampler
-from edgespec.engine.drafting import Speculation, autopilot_for, fixed_for, verifier_for
+from edgespec.engine.drafting import Speculation, make_autopilot, make_fixed_controller, make_verifier
 from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.session_pool import Slot, SlotPool
@@ -27,7 +27,7 @@ from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_le
 from edgespec.text.reasoning import detect_format
 from edgespec.text.stream import TextStream
 
-_PROFILE_S = 0.5  # of a measurement that nobody asked for
+_PROFILE_S = 0.5  # of the implicit calibration
 _PROMPT_TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
 
@@ -60,7 +60,7 @@ class Engine:
         self._reasoning = detect_format(source) if source else None
         self._grammars = GrammarCompiler(tokenizer)
         # A draft model of a fixed length reads again whatever one slot adopts from another.
-        adopts = target.no_batching_reason is None and not (draft and speculation.gamma)
+        adopts = target.no_batching_reason is None and not (draft and speculation.draft_max)
         self._slots = SlotPool(self._open_slot, slots, adopts=adopts)
         self._draft_stats: DraftStats | None = None
         self._has_warned = False
@@ -103,7 +103,7 @@ class Engine:
                 check()
                 yield YIELD
             costs = ForwardCost(self._draft_stats.costs if self._draft_stats else None, slot.target)
-            chosen, verifier = self._choose(generation, spec, slot, sampler, mask, costs)
+            chosen, verifier = self._choose_controller(generation, spec, slot, sampler, mask, costs)
             controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
@@ -199,7 +199,7 @@ class Engine:
             end = next(marker for marker, state in markers.items() if state == "answer").encode()
         return self._grammars.constrain(request.structure, sampler, n_prompt, end)
 
-    def _choose(
+    def _choose_controller(
         self,
         generation: Generation,
         spec: Speculation,
@@ -213,17 +213,17 @@ class Engine:
         if spec.kind == "model" and not spec.is_plain and slot.draft is None:
             raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
         temperature = request.sampling.temperature
-        rule = spec.rule_for(temperature, seeded=request.seed is not None)
+        rule = spec.choose_rule(temperature, seeded=request.seed is not None)
         controller: Controller
         if spec.is_adaptive:
             # Acceptance is learned apart for each way to sample.
             sampling = f"{rule} at {temperature:.1f}{', structured' if request.structure else ''}"
-            controller = autopilot_for(spec, self.draft_stats, slot, sampler, rule, seed, sampling)
+            controller = make_autopilot(spec, self.draft_stats, slot, sampler, rule, seed, sampling)
         else:
-            controller = fixed_for(spec, slot, sampler, rule, seed)
+            controller = make_fixed_controller(spec, slot, sampler, rule, seed)
         if mask is not None:
             controller = JumpForward(controller, mask.forced, costs.seconds_by_rows())
-        return controller, verifier_for(rule, mask or sampler, seed)
+        return controller, make_verifier(rule, mask or sampler, seed)
 
     def _discard(self, slot: Slot, error: Exception) -> None:
         """Close a slot that failed between forward and commit; a runtime's error may have damaged what slots share."""

@@ -110,7 +110,7 @@ class ForwardCost:
         self._session = session
 
     def plain_time(self, rows: int | None, forward_s: float, host_s: float) -> float | None:
-        """See core.loop.PlainTime. A forward that took twice its usual time would have done so in plain decoding."""
+        """See core.loop.PlainTime. Scales the usual time of a plain step by this forward's measured over usual time."""
         if self._costs is None:
             return None
         n_sessions = self._session.peers.sessions + 1
@@ -120,7 +120,7 @@ class ForwardCost:
         return plain_s * (forward_s + host_s * n_sessions) / self._costs.seconds(rows)
 
     def seconds_by_rows(self) -> Callable[[int], float]:
-        """Seconds of so many rows of this session; the same for any number where nothing has been measured."""
+        """Forward time by number of rows of this session; constant where nothing has been measured."""
         if self._costs is None:
             return lambda rows: 1.0
         cost = MarginalCost(self._costs, lambda: self._session.peers)

@@ -26,22 +26,22 @@ from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 class LoadConfig:
     """What to load.
 
-    model    a reference, or None for the embedded pair
-    backend  None: the best for this machine
-    draft    'auto', 'model' (the registry's draft model for the target), 'ngram', 'none', a self-draft as
-             backends.attached_draft.parse takes it, or a model reference
-    gamma    maximum draft depth; None: the autopilot decides
-    nodes    tokens in a draft tree; None: as many as gamma, a chain
-    rule     the acceptance rule, see engine.drafting.Speculation
-    force    load even if it does not fit in memory
+    model       a reference, or None for the embedded pair
+    backend     None: the best for this machine
+    draft       'auto', 'model' (the registry's draft model for the target), 'ngram', 'none', a self-draft as
+                backends.attached_draft.parse takes it, or a model reference
+    draft_max   maximum draft depth; None: the autopilot decides
+    draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
+    acceptance  the acceptance rule, see engine.drafting.Speculation
+    force       load even if it does not fit in memory
     """
 
     model: str | None = None
     backend: BackendName | None = None
     draft: str = "auto"
-    gamma: int | None = None
-    nodes: int | None = None
-    rule: Rule = "auto"
+    draft_max: int | None = None
+    draft_tree: int | None = None
+    acceptance: Rule = "auto"
     load: LoadOptions = field(default_factory=LoadOptions)
     force: bool = False
 

@@ -24,7 +24,7 @@ _POLL_S = 0.1
 
 
 class Busy(EdgespecError):
-    """The queue is full; `retry_after_s` estimates when it will not be."""
+    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
 
     def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
         super().__init__(message, hint=hint)

@@ -38,7 +38,7 @@ _PROFILE_S = 2.0  # of measuring a new pair of models, or a known one under new 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An engine with the description of its models, and the place of what it learns.
+    """An engine with the description of its models, and its ProfileStore.
 
     info   as it was when the model had been loaded; `describe` gives the present values
     store  None for the toy runtime
@@ -115,7 +115,7 @@ class Loader:
     ) -> tuple[SelfDraftSearch, Choice]:
         """Evaluate `methods` (all that may pay, if empty) and the paired draft model; remember the best.
 
-        It is remembered for --draft auto, or for the method itself where there is one. `seconds` limits the layer
+        The choice is stored under `auto`, or under the requested method. `seconds` limits the layer
         search.
         """
         planned = self._plan(config)
@@ -178,7 +178,7 @@ class Loader:
         requested = planned.self_draft
         if requested is not None and requested.skip != Skip():
             return requested
-        if requested is None and (config.draft != "auto" or config.gamma == 0):
+        if requested is None and (config.draft != "auto" or config.draft_max == 0):
             return None
         cache = SelfDraftCache(target_path, planned.name)
         choice = cache.look_up(key, str(requested or "auto"))
@@ -264,7 +264,7 @@ def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
 
 
 def _speculation(config: LoadConfig, kind: DraftKind) -> Speculation:
-    return Speculation(kind, 0 if kind == "none" else config.gamma, config.nodes, config.rule)
+    return Speculation(kind, 0 if kind == "none" else config.draft_max, config.draft_tree, config.acceptance)
 
 
 def _ignored_options(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Events from the thread that works to a reader: a thread with `for`, or an event loop with `async for`."""
+"""A stream of events from a worker thread to one reader: a thread with `for`, or an event loop with `async for`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, on_cancel: Callable[[], None] | None = None, *, is_bounded: bool = True) -> None:
-        """`on_cancel` is told of a cancellation. `put` waits for the reader of a bounded stream, and of no other."""
+        """`on_cancel` is called on cancellation. `put` waits for the reader of a bounded stream, and of no other."""
         self.is_cancelled = False
         self._is_over = False
         self._on_cancel = on_cancel
@@ -91,7 +91,7 @@ class Stream(Generic[T]):
                 yield event
 
     async def batches(self) -> AsyncIterator[list[T]]:
-        """The events that are there, in lists: a reader that is slower than the work gets longer lists."""
+        """Available events in batches: a reader that is slower than the work gets longer ones."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -145,7 +145,7 @@ class LiveStats:
 
     @property
     def tau(self) -> float | None:
-        """Mean accepted tokens: tokens after the first over target forwards."""
+        """Mean tokens emitted per target forward, the first token excluded."""
         return (self.tokens - 1) / self.forwards if self.forwards else None
 
 

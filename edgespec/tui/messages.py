@@ -16,7 +16,7 @@ from edgespec.service.stream import Stream
 
 
 class Batch(Message):
-    """Events of the current generation. The handler marks the batch as shown, and says how long the screen rests."""
+    """Events of the current generation. The handler marks the batch as shown, and sets the redraw interval."""
 
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Batch(Message):
         return self._shown.is_set()
 
     async def wait(self) -> None:
-        """Wait until the batch is shown and the screen has rested."""
+        """Wait until the batch is shown and the redraw interval is over."""
         await self._shown.wait()
         await asyncio.sleep(self._rest_s)
 

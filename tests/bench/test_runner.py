@@ -86,15 +86,15 @@ def test_arms_are_interleaved_there_and_back() -> None:
         for name in names
     ]
     for speculation, _, request in engine.seen[5:]:
-        drawn = speculation.gamma is None and request.sampling.temperature == 0.8
-        assert speculation.rule == ("block" if drawn else "sample")
+        drawn = speculation.draft_max is None and request.sampling.temperature == 0.8
+        assert speculation.acceptance == ("block" if drawn else "sample")
         assert request.seed in (0, 1) and request.max_tokens == 6
 
 
 def test_the_autopilot_learns_from_prompt_to_prompt_unless_it_is_cold() -> None:
     engine = Watched()
     recorded(bench(engine, one("a"), one("b")))
-    pilots = [draft_stats for speculation, draft_stats, _ in engine.seen[5:] if speculation.gamma is None]
+    pilots = [draft_stats for speculation, draft_stats, _ in engine.seen[5:] if speculation.draft_max is None]
     warm, cold = pilots[::2], pilots[1::2]
     assert warm[0] is warm[1] and len({id(each) for each in (warm[0], *cold, engine.known)}) == 4
     assert warm[0] is not engine.seen[1][1], "what it learned while warming up is forgotten"
@@ -153,7 +153,7 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
 
     def parted(request: Request) -> Request:
         """The first answer is another one with fixed drafts."""
-        if engine.speculation.gamma != 2 or len(request.prompt) > 1:
+        if engine.speculation.draft_max != 2 or len(request.prompt) > 1:
             return request
         return replace(request, sampling=SamplingParams(temperature=0, logit_bias=((ord(" "), 30.0),)))
 

@@ -115,14 +115,14 @@ def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) 
         (Speculation("ngram"), 0.8, None, "sample"),
         (Speculation("none", 0), 0.8, None, "sample"),
         (Speculation("none"), 0.8, None, "sample"),
-        (Speculation("model", rule="sample"), 0.8, None, "sample"),
-        (Speculation("model", rule="rejection"), 0.8, 7, "rejection"),
-        (Speculation("model", rule="block"), 0.1, 7, "block"),
-        (Speculation("model", rule="block"), 0.0, None, "sample"),
+        (Speculation("model", acceptance="sample"), 0.8, None, "sample"),
+        (Speculation("model", acceptance="rejection"), 0.8, 7, "rejection"),
+        (Speculation("model", acceptance="block"), 0.1, 7, "block"),
+        (Speculation("model", acceptance="block"), 0.0, None, "sample"),
     ],
 )
 def test_the_rule(speculation: Speculation, temperature: float, seed: int | None, rule: Rule) -> None:
-    assert speculation.rule_for(temperature, seeded=seed is not None) == rule
+    assert speculation.choose_rule(temperature, seeded=seed is not None) == rule
 
 
 def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:

@@ -81,6 +81,6 @@ def test_text_is_plain_decodings(
             fork = first_divergence(model.open_session(), tokens, expected, found.tokens)
             assert fork is not None and fork.is_near_tie, (spec, fork)
     assert n_accepted > 0
-    engine.speculation = Speculation("model", 3, rule="sample")
+    engine.speculation = Speculation("model", 3, acceptance="sample")
     assert generate(engine, drawn)[1].tokens == sampled
     engine.release_draft()

@@ -59,12 +59,12 @@ def test_the_text_is_plain_decodings(engine: Engine, speculation: Speculation, s
         engine.speculation = speculation
         text, finished = generate(engine, request)
         assert (text, finished.tokens) == (expected, plain.tokens)
-        if speculation.gamma is not None:
+        if speculation.draft_max is not None:
             assert finished.metrics.accepted_tokens > 0
 
 
 def test_drawn_drafts_are_served(engine: Engine) -> None:
-    engine.speculation = Speculation("model", 3, rule="block")
+    engine.speculation = Speculation("model", 3, acceptance="block")
     _, finished = generate(engine, Request(CODE[1], SamplingParams(temperature=1.0), max_tokens=60, seed=1))
     assert finished.metrics.accepted_tokens > 0 and len(finished.tokens) == 60
 

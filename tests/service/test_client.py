@@ -28,7 +28,7 @@ from edgespec.service.process import EngineProcess
 from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 
-TOY = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=200_000))
+TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=200_000))
 GREEDY = SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),))  # 256 ends a text
 
 
@@ -175,7 +175,7 @@ def test_a_bug_is_told_with_its_place(client: EngineClient) -> None:
 
 
 def test_what_the_autopilot_knows(client: EngineClient) -> None:
-    list(client.open(LoadConfig(gamma=2, load=LoadOptions(context_size=256, threads=1)), Heard()))
+    list(client.open(LoadConfig(draft_max=2, load=LoadOptions(context_size=256, threads=1)), Heard()))
     assert client.draft_stats().result() is None and require_model(client).plain_speed is None
     client.speculate("auto").result()
     assert len(tokens_of(client.stream(request("def f(", 24)))) == 24

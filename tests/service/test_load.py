@@ -112,7 +112,7 @@ def test_drafts_are_known_apart(open_: Open, measured: list[float], heard: Heard
     assert open_(LoadConfig(load=ONE)).engine.draft_stats.costs.profile.draft_s == 0.001
 
 
-@pytest.mark.parametrize("request_", [LoadConfig(load=ONE, draft="none"), LoadConfig(load=ONE, gamma=3)])
+@pytest.mark.parametrize("request_", [LoadConfig(load=ONE, draft="none"), LoadConfig(load=ONE, draft_max=3)])
 def test_nothing_is_measured_for_plain_decoding_and_fixed_lengths(
     open_: Open, measured: list[float], request_: LoadConfig
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_fixed_length_does_not_forget_what_is_known(open_: Open, measured: lis
     first = open_(LoadConfig(load=ONE))
     known = converse(first)
     first.save_stats()
-    assert open_(LoadConfig(load=ONE, gamma=3)).engine.draft_stats.to_dict() == known
+    assert open_(LoadConfig(load=ONE, draft_max=3)).engine.draft_stats.to_dict() == known
     assert measured == [2.0]
 
 

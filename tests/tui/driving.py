@@ -27,8 +27,8 @@ from edgespec.tui.turns import Answer, Notice, UserMessage
 T = TypeVar("T")
 ENDLESS = 50_000  # tokens
 # A fixed length: the autopilot would measure first. The model's greedy answers do not end by themselves.
-TOY = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=2 * ENDLESS))
-EMBEDDED = LoadConfig(gamma=3, load=LoadOptions(context_size=512, threads=1))
+TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=2 * ENDLESS))
+EMBEDDED = LoadConfig(draft_max=3, load=LoadOptions(context_size=512, threads=1))
 GREEDY = SamplingParams(temperature=0.0)
 
 

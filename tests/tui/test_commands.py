@@ -161,7 +161,7 @@ def test_model() -> None:
 
 def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
     async def main() -> None:
-        async with driving(LoadConfig(model="nonsense", backend="toy", gamma=3), then="race hello") as chat:
+        async with driving(LoadConfig(model="nonsense", backend="toy", draft_max=3), then="race hello") as chat:
             await chat.until(lambda: chat.notices("error"))
             await chat.idle()
             assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1

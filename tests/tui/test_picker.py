@@ -75,7 +75,7 @@ async def test_what_is_listed(other: Path) -> None:
 @in_loop
 async def test_typing_filters_and_enter_opens(other: Path) -> None:
     async with opened() as (app, pilot):
-        app.request = LoadConfig(gamma=0)  # nothing is tried or measured
+        app.request = LoadConfig(draft_max=0)  # nothing is tried or measured
         picker = await pick(app, pilot)
         await pilot.press(*"LLAMA.cpp")
         await until(lambda: names(picker) == [OTHER])

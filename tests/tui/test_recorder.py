@@ -85,7 +85,7 @@ def test_what_is_done_again_stays_a_branch_and_the_place_is_kept() -> None:
 
 
 def test_a_question_that_cannot_be_answered() -> None:
-    small = LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=32))
+    small = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=32))
 
     async def first() -> None:
         async with driving(small, chat=chat_of(4)) as chat:

@@ -53,7 +53,7 @@ def words(*texts: str) -> list[Event]:
 
 @in_loop
 async def test_resized_while_an_answer_comes() -> None:
-    app = chat_app(LoadConfig(model="tree", backend="toy", gamma=3, load=LoadOptions(context_size=100_000)))
+    app = chat_app(LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=100_000)))
     app.chat.max_tokens = 50_000
     app.chat.sampling = SamplingParams(temperature=0.0, logit_bias=((10, 6.0), (256, -1000.0)))  # short paragraphs
     async with opened(app=app) as (app, pilot):
