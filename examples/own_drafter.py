@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from importlib.resources import as_file, files
-from time import perf_counter
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
-from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Budget, Draft, Step, Verdict
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
@@ -44,12 +42,13 @@ with as_file(files("edgespec") / "assets/python-6m/target.gguf") as path:
     session = target.open_session(lambda: None)
     verifier = SampleMatching(Sampler(SamplingParams(temperature=0), target.tokenizer.vocab_size), CounterRng(1))
     prompt = encode_prompt(target.tokenizer, "def read_lines(path):\n", parse_special=True)
-    meter, stop = Meter(len(prompt), perf_counter()), target.tokenizer.end_of_generation
-    controller = FixedLength(BigramDrafter(), Budget(depth=4, nodes=4))
+    controller, stop = FixedLength(BigramDrafter(), Budget(depth=4, nodes=4)), target.tokenizer.end_of_generation
+    steps: list[Step] = []
     for event in speculate(session, controller, verifier, prompt, max_tokens=96, stop=stop):
         if isinstance(event, Step):
-            meter.add(event)
+            steps.append(event)
             print(b"".join(target.tokenizer.piece(token) for token in event.tokens).decode(errors="replace"), end="|")
     session.close()
     target.close()
-print(f"\n{meter.metrics().accepted_tokens} tokens came from the drafter, tau {meter.metrics().tau:.2f}")
+tau = sum(len(step.tokens) for step in steps[1:]) / len(steps[1:])  # tokens per forward of the target
+print(f"\n{sum(step.n_accepted for step in steps)} tokens came from the drafter, tau {tau:.2f}")

@@ -37,7 +37,8 @@ def run(source: Path, folder: Path) -> str:
 
 def test_plain(tmp_path: Path) -> None:
     printed = run(EXAMPLES / "plain.py", tmp_path)
-    assert re.search(r"\[length: 64 tokens, \d+ tokens/s,\n \d\.\d\d tokens per forward of the target\]\n$", printed)
+    second = r" \d\.\d\d tokens per forward of the target, \d+\.\d\dx plain decoding\]\n"
+    assert re.search(r"\[length: 64 tokens, \d+ tokens/s,\n" + second + "$", printed)
     assert len(printed) > 150
 
 
@@ -45,7 +46,7 @@ def test_streaming(tmp_path: Path) -> None:
     printed = run(EXAMPLES / "streaming.py", tmp_path)
     match = re.search(r"^(\d+) of 96 tokens were drafted\.$", printed, re.MULTILINE)
     assert match is not None and int(match[1]) > 10
-    assert len(re.findall(r"\[[^\[\]]+\]", printed)) > 10
+    assert len(re.findall(r"«[^«»]+»", printed)) > 10
 
 
 def test_structured_output(tmp_path: Path) -> None:
@@ -57,9 +58,7 @@ def test_structured_output(tmp_path: Path) -> None:
 
 def test_chat_with_tools(tmp_path: Path) -> None:
     called, answered = run(EXAMPLES / "chat_with_tools.py", tmp_path).splitlines()
-    match = re.fullmatch(r"count_lines\(\{'name': '(setup|main)\.py', 'start': (\d+)\}\) -> (\d+)", called)
-    assert match is not None
-    assert int(match[3]) == len(f"{match[1]}.py") + int(match[2])
+    assert called == "count_lines({'name': 'setup.py'}) -> 2"
     assert re.fullmatch(r"The answer has \d+ tokens\.", answered)
 
 
