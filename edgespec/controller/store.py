@@ -54,13 +54,13 @@ class ProfileKey:
         return ProfileKey(_VERSION, processor_name(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
 
     def describe_difference(self, other: dict[str, Any]) -> str:
-        """The fields of a stored key that differ, for the user: 'threads 1 instead of 2'."""
-        differences = (
-            f"{name.replace('_', ' ')} {other.get(name)} instead of {value}"
+        """The fields of a stored key that differ, for the user: 'other settings (threads: 2, was 1)'."""
+        differences = ", ".join(
+            f"{name.replace('_', ' ')}: {value}, was {other.get(name)}"
             for name, value in asdict(self).items()
             if other.get(name) != value
         )
-        return ", ".join(differences) or "another version of edgespec"
+        return f"other settings ({differences})" if differences else "another version of edgespec"
 
 
 class ProfileStore:

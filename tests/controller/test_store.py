@@ -84,13 +84,15 @@ def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
 def test_under_another_key_the_difference_is_described(store: ProfileStore) -> None:
     one = replace(HERE, threads=1)
     store.save(one, learned())
-    assert store.load(HERE) == "threads 1 instead of 2"
+    assert store.load(HERE) == "other settings (threads: 2, was 1)"
     assert store.load(replace(HERE, kv_type="q8_0", exact=True)) == (
-        "threads 1 instead of 2, kv type f16 instead of q8_0, exact False instead of True"
+        "other settings (threads: 2, was 1, kv type: q8_0, was f16, exact: True, was False)"
     )
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"
-    assert store.load(replace(HERE, processor="Z80")) == f"processor {HERE.processor} instead of Z80", "the latest"
+    assert store.load(replace(HERE, processor="Z80")) == f"other settings (processor: Z80, was {HERE.processor})", (
+        "the latest"
+    )
 
 
 def test_the_current_key_describes_this_machine() -> None:
@@ -98,7 +100,8 @@ def test_the_current_key_describes_this_machine() -> None:
     assert HERE.runtime.startswith("llama-cpp-python 0.")
     assert HERE.processor and HERE.processor == describe_machine()["processor"]
     toy = ProfileKey.current("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
-    assert toy.runtime.startswith("edgespec ") and HERE.describe_difference(asdict(toy)).startswith("runtime edgespec ")
+    assert toy.runtime.startswith("edgespec ")
+    assert HERE.describe_difference(asdict(toy)) == f"other settings (runtime: {HERE.runtime}, was {toy.runtime})"
     assert HERE.describe_difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
     versions = describe_machine()["versions"]
     assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
@@ -177,7 +180,7 @@ def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
     written(store.path, of(5, {**entry(), "setting": asdict(other)}, entry(rows={})).encode())
     assert store.load(HERE) is None
     assert plain_of(store.load(other)) == 0.02
-    assert store.load(replace(HERE, threads=4)) == "threads 1 instead of 4"
+    assert store.load(replace(HERE, threads=4)) == "other settings (threads: 4, was 1)"
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
 
