@@ -9,6 +9,21 @@ from edgespec.bench.records import AUTOPILOT, Cost, Header
 
 _COLUMNS = 100
 
+# Names of findings in the reports; their keys in JSON are fixed.
+_LABELS = {
+    "over": "compared",
+    "achieved / bound (autopilot)": "autopilot / its upper bound",
+    "where the text repeats": "autopilot where the text repeats",
+}
+
+_LEGEND = (
+    "arms: 'model 3' and 'ngram 3' draft 3 tokens in every round; 'autopilot cold' starts each prompt without "
+    "statistics. x plain: tokens/s over plain decoding, geometric mean of n results. worst decile: 10th percentile "
+    "of x plain. below 1: results slower than plain decoding. tau: tokens per target forward. oracle: the fastest of "
+    "plain decoding and the fixed arms for each prompt. upper bound: the speed if only the measured time of forwards "
+    "and drafts counted."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -102,14 +117,18 @@ class Section:
             "autopilot / best fixed": str(self.autopilot_to_best_fixed or "-"),
             "oracle / plain": str(self.oracle or "-"),
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
-            "over": f"{self.finished} prompts, by temperature, that every arm has",
+            "over": f"{self.finished} pairs of prompt and temperature that every arm completed",
             "achieved / bound (autopilot)": format_value(autopilot.achieved if autopilot else None),
-            "where the text repeats": f"{repeating} x plain, {repeating.n} prompts" if repeating else "-",
+            "where the text repeats": f"{repeating} x plain, {repeating.n} prompts" if repeating else "no text repeats",
         }
+
+    def labeled_findings(self) -> dict[str, str]:
+        """`findings`, named for readers of a report."""
+        return {_LABELS.get(name, name): value for name, value in self.findings().items()}
 
     @property
     def title(self) -> str:
-        return "Warm: n-gram lookup in all texts" if self.warm else "Cold: n-gram lookup in the current text only"
+        return f"N-gram lookup in {'all texts' if self.warm else 'the current text only'}"
 
     def by_category(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.temperature is None]
@@ -136,10 +155,10 @@ class Summary:
         unpaired = sum(g.unpaired for part in self.parts for g in part.arms)
         return {
             "runs": str(self.runs),
-            "of fewer than two tokens (left out)": str(self.short_runs),
-            "medians without plain decoding's (left out)": str(unpaired),
-            "forks from plain decoding's output": str(self.forks),
-            "forks that are no near-ties": str(self.faults),
+            "runs excluded (fewer than two tokens)": str(self.short_runs),
+            "results excluded (no plain run to compare with)": str(unpaired),
+            "greedy outputs that differ from plain decoding's": str(self.forks),
+            "of these by an error, not by rounding": str(self.faults),
         }
 
     def to_dict(self) -> dict[str, object]:
@@ -161,10 +180,12 @@ def format_table(summary: Summary) -> str:
     lines = [*_wrap(label), *_wrap(summary.header.facts()), *_wrap(summary.counts())]
     for part in summary.parts:
         lines += ["", part.title, *_format_rows("arm", {g.arm: g for g in part.arms}), ""]
-        lines += [make_printable(f"{name + ':':<29} {value}")[:_COLUMNS] for name, value in part.findings().items()]
+        lines += [
+            make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in part.labeled_findings().items()
+        ]
         lines += _format_rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
         lines += _format_rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *textwrap.wrap(_LEGEND, _COLUMNS)])
 
 
 def _wrap(facts: dict[str, str]) -> list[str]:

@@ -41,7 +41,9 @@ _PROFILE_S = 10.0
 )
 @click.option("--per-category", type=click.IntRange(1), default=2, show_default=True, help="Prompts per category.")
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per answer.")
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each prompt with each arm."
+)
 @click.option(
     "--draft-max",
     "draft_lengths",
@@ -52,7 +54,13 @@ _PROFILE_S = 10.0
     metavar="N",
     help="Fixed number of draft tokens to compare; repeatable. [default: 1 to 8]",
 )
-@click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, help="Repeatable. [default: 0]")
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=click.FloatRange(0),
+    multiple=True,
+    help="Sampling temperature; repeatable. [default: 0]",
+)
 @click.option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
 @click.option(
     "--out",

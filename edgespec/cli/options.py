@@ -35,9 +35,20 @@ class OptionWithSynonym(click.Option):
         click.Option.add_to_parser(other, parser, ctx)
 
 
-def backend_option(help_text: str, *more: str) -> Callable[[F], F]:
-    """`--backend`, with `more` names than the runtimes for real models."""
-    kinds = click.Choice(["auto", "llamacpp", "mlx", *more])
+class _BackendChoice(click.Choice):  # type: ignore[type-arg]
+    """The runtimes, and names that are accepted but shown in no help text or message."""
+
+    def __init__(self, hidden: tuple[str, ...]) -> None:
+        super().__init__(["auto", "llamacpp", "mlx"])
+        self._hidden = hidden
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._hidden else super().convert(value, param, ctx)
+
+
+def backend_option(help_text: str, *hidden: str) -> Callable[[F], F]:
+    """`--backend`, which also accepts the names `hidden`."""
+    kinds = _BackendChoice(hidden)
     return click.option("--backend", type=kinds, default="auto", show_default=True, help=help_text)
 
 
@@ -91,14 +102,15 @@ _LOADING = (
     click.option("--gpu-layers", type=click.IntRange(0), help="Layers to offload to the GPU. [default: all]"),
     click.option("--kv-type", type=click.Choice(["f16", "q8_0", "q4_0"]), default="f16", show_default=True,
                  help="Data type of the KV cache."),
-    click.option("--flash-attention/--no-flash-attention", default=None, help="[default: where supported]"),
+    click.option("--flash-attention/--no-flash-attention", default=None,
+                 help="Use flash attention. [default: where supported]"),
     click.option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
     click.option("--exact", is_flag=True, help="Identical numerics for any number of rows; slower."),
     click.option("--force", is_flag=True, help="Load even if memory looks insufficient."),
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
 
-
+_RUNTIME = "Runtime that runs the model."
 PARALLEL = click.option(
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, metavar="N",
     help="Parallel sequences for each model, each with --ctx tokens of KV cache.",
@@ -107,17 +119,17 @@ PARALLEL = click.option(
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
-    return _add(command, (*_DRAFT, *_SAMPLING, *_SPECULATION, *_LOADING, backend_option("Runtime.", "toy")))
+    return _add(command, (*_DRAFT, *_SAMPLING, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    return _add(command, (*_DRAFT, *_SPECULATION, *_LOADING, backend_option("Runtime.", "toy")))
+    return _add(command, (*_DRAFT, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def load_options(command: F) -> F:
     """Add only the options of loading a model."""
-    return _add(command, (*_LOADING, backend_option("Runtime.")))
+    return _add(command, (*_LOADING, backend_option(_RUNTIME)))
 
 
 def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:

@@ -13,6 +13,7 @@ from edgespec.cli.terminal import TerminalReporter, format_summary, report_bug
 from edgespec.conversations.chat import Chat, describe_speculation, parse_path
 from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
 from edgespec.core.metrics import Metrics
+from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planner.plan import LoadConfig
@@ -96,6 +97,7 @@ class Repl:
     def _answer(self) -> None:
         """Generate for the present messages; a question that gets no answer is removed."""
         answer: list[str] = []
+        steps: list[Step] = []
         notices: list[str] = []
         try:
             for event in interruptible(self._engine.stream(self._chat.request())):
@@ -104,6 +106,8 @@ class Repl:
                     click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
                     if not is_reasoning:
                         answer.append(event.text)
+                elif isinstance(event, Step):
+                    steps.append(event)
                 elif isinstance(event, Notice):
                     notices.append(event.text)
                 elif isinstance(event, Finished):
@@ -118,7 +122,7 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         self._metrics = finished.metrics
         if self._interactive or finished.reason == "cancelled":
-            line = format_summary(finished.metrics, require_model(self._engine).draft, finished.reason)
+            line = format_summary(finished.metrics, steps, require_model(self._engine).draft, finished.reason)
             click.echo(click.style(line, dim=True), err=True)
 
     def _help(self, _argument: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
@@ -85,26 +85,40 @@ def echo_native_log() -> None:
     library().log.echo = True
 
 
-def format_summary(metrics: Metrics, draft: str, reason: str) -> str:
-    """One line: tokens, speed, acceptance, time to first token."""
+def format_summary(metrics: Metrics, steps: Iterable[Step], draft: str, reason: str) -> str:
+    """One line: tokens, speed, speedup over plain decoding, acceptance, time to first token.
+
+    `draft` is ModelInfo.draft. Only the drafters that drafted a token in `steps` are named.
+    """
     parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
     if metrics.tokens_per_second is not None:
         parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
+    if metrics.times_plain is not None and draft != "none":
+        parts.append(f"{metrics.times_plain:.2f}x plain")
     if metrics.acceptance_rate is not None and metrics.tau is not None:
         parts.append(
-            f"draft {draft}: {metrics.accepted_tokens} of {metrics.drafted_tokens} accepted"
-            f" ({metrics.acceptance_rate:.0%}), tau {metrics.tau:.2f}"
+            f"{metrics.accepted_tokens} of {metrics.drafted_tokens} drafted tokens accepted"
+            f" ({metrics.acceptance_rate:.0%}; {', '.join(_list_sources(steps, draft))}), tau {metrics.tau:.2f}"
         )
     else:
-        parts.append(f"draft {draft}: nothing drafted" if draft != "none" else "plain decoding")
+        parts.append("nothing drafted" if draft != "none" else "plain decoding")
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)
 
 
-def explain_rounds(steps: Sequence[Step]) -> list[str]:
-    """A table of rounds: drafted and accepted tokens, expected > actual tokens and milliseconds, and the reason."""
-    lines = ["round  drafter       drafted  accepted   tokens        ms           why"]
+def _list_sources(steps: Iterable[Step], draft: str) -> list[str]:
+    """The drafters of `steps` in order of first use; a draft model or self-draft by its name `draft`."""
+    drafted = (step.decision.source.split("+") for step in steps if step.decision and step.n_drafted)
+    return list(dict.fromkeys(draft if name == "model" else name for names in drafted for name in names))
+
+
+def explain_rounds(steps: Iterable[Step]) -> list[str]:
+    """A table of rounds: drafted and accepted tokens, expected and actual tokens and milliseconds, and the reason."""
+    lines = [
+        f"{'':40}expected → actual",
+        "round  drafter       drafted  accepted   tokens        ms           why",
+    ]
     for step in steps:
         decision = step.decision
         if decision is None:  # the first token, from prefill
@@ -114,7 +128,7 @@ def explain_rounds(steps: Sequence[Step]) -> list[str]:
         expected_ms = "-" if decision.expected_s is None else f"{1000 * decision.expected_s:.1f}"
         lines.append(
             f"{step.index:5}  {decision.source:12}  {step.n_drafted:7}  {step.n_accepted:8}"
-            f"   {tokens:>4} > {len(step.tokens):<4} {expected_ms:>7} > {took_ms:<7.1f} {decision.reason}"
+            f"   {tokens:>4} → {len(step.tokens):<4} {expected_ms:>7} → {took_ms:<7.1f} {decision.reason}"
         )
     return lines
 

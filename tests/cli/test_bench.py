@@ -67,7 +67,7 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "a test" in lines[0] and any(line.startswith("Cold: ") for line in lines)
+    assert "a test" in lines[0] and any(line == "N-gram lookup in the current text only" for line in lines)
     heading = next(i for i, line in enumerate(lines) if line.startswith("arm "))
     rows = {line[:22].strip(): line[22:].split() for line in lines[heading + 1 : heading + 6]}
     assert sorted(rows) == sorted(ARMS)
@@ -178,14 +178,14 @@ def test_an_interrupt_before_anything_was_measured(
     check_page((here / found["raw"]).with_suffix(".html"))
 
 
-ROUND = re.compile(r" *(\d+)  ([a-z+]+) +(\d+) +(\d+) +([\d.]+|-) > (\d+) +([\d.]+|-) > ([\d.]+) +(\S.*)")
+ROUND = re.compile(r" *(\d+)  ([a-z+]+) +(\d+) +(\d+) +([\d.]+|-) → (\d+) +([\d.]+|-) → ([\d.]+) +(\S.*)")
 HEADING = ["round", "drafter", "drafted", "accepted", "tokens", "ms", "why"]
 
 
 def rounds_of(lines: list[str]) -> list[tuple[str, ...]]:
     """The cells of a table of rounds."""
-    heading, *rows = lines
-    assert heading.split() == HEADING
+    above, heading, *rows = lines
+    assert above.strip() == "expected → actual" and heading.split() == HEADING
     found = [ROUND.fullmatch(row) for row in rows]
     assert all(found), rows
     return [each.groups() for each in found if each]
@@ -232,6 +232,6 @@ def test_explain_and_what_is_kept_between_runs(cli: Cli, tmp_path: Path) -> None
     assert second["experience"]["matches"] != first["experience"]["matches"], "but it goes on learning"
 
     told, metrics, (other, same) = run("--threads", "2", "--explain")
-    assert told[0] == "note: Measured before with threads 1 instead of 2; measuring again."
+    assert told[0] == "note: Measured before with other settings (threads: 2, was 1); measuring again."
     assert len(rounds_of(told[1:])) == metrics["target_forwards"]
     assert (other["setting"]["threads"], same) == (2, second)

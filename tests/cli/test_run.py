@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.cli.terminal import format_summary
+from edgespec.core.metrics import Meter
+from edgespec.core.protocols import Decision, Step
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET
 
@@ -26,7 +31,25 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
     assert done.stdout.strip()
     assert "tok/s" not in done.stdout
     assert "12 tokens (length)" in done.stderr
-    assert "accepted" in done.stderr
+    assert re.search(r"\d+ of \d+ drafted tokens accepted \(\d+%; package:python-6m/draft\.gguf\), tau ", done.stderr)
+    done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1")
+    assert re.search(r" tok/s, \d+\.\d\dx plain, ", done.stderr)
+
+
+def test_statistics_name_only_drafters_that_drafted() -> None:
+    steps = [
+        Step(i, (1, 1), n_drafted, 1, 1, i / 10, decision=decision, plain_s=0.075)
+        for i, (decision, n_drafted) in enumerate(
+            [(None, 0), (Decision("none", ""), 0), (Decision("model", ""), 0), (Decision("ngram", ""), 2)]
+        )
+    ]
+    meter = Meter(1, -0.1)
+    for step in steps:
+        meter.add(step)
+    assert "(200%; ngram)" in format_summary(meter.metrics(), steps, "a draft", "stop")
+    assert "1.50x plain, " in format_summary(meter.metrics(), steps, "a draft", "stop")
+    both = replace(steps[2], n_drafted=4, decision=Decision("model+ngram", ""))
+    assert "; a draft, ngram)" in format_summary(meter.metrics(), [steps[0], both, steps[3]], "a draft", "stop")
 
 
 def test_json_is_one_object_with_everything(cli: Cli) -> None:
