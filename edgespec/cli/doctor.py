@@ -166,7 +166,7 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
 
     machine, cache = report["machine"], report["cache"]
     click.echo(f"machine    {machine['system']}, Python {machine['python']}")
-    click.echo(f"cores      {machine['cores']} physical, {machine['busy_cores']} busy")
+    click.echo(f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}")
     click.echo(f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available")
     for name, runtime in report["runtimes"].items():
         version = f" {runtime['version']}" if runtime.get("version") else ""

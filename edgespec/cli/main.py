@@ -91,7 +91,7 @@ def _run(argv: Sequence[str] | None) -> int:
         result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        error.show()
+        _show_usage_error(error)
         return error.exit_code
     except EdgespecError as error:
         click.echo(f"error: {_to_sentence(error.message)}", err=True)
@@ -109,6 +109,19 @@ def _run(argv: Sequence[str] | None) -> int:
 
         report_bug(error)
         return 70
+
+
+def _show_usage_error(error: click.ClickException) -> None:
+    """Print click's error in the form of the program's own errors."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        click.echo(context.get_usage(), err=True)
+    click.echo(f"error: {_to_sentence(error.format_message())}", err=True)
+    if context is not None:
+        click.echo(f"hint: Run `{context.command_path} --help`.", err=True)
 
 
 def _to_sentence(text: str) -> str:

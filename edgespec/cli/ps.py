@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -53,7 +54,7 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 def stop_command(model: str, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
     http_json("POST", url, "/unload", api_key, {"model": model}, timeout_s=None)
-    click.echo(f"closed {model}")
+    click.echo(f"unloaded {model}")
 
 
 def http_json(
@@ -64,18 +65,20 @@ def http_json(
     body: dict[str, str] | None = None,
     timeout_s: float | None = _TIMEOUT_S,
 ) -> Any:
-    """Send a request and return the server's JSON response. Raises InvalidRequest."""
+    """Send a request and return the server's JSON response. Raises HubError if no server answers, InvalidRequest."""
     import httpx
 
-    from edgespec.errors import InvalidRequest, reason_of
+    from edgespec.errors import HubError, InvalidRequest, reason_of
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=timeout_s)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise InvalidRequest(
-            f"no edgespec server answers at {url}: {reason_of(error)}.", hint="Start one with `edgespec serve`."
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", reason_of(error))
+        raise HubError(
+            f"no edgespec server answers at {url} ({reason[:1].lower()}{reason[1:]}).",
+            hint="Start one with `edgespec serve`.",
         ) from error
     if response.status_code != 200:
         message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""

@@ -82,6 +82,7 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any)
 
     Without REF, a small embedded model answers. The first request loads a model. The page at / shows statistics.
     """
+    from edgespec.registry.schema import DEFAULT_ALIAS
     from edgespec.server.app import application
     from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models, Policy
@@ -94,7 +95,8 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any)
     bound_port = listener.getsockname()[1]
     name = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {', '.join(configs)} at http://{name}:{bound_port}/v1; press Ctrl-C to stop.")
-    return _run(application(Models(configs, policy, metrics), rules, metrics), listener)
+    aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
+    return _run(application(Models(configs, policy, metrics, aliases), rules, metrics), listener)
 
 
 def _run(app: Callable[..., Any], listener: socket.socket) -> int:

@@ -77,11 +77,13 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     """The lines of the text report."""
     yield f"{facts['name']} on {facts['backend']}, drafted by {facts['draft']}"
-    draft = f", draft {gib(facts['draft_bytes'])}" if facts["draft_bytes"] else ""
+    scratch = facts["needed_bytes"] - facts["weights_bytes"] - facts["kv_bytes"] - facts["draft_bytes"]
     yield (
-        f"  weights {gib(facts['weights_bytes'])}, "
-        f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}{draft}"
+        f"  target: weights {gib(facts['weights_bytes'])}, "
+        f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}, scratch memory {gib(scratch)}"
     )
+    if facts["draft_bytes"]:
+        yield f"  draft model: {gib(facts['draft_bytes'])} (weights, KV cache, scratch memory)"
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:
@@ -90,20 +92,26 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
     low, high = facts["plain_tokens_per_second"]
-    yield f"  plain decoding{'' if facts['fits'] else ' with enough memory'}: {low:.3g} to {high:.3g} tokens/s"
-    costs = "  ".join(f"{n}: {cost}" for n, cost in facts["cost_of_rows"].items())
+    condition = "" if facts["fits"] else " with enough memory"
+    yield f"  plain decoding{condition}: {_format_speed(low)} to {_format_speed(high)} tokens/s"
+    costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in facts["cost_of_rows"].items())
     yield f"  cost of a forward of n rows, in plain steps: {costs}"
     if facts["mixture"]:
         yield "  measured with the same experts for all rows; rows that route to other experts cost more"
     if "speedup_at_acceptance" not in facts:
         yield "  `edgespec draft build` measures self-drafts once the model is downloaded"
         return
-    for acceptance, speedup in facts["speedup_at_acceptance"].items():
+    registered = ("the registry's low figure", "the registry's high figure")
+    sources = registered if facts["acceptance_known"] else ("assumed", "assumed")
+    for (acceptance, speedup), source in zip(facts["speedup_at_acceptance"].items(), sources, strict=False):
         depth = facts["drafts_at_acceptance"][acceptance]
         result = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
-        source = "the registry's figure" if facts["acceptance_known"] else "assumed"
         yield f"  if {float(acceptance):.0%} of draft tokens are accepted ({source}): {result}"
     if facts["speculation_pays_from_acceptance"] is None:
         yield "  speculation cannot pay with this quantization on this machine"
     else:
         yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+
+
+def _format_speed(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:.3g}"

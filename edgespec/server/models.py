@@ -192,14 +192,22 @@ class ModelSlot:
 class Models:
     """The slots by the names that clients use, and the limit of loaded models."""
 
-    def __init__(self, requests: Mapping[str, LoadConfig], policy: Policy, server_metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        requests: Mapping[str, LoadConfig],
+        policy: Policy,
+        server_metrics: ServerMetrics,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`aliases`: other names that clients may use, with the name in `requests` that each stands for."""
         self.slots = {name: ModelSlot(name, request, policy, server_metrics) for name, request in requests.items()}
+        self._aliases = aliases or {}
         self._policy = policy
         self._opening = asyncio.Lock()
 
     def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
-        if (slot := self.slots.get(name)) is None:
+        if (slot := self.slots.get(name) or self.slots.get(self._aliases.get(name, ""))) is None:
             names = ", ".join(sorted(self.slots))
             raise UnknownModel(f"there is no model '{name}' here.", hint=f"There are: {names}.")
         return slot

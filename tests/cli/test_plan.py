@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -33,7 +34,12 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     assert facts["cost_of_rows"]["1"] == 1.0 and len(facts["cost_of_rows"]) > 4
     assert facts["drafted_token_cost"] > 0
     assert facts["acceptance_known"] and len(facts["speedup_at_acceptance"]) == 2
-    assert "the registry's figure" in cli("plan", "--threads", "1").stdout
+    shown = cli("plan", "--threads", "1").stdout
+    assert "the registry's low figure" in shown and "the registry's high figure" in shown and "e+0" not in shown
+    target = r"weights ([\d.]+) MiB, KV cache .* tokens ([\d.]+) MiB, scratch memory ([\d.]+) MiB"
+    parts = re.search(target + r"\n  draft model: ([\d.]+) MiB", shown)
+    needed = re.search(r"needs ([\d.]+) MiB", shown)
+    assert parts and needed and sum(map(float, parts.groups())) == pytest.approx(float(needed[1]), abs=0.2)
     told = cli("plan", "--threads", "1", "--draft", "ngram").stdout
     assert "tokens are accepted (assumed)" in told
     assert "drafted by ngram" in told and "plain decoding:" in told and "fits: needs" in told

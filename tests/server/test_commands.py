@@ -23,17 +23,23 @@ def test_ps_and_stop(toy: Server) -> None:
     assert shown[0].split() == ["MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING"]
     assert shown[1].split()[:4] == ["tree", "open", "toy", "model"]
     assert json.loads(run("ps", "--url", toy.url, "--json").stdout)["models"][0]["is_open"]
-    assert run("stop", "tree", "--url", toy.url).stdout == "closed tree\n"
+    assert run("stop", "tree", "--url", toy.url).stdout == "unloaded tree\n"
     assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "closed"]
     missing = run("stop", "other", "--url", toy.url)
     assert missing.returncode == 2 and "there is no model 'other' here" in missing.stderr
     assert toy.ask("tree", max_tokens=3).status_code == 200
 
 
+def test_the_embedded_model_has_a_second_name(pair: Server) -> None:
+    answers = [pair.ask(name, max_tokens=6).json() for name in ("embedded", "python-6m")]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 def test_no_server() -> None:
     for command in (["ps"], ["stop", "x"], ["launch", "aider"]):
         done = run(*command, "--url", "http://127.0.0.1:9")
-        assert done.returncode == 2 and "No edgespec server answers" in done.stderr, done.stderr
+        assert done.returncode == 4 and "No edgespec server answers" in done.stderr, done.stderr
+        assert "(connection refused)" in done.stderr and "Errno" not in done.stderr, done.stderr
     assert "No edgespec server" in run("ps", "--url", "not a url").stderr
 
 
