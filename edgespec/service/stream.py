@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import sleep
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 MAX_UNREAD = 2048  # events that work may be ahead of its reader
+_BACKOFF_S = 0.005
 _POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
 
 
@@ -30,13 +32,13 @@ class Stream(Generic[T]):
     def __init__(self, on_cancel: Callable[[], None] | None = None, *, is_bounded: bool = True) -> None:
         """`on_cancel` is called on cancellation. `put` waits for the reader of a bounded stream, and of no other."""
         self.is_cancelled = False
-        self._is_over = False
         self._on_cancel = on_cancel
         self._is_bounded = is_bounded
-        self._events: deque[T | _End] = deque()
-        self._changed = threading.Condition()
-        self._wake_reader: Callable[[], None] = lambda: None
+        self._is_over = False
+        self._events: SimpleQueue[T | _End] = SimpleQueue()
+        self._lock = threading.Lock()  # of the switch from the queue to `_receive`
         self._receive: Callable[[T | _End], None] | None = None
+        self._wake_reader: Callable[[], None] | None = None  # of an event loop, while it may be waiting
 
     @staticmethod
     def of(produce: Callable[[], T]) -> Stream[T]:
@@ -61,26 +63,25 @@ class Stream(Generic[T]):
 
     def put(self, *events: T) -> None:
         """Add events. Waits while too many are unread, unless the stream is cancelled."""
-        with self._changed:
-            while self._is_full and not self.is_cancelled:
-                self._changed.wait(_POLL_S)
-            self._add(*events)
+        while self._is_full and not self.is_cancelled:
+            sleep(_BACKOFF_S)
+        self._add(*events)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:
         """Add the last events. The work is over; once."""
-        with self._changed:
-            self._is_over = True
-            self._add(*events, _End(error))
+        self._is_over = True
+        self._add(*events, _End(error))
 
     # What the reader calls.
 
     def __iter__(self) -> Iterator[T]:
         while True:
-            with self._changed:
-                while not self._events:
-                    self._changed.wait(_POLL_S)
-                event = self._take()
+            try:
+                event = self._events.get(timeout=_POLL_S)
+            except Empty:
+                continue
             if isinstance(event, _End):
+                self._events.put(event)  # for the next reader
                 _raise(event)
                 return
             yield event
@@ -98,9 +99,9 @@ class Stream(Generic[T]):
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ready.set)
 
-        self._wake_reader = wake
         while True:
             ready.clear()
+            self._wake_reader = wake
             events, end = self._take_all()
             if events:
                 yield events
@@ -119,11 +120,13 @@ class Stream(Generic[T]):
             else:
                 put(event)
 
-        with self._changed:
+        with self._lock:
             self._receive = receive
-            while self._events:
-                receive(self._events.popleft())
-            self._changed.notify_all()
+            events, last = self._take_all()
+            for event in events:
+                put(event)
+            if last is not None:
+                receive(last)
 
     def result(self) -> T:
         """The only event."""
@@ -137,36 +140,28 @@ class Stream(Generic[T]):
 
     @property
     def _is_full(self) -> bool:
-        return self._is_bounded and len(self._events) >= MAX_UNREAD
+        return self._is_bounded and self._events.qsize() >= MAX_UNREAD
 
     def _add(self, *events: T | _End) -> None:
-        if self._receive is not None:
+        with self._lock:
             for event in events:
-                self._receive(event)
-            return
-        was_empty = not self._events
-        self._events.extend(events)
-        self._changed.notify_all()
-        if was_empty:
-            self._wake_reader()
-
-    def _take(self) -> T | _End:
-        """The next event. The end stays, for the next reader."""
-        event = self._events[0]
-        if not isinstance(event, _End):
-            self._events.popleft()
-        self._changed.notify_all()
-        return event
+                if self._receive is not None:
+                    self._receive(event)
+                else:
+                    self._events.put(event)
+        wake, self._wake_reader = self._wake_reader, None
+        if wake is not None:
+            wake()
 
     def _take_all(self) -> tuple[list[T], _End | None]:
-        with self._changed:
-            events = [event for event in self._events if not isinstance(event, _End)]
-            last = self._events[-1] if self._events else None
-            self._events.clear()
-            if isinstance(last, _End):
-                self._events.append(last)
-            self._changed.notify_all()
-        return events, last if isinstance(last, _End) else None
+        """All events that are there, and the end if it is. The end stays, for the next reader."""
+        events: list[T] = []
+        with suppress(Empty):
+            while not isinstance(event := self._events.get_nowait(), _End):
+                events.append(event)
+            self._events.put(event)
+            return events, event
+        return events, None
 
 
 def _raise(end: _End) -> None:
