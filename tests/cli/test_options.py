@@ -27,7 +27,7 @@ def parse(name: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["chat", "run", "serve"])
 def test_synonyms_mean_the_same(name: str) -> None:
     config = load_config(None, parse(name, *SPELLINGS))
-    assert (config.gamma, config.nodes, config.rule) == (3, 6, "sample")
+    assert (config.draft_max, config.draft_tree, config.acceptance) == (3, 6, "sample")
     assert parse(name, *SYNONYMS) == parse(name, *SPELLINGS) != parse(name)
 
 

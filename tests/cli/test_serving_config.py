@@ -20,9 +20,9 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     found = read_config(path)
     coder, small = found["coder"], found["small"]
     assert list(found) == ["coder", "small"]
-    assert (coder.model, coder.draft, coder.gamma) == ("./coder.gguf", "ngram", None)
+    assert (coder.model, coder.draft, coder.draft_max) == ("./coder.gguf", "ngram", None)
     assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)
-    assert (small.model, small.draft, small.gamma) == (None, "auto", 0)
+    assert (small.model, small.draft, small.draft_max) == (None, "auto", 0)
     assert (small.load.kv_type, small.load.mmap, small.load.exact, small.load.caches) == ("q8_0", False, True, 4)
 
 
@@ -38,7 +38,7 @@ def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int
     path = tmp_path / "models.toml"
     path.write_text(f"[a]\n{text}\n")
     config = read_config(path)["a"]
-    assert (config.gamma, config.nodes, config.rule) == expected
+    assert (config.draft_max, config.draft_tree, config.acceptance) == expected
 
 
 @pytest.mark.parametrize(
