@@ -96,7 +96,10 @@ def test_measured_once_then_loaded_with_what_was_learned(open_: Open, measured: 
 def test_another_setting_is_measured_and_said(open_: Open, measured: list[float], heard: Heard) -> None:
     open_(LoadConfig(load=ONE)).save_stats()
     two = open_(LoadConfig(load=LoadOptions(threads=2, context_size=128)))
-    assert (len(measured), heard.notices) == (2, ["Measured before with other settings (threads: 2, was 1); measuring again."])
+    assert (len(measured), heard.notices) == (
+        2,
+        ["Measured before with other settings (threads: 2, was 1); measuring again."],
+    )
     two.save_stats()
     open_(LoadConfig(load=LoadOptions(threads=2, context_size=64)))
     open_(LoadConfig(load=ONE))
