@@ -75,7 +75,7 @@ def test_text_is_plain_decodings(
         assert isinstance(found, Finished)
         n_accepted += found.metrics.accepted_tokens
         decisions = [step.decision for step in events if isinstance(step, Step)]
-        assert spec.gamma is not None or any(each.walked for each in decisions if each is not None)
+        assert spec.draft_max is not None or any(each.walked for each in decisions if each is not None)
         if found.tokens != expected:
             tokens = encode_prompt(model.tokenizer, prompt, parse_special=True)
             fork = first_divergence(model.open_session(), tokens, expected, found.tokens)
