@@ -83,6 +83,7 @@ class Meter:
         gaps = np.diff([s.at_s for s in steps])
         tpot_s = float(gaps.sum()) / (emitted - 1) if emitted > 1 else None
         ttft_s = steps[0].at_s - self._started_s if steps else None
+        p50_s, p99_s = np.percentile(gaps, (50, 99)).tolist() if len(gaps) else (None, None)
         return Metrics(
             prompt_tokens=self._prompt_tokens,
             emitted_tokens=emitted,
@@ -95,8 +96,8 @@ class Meter:
             tokens_per_second=1 / tpot_s if tpot_s else None,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            step_p50_s=float(np.percentile(gaps, 50)) if len(gaps) else None,
-            step_p99_s=float(np.percentile(gaps, 99)) if len(gaps) else None,
+            step_p50_s=p50_s,
+            step_p99_s=p99_s,
             prefill_s=ttft_s - steps[0].sample_s if ttft_s is not None else 0.0,
             draft_s=sum(s.draft_s for s in steps),
             verify_s=sum(s.verify_s for s in steps),
