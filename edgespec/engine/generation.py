@@ -81,7 +81,8 @@ class Generation:
             self.reason = "stop"
 
     def finish(self) -> Iterator[Event]:
-        """The text that was held back."""
+        """The text that was held back, and that of a step which was cancelled during its commit."""
+        yield from self._pieces
         yield from self._text.finish()
 
     def finished(self) -> Finished:

@@ -116,17 +116,18 @@ class ModelSlot:
         Leaving the context cancels the generation. The turn ends when the engine has finished it.
         """
         assert self._client is not None
-        stream = self._client.stream(request)
+        try:
+            stream = self._client.stream(request)
+        except BaseException:
+            self.leave()
+            raise
         loop, began_s = asyncio.get_running_loop(), monotonic()
+        relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
         timers: list[asyncio.TimerHandle] = []
+        has_begun = False
 
-        async def watch() -> AsyncIterator[list[Event]]:
-            async for events in stream.batches():
-                if not timers:  # starts with the first event, not while the engine is busy
-                    timers.append(self._start_timer(stream))
-                for event in events:
-                    self._count(event, began_s)
-                yield events
+        def start_timer() -> None:
+            timers.append(self._start_timer(stream))
 
         def end() -> None:
             for timer in timers:
@@ -139,11 +140,24 @@ class ModelSlot:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(function, *values)
 
+        def put(event: Event) -> None:
+            nonlocal has_begun
+            if not has_begun:  # the time limit starts with the first event, not while other requests are generated
+                has_begun = True
+                on_loop(start_timer)
+            if isinstance(event, Finished | Notice):
+                on_loop(self._count, event, began_s)
+            relay.put(event)
+
+        def finish(error: BaseException | None) -> None:
+            on_loop(end)  # before the reader sees the end: its next request finds the turn free
+            relay.end(error)
+
+        stream.forward(put, finish)
         try:
-            yield watch()
+            yield relay.batches()
         finally:
-            stream.cancel()
-            stream.forward(lambda event: on_loop(self._count, event, began_s), lambda _error: on_loop(end))
+            relay.cancel()
 
     async def count(self, request: Request) -> int:
         """Number of tokens of the prompt, within a turn."""

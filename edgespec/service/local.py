@@ -44,7 +44,7 @@ class LocalEngine:
 
     @property
     def model_info(self) -> ModelInfo | None:
-        return self.loaded.describe(self._devices) if self.loaded is not None else None
+        return loaded.describe(self._devices) if (loaded := self.loaded) is not None else None
 
     @property
     def resident(self) -> int:

@@ -39,20 +39,21 @@ class _Outbox:
         self._events: dict[int, list[Any]] = {}
         self._model_info: ModelInfo | None = None  # that the parent knows
         self._sent_s = self._turn_s = 0.0
+        self._is_slow = True  # whether the last turn was
 
     def put(self, number: int, event: Any) -> None:
-        """Add an event of a stream. It is sent now if none was sent lately."""
+        """Add an event of a stream. It is sent now, unless decoding is fast and something was sent lately."""
         with self._lock:
             self._events.setdefault(number, []).append(event)
-            if perf_counter() - self._sent_s >= _SEND_EVERY_S:
+            if self._is_slow or perf_counter() - self._sent_s >= _SEND_EVERY_S:
                 self.flush()
 
     def flush_after_turn(self) -> None:
         """All running jobs have advanced, and the next forward begins."""
         with self._lock:
             now_s = perf_counter()
-            turn_s, self._turn_s = now_s - self._turn_s, now_s
-            if turn_s >= _SLOW_TURN_S or now_s - self._sent_s >= _SEND_EVERY_S:
+            self._is_slow, self._turn_s = now_s - self._turn_s >= _SLOW_TURN_S, now_s
+            if self._is_slow or now_s - self._sent_s >= _SEND_EVERY_S:
                 self.flush()
 
     def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:

@@ -101,7 +101,8 @@ class Stream(Generic[T]):
 
         while True:
             ready.clear()
-            self._wake_reader = wake
+            with self._lock:
+                self._wake_reader = wake
             events, end = self._take_all()
             if events:
                 yield events
@@ -149,7 +150,7 @@ class Stream(Generic[T]):
                     self._receive(event)
                 else:
                     self._events.put(event)
-        wake, self._wake_reader = self._wake_reader, None
+            wake, self._wake_reader = self._wake_reader, None
         if wake is not None:
             wake()
 

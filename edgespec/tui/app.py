@@ -17,7 +17,7 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Notice as EngineNotice
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import EdgespecError
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, require_model
@@ -128,7 +128,7 @@ class ChatApp(Window):
                 self.post_message(message)
                 if isinstance(message, Batch):
                     await message.wait()
-        except (Cancelled, Exception) as error:  # noqa: BLE001 - an internal error must not end the conversation
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
             self.post_message(Toast.from_error(error))
         self.post_message(JobEnded(job))
 

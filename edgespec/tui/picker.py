@@ -105,14 +105,16 @@ class Picker(FilterList[str]):
         status = _KEYS
         try:
             async for text in self._job:
-                self._show_report(text)
+                if self.is_attached:
+                    self._show_report(text)
         except Cancelled:
             return
         except Exception as error:  # noqa: BLE001 - as above
             status = str(Toast.from_error(error))
         finally:
             self._job = None
-        self.say(status)
+        if self.is_attached:
+            self.say(status)
 
     def _call_in_app(self, show: Callable[[T], None], value: T) -> None:
         """Call `show(value)` on the app's thread, unless this screen is closed."""
