@@ -206,11 +206,10 @@ async def _parts(
         try:
             request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
             response = spec.make_response(model_info, model_info.plain_speed)
-            generation = slot.stream(request)
         except BaseException:
             slot.leave()
             raise
-        async with generation as batches:
+        async with slot.stream(request) as batches:  # which ends the turn
             async for batch in batches:
                 for part in merge_deltas([part for event in batch for part in response.parts(event)]):
                     yield copy, part

@@ -135,8 +135,11 @@ class Stream(Generic[T]):
         return event
 
     async def wait(self) -> T:
-        """The only event, on an event loop."""
-        (event,) = [event async for event in self]
+        """The only event, on an event loop. A task that is cancelled here cancels the stream."""
+        try:
+            (event,) = [event async for event in self]
+        finally:
+            self.cancel()
         return event
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 
@@ -156,4 +157,18 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
     gone.cancel()
     with pytest.raises(Cancelled):
         list(gone)
+    assert worker.call(lambda: 7) == 7
+
+
+def test_a_task_that_is_cancelled_cancels_the_job_that_it_waits_for(worker: Worker) -> None:
+    def endless(check: CheckCancelled) -> Iterator[int]:
+        while True:
+            check()
+            yield from ()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(worker.submit(endless).wait(), 0.05)
+
+    asyncio.run(main())
     assert worker.call(lambda: 7) == 7
