@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
 from edgespec.backends import BackendName, Model
-from edgespec.backends.attached_draft import SelfDraftModel, parse
+from edgespec.backends.attached_draft import AttachedDraft, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
@@ -102,13 +102,13 @@ def open_arms(
     name: str,
     model: Model,
     lengths: Sequence[int],
-    open_draft: Callable[[], Model | SelfDraftModel],
+    open_draft: Callable[[], Model | AttachedDraft],
     extra_bytes: int = 0,
 ) -> list[Arm]:
     """One arm for each draft length, on one draft; `extra_bytes` unless the draft states its own."""
     before = resident_bytes()
     draft = open_draft()
-    if isinstance(draft, SelfDraftModel):
+    if isinstance(draft, AttachedDraft):
         extra_bytes = draft.extra_bytes
     engine = Engine(model, draft, Speculation("model", 1))
     generate(engine, Speculation("model", 1), make_request("x = 1", 4))
@@ -118,12 +118,12 @@ def open_arms(
     ]
 
 
-def open_self_draft(model: Model, name: str, folder: Path) -> SelfDraftModel:
+def open_self_draft(model: Model, name: str, folder: Path) -> AttachedDraft:
     """Make a draft of `model`; requantized copies go to `folder`. Raises click.BadParameter."""
     method = parse(name)
     if method is None:
         raise click.BadParameter(f"{name} is not a self-draft.", param_hint="--method")
-    return model.self_draft(method, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    return model.attach(method, folder=folder, progress=lambda fraction: None, check=lambda: None)
 
 
 def make_request(prompt: str, tokens: int) -> Request:

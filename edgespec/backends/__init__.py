@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
@@ -78,10 +78,10 @@ class Model(Protocol):
     @property
     def layer_count(self) -> int: ...
 
-    def self_draft(
-        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> SelfDraftModel:
-        """Load a self-draft. `method` names its layers; `folder` caches files that take long to make.
+    def attach(
+        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedDraft:
+        """Load a self-draft. `spec` names its layers; `folder` caches files that take long to make.
 
         `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
         """

@@ -67,11 +67,12 @@ class Unsupported(InvalidRequest):
     """This model or runtime cannot draft in this way; the message says why."""
 
 
-class SelfDraftModel(ABC):
-    """A loaded self-draft. The thread of its target uses it.
+class AttachedDraft(ABC):
+    """A draft that is made of, or attached to, a loaded target. The target's thread uses it.
 
-    Its sessions may take the target's keys and values instead of computing them. A session that shares the target's
-    cache has a `position` that is never below the target's.
+    Its sessions follow the target's: they take its keys, values or features inside the backend, and are saved, rewound
+    and dropped with it. A session that shares the target's cache has a `position` that is never below the target's, so
+    it has nothing to read after a reused prefix.
     """
 
     tokenizer: Tokenizer

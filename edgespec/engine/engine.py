@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import SelfDraftModel
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.profiler import measure
 from edgespec.controller.stats import DraftStats
@@ -38,7 +38,7 @@ class Engine:
     """
 
     def __init__(
-        self, target: Model, draft: Model | SelfDraftModel | None, speculation: Speculation, slots: int = 1
+        self, target: Model, draft: Model | AttachedDraft | None, speculation: Speculation, slots: int = 1
     ) -> None:
         """`draft` may be made of the target itself; `slots` is how many texts keep a KV cache at most.
 
@@ -46,7 +46,7 @@ class Engine:
         """
         if (
             draft is not None
-            and not isinstance(draft, SelfDraftModel)
+            and not isinstance(draft, AttachedDraft)
             and (reason := find_tokenizer_mismatch(target.tokenizer, draft.tokenizer))
         ):
             raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another.")
@@ -245,6 +245,6 @@ class Engine:
         return slot
 
     def _open_draft(self, target: Session, check: CheckCancelled) -> Session | None:
-        if isinstance(self.draft, SelfDraftModel):
+        if isinstance(self.draft, AttachedDraft):
             return self.draft.open_session(target, check)
         return self.draft.open_session(check) if self.draft is not None else None

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends import BackendName, Model
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.controller.store import ProfileKey, calibration_folder, fingerprint_weights
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
@@ -159,10 +159,10 @@ def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
 
 def make_self_draft(
     target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-) -> SelfDraftModel:
-    """`Model.self_draft` with MemoryError raised as BackendError."""
+) -> AttachedDraft:
+    """`Model.attach` with MemoryError raised as BackendError."""
     try:
-        return target.self_draft(method, folder=folder, progress=progress, check=check)
+        return target.attach(method, folder=folder, progress=progress, check=check)
     except MemoryError as error:
         raise BackendError("there is not enough memory for a self-draft.", hint="Use --draft ngram.") from error
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.stats import DraftStats
@@ -150,7 +150,7 @@ class Loader:
         """Load the draft and build the engine; the draft is freed again if the engine refuses it."""
         key = _profile_key(planned.backend, planned.options)
         method = self._choose_self_draft(config, planned, target, target_path, key)
-        draft: Model | SelfDraftModel | None = None
+        draft: Model | AttachedDraft | None = None
         draft_path: Path | None = None
         kind: DraftKind = planned.kind
         name: str = planned.kind

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.lowbit import copies, evict, low_bit_copy
@@ -36,13 +36,13 @@ def target() -> Iterator[LlamaModel]:
     model.close()
 
 
-def draft_of(target: LlamaModel, method: str, folder: Path) -> SelfDraftModel:
+def draft_of(target: LlamaModel, method: str, folder: Path) -> AttachedDraft:
     found = parse(method)
     assert found is not None and str(found) == method
-    return target.self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    return target.attach(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
 
 
-def attach(draft: SelfDraftModel, target: LlamaSession) -> LlamaSession:
+def attach(draft: AttachedDraft, target: LlamaSession) -> LlamaSession:
     session = draft.open_session(target, lambda: None)
     assert isinstance(session, LlamaSession)
     return session
@@ -70,9 +70,7 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
     target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
 ) -> None:
     reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
-    draft = target.self_draft(
-        SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None
-    )
+    draft = target.attach(SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None)
     idle = target.open_session()
     np.testing.assert_array_equal(
         logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])

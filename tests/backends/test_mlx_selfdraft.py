@@ -56,7 +56,7 @@ def wrap(network: Any, vocab_size: int = 4096) -> MlxModel:
 def make_draft(model: MlxModel, method: str) -> MlxSelfDraft:
     found = parse(method)
     assert found is not None
-    return model.self_draft(found)
+    return model.attach(found)
 
 
 def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSession, SharedKVSession]:
@@ -283,10 +283,10 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     if method == "planes":  # once is enough: there are checks for every layer
         left = 20
         with pytest.raises(Cancelled):
-            small.self_draft(found, check=check)
+            small.attach(found, check=check)
         left = 10**9
         assert np.array_equal(fresh_logits(small, make_tokens(30), 6, Draft.chain([3])), expected)
-    draft = small.self_draft(found)
+    draft = small.attach(found)
     target = small.open_session(check)
     prefill(target, make_tokens(30))
     session = draft.open_session(target, check)

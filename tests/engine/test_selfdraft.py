@@ -39,7 +39,7 @@ def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pyte
     method = parse(request.param)
     assert method is not None
     folder = tmp_path_factory.getbasetemp() / "drafts"  # copies are made once
-    draft = target.self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    draft = target.attach(method, folder=folder, progress=lambda f: None, check=lambda: None)
     opened = Engine(target, draft, PLAIN)
     yield opened
     opened.release_draft()

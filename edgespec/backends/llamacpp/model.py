@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
 from edgespec.backends.llamacpp.selfdraft import open_self_draft
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.backends.options import LoadOptions
@@ -15,11 +15,11 @@ from edgespec.core.protocols import CheckCancelled
 class LlamaModel(LlamaWeights):
     """A backends.Model."""
 
-    def self_draft(
-        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> SelfDraftModel:
+    def attach(
+        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedDraft:
         """See backends.Model."""
-        return open_self_draft(self, method, folder, progress, check)
+        return open_self_draft(self, spec, folder, progress, check)
 
 
 def load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.llamacpp.lowbit import low_bit_copy
 from edgespec.backends.llamacpp.prune import prune
 from edgespec.backends.llamacpp.session import LlamaSession
@@ -14,7 +14,7 @@ from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.core.protocols import CheckCancelled, Session
 
 
-class LlamaSelfDraft(SelfDraftModel):
+class LlamaSelfDraft(AttachedDraft):
     """The target's weights or a model of its own, and the kind of session over them."""
 
     def __init__(self, target: LlamaWeights, model: LlamaWeights, method: SelfDraftSpec, extra_bytes: int) -> None:
@@ -52,8 +52,8 @@ def open_self_draft(
     folder: Path,
     progress: Callable[[float], None],
     check: CheckCancelled,
-) -> SelfDraftModel:
-    """See backends.Model.self_draft."""
+) -> AttachedDraft:
+    """See backends.Model.attach."""
     if method.planes:
         raise Unsupported("llama.cpp cannot read only the high bits of its weights.", hint="Use --draft qspec.")
     if method.sparse is not None and method.skip is not None:

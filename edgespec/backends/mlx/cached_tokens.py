@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.pending import AttachedDraft, Snapshot
+from edgespec.backends.mlx.pending import CacheTenant, Snapshot
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
@@ -28,7 +28,7 @@ class CachedTokens:
         self.tokens: list[int] = []
         self.lag = 0
         self.snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
-        self.attached: AttachedDraft | None = None  # until any forward or trim
+        self.attached: CacheTenant | None = None  # until any forward or trim
         self._open_runner = open_runner
         self._check = check
 

@@ -93,9 +93,9 @@ class MlxModel:
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None)
         return MlxSession(self._open_runner, tree_layout, capabilities, check)
 
-    def self_draft(
+    def attach(
         self,
-        method: SelfDraftSpec,
+        spec: SelfDraftSpec,
         *,
         folder: Path | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
@@ -109,7 +109,7 @@ class MlxModel:
         if self._hooks is None:
             self._hooks = hook_layers(runner)
         return MlxSelfDraft(
-            runner, self._hooks, self.tokenizer, method, lambda: self.open_session(check), progress, check
+            runner, self._hooks, self.tokenizer, spec, lambda: self.open_session(check), progress, check
         )
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:

@@ -36,8 +36,8 @@ class AheadForward:
     before: Snapshot
 
 
-class AttachedDraft(Protocol):
-    """A draft session that keeps provisional rows of its own behind a target's."""
+class CacheTenant(Protocol):
+    """A draft session that keeps provisional rows behind the target's in its caches."""
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
         """A function from the rows [1, n] of this chain to their scores [n, V], which uses what the draft has computed

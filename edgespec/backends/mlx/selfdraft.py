@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.backends.mlx.lowbit import LowBitWeights, find_linears
@@ -25,7 +25,7 @@ _PROMPT, _DRAFTED = 6, 3  # tokens of the probe
 _ADVICE = "Use --draft ngram, or a draft model."
 
 
-class MlxSelfDraft(SelfDraftModel):
+class MlxSelfDraft(AttachedDraft):
     """A model as its own draft. Its sessions use their target's caches. Only one low-bit draft exists at a time."""
 
     def __init__(

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from edgespec.backends.mlx.cached_tokens import CachedTokens
 from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
-from edgespec.backends.mlx.pending import AheadForward, AttachedDraft, PendingForward, Snapshot
+from edgespec.backends.mlx.pending import AheadForward, CacheTenant, PendingForward, Snapshot
 from edgespec.backends.mlx.scores import MlxScores
 from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
 from edgespec.backends.sequence import check_forward, check_ids, check_prompt, shared_prefix
@@ -71,11 +71,11 @@ class MlxSession:
         return self._cached.runner.model
 
     @property
-    def attached(self) -> AttachedDraft | None:
+    def attached(self) -> CacheTenant | None:
         """The draft whose rows follow this session's in the caches, until this session computes or drops anything."""
         return self._cached.attached
 
-    def attach(self, draft: AttachedDraft) -> ModelRunner:
+    def attach(self, draft: CacheTenant) -> ModelRunner:
         """The runner with caches that hold the whole sequence. `draft` has to trim them to `position` after each use.
 
         Raises RollbackError, BackendError.
@@ -87,7 +87,7 @@ class MlxSession:
         self._cached.attached = draft
         return self._cached.runner
 
-    def detach(self, draft: AttachedDraft) -> None:
+    def detach(self, draft: CacheTenant) -> None:
         """`draft` uses the caches no longer."""
         if self._cached.attached is draft:
             self._cached.attached = None

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgespec.backends.attached_draft import SelfDraftModel, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.arrays import Logits
@@ -85,9 +85,9 @@ class ToyRuntimeModel:
     def layer_count(self) -> int:
         return 1
 
-    def self_draft(
-        self, method: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> SelfDraftModel:
+    def attach(
+        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedDraft:
         raise Unsupported("the toy model has no layers to skip.", hint="Use --draft model.")
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
