@@ -10,7 +10,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
 SINK, WINDOW = 4, 256  # default tokens of context that a sparse draft sees
-_KINDS = "layerskip, layerskip:K, layerskip:I,J,..., qspec, qspec:BITS, planes, sparse, sparse:SINK,WINDOW"
+_KINDS = "layerskip, layerskip:K, layerskip:I,J,..., qspec, qspec:BITS, sparse, sparse:SINK,WINDOW"
 _MAX_CONTEXT = 2**20
 
 
@@ -39,13 +39,11 @@ class SelfDraftSpec:
 
     skip    which layers are kept; None for all
     bits    of a weight; None for the target's own, 0 for half of them
-    planes  whether the low-bit weights are the high bits of the target's, and so take no memory
     sparse  (sink, window): tokens of context seen at its start and its end; None for all
     """
 
     skip: Skip | None = None
     bits: int | None = None
-    planes: bool = False
     sparse: tuple[int, int] | None = None
 
     def __str__(self) -> str:
@@ -54,9 +52,7 @@ class SelfDraftSpec:
             kept = self.skip.kept
             which = self.skip.exit if kept is None else ",".join(map(str, kept))
             parts.append("layerskip" + ("" if which is None else f":{which}"))
-        if self.planes:
-            parts.append("planes")
-        elif self.bits is not None:
+        if self.bits is not None:
             parts.append(f"qspec:{self.bits}" if self.bits else "qspec")
         if self.sparse is not None:
             parts.append("sparse:{},{}".format(*self.sparse))
@@ -93,7 +89,7 @@ def parse(text: str) -> SelfDraftSpec | None:
     spec = SelfDraftSpec()
     for part in text.split("+"):
         kind, colon, values = part.partition(":")
-        if kind not in ("layerskip", "skip", "qspec", "planes", "sparse"):
+        if kind not in ("layerskip", "skip", "qspec", "sparse"):
             return None
         numbers = _parse_numbers(part, values) if colon else ()
         if kind in ("layerskip", "skip") and spec.skip is None:
@@ -102,8 +98,6 @@ def parse(text: str) -> SelfDraftSpec | None:
             if numbers and not 2 <= numbers[0] <= 6:
                 raise InvalidRequest(f"a draft cannot have {numbers[0]} bits.", hint="Use qspec:2 to qspec:6.")
             spec = replace(spec, bits=numbers[0] if numbers else 0)
-        elif part == "planes" and spec.bits is None:
-            spec = replace(spec, bits=0, planes=True)
         elif kind == "sparse" and len(numbers) in (0, 2) and spec.sparse is None:
             sink, window = numbers or (SINK, WINDOW)
             if not window or sink + window > _MAX_CONTEXT:

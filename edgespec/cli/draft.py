@@ -31,7 +31,7 @@ def draft_command() -> None:
     "methods",
     multiple=True,
     metavar="METHOD",
-    help="layerskip, qspec:BITS, planes, sparse, joined by '+'; repeatable. [default: all]",
+    help="layerskip, qspec:BITS, sparse, joined by '+'; repeatable. [default: all]",
 )
 @click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
@@ -52,7 +52,7 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     specs = []
     for text in methods:
         if (spec := parse(text)) is None:
-            raise InvalidRequest(f"'{text}' is not a self-draft.", hint="Use layerskip, qspec, planes or sparse.")
+            raise InvalidRequest(f"'{text}' is not a self-draft.", hint="Use layerskip, qspec or sparse.")
         specs.append(spec)
     request = load_config(model, {**options, "draft": "auto"})
     reporter = TerminalReporter()

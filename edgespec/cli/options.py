@@ -61,7 +61,7 @@ _DRAFT = (
     click.option(
         "--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF|SELF",
         help="Drafter: the registry's draft model, n-gram lookup, none, a draft model of your choice, or the model "
-        "itself: layerskip[:K], qspec[:BITS], planes, sparse[:SINK,WINDOW], joined by '+'.",
+        "itself: layerskip[:K], qspec[:BITS], sparse[:SINK,WINDOW], joined by '+'.",
     ),
 )  # fmt: skip
 

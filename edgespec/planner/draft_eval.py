@@ -52,21 +52,14 @@ class Evaluator:
         self.profile: Profile = measure(target, None, _PROFILE_S, check)
         self._choices = self._argmax(target)
 
-    def evaluate(self, draft: Session, *, slows: bool = False) -> DraftEval:
-        """Compare `draft`, which may share the target's KV cache; `slows` if it may slow the target down.
-
-        Raises Cancelled, BackendError.
-        """
+    def evaluate(self, draft: Session) -> DraftEval:
+        """Compare `draft`, which may share the target's KV cache. Raises Cancelled, BackendError."""
         before = self._text[: self._start]
         read_prompt(self._target, before)
         agreed = float((self._argmax(draft) == self._choices).mean())
         draft_s, _ = measure_draft(draft, self._text, self._start, self._check)
         length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
-        plain_s = self.profile.rows[1]
-        if slows:
-            now_s, _ = measure_draft(self._target, self._text, self._start, self._check)
-            speedup *= min(1.0, plain_s / now_s)
-        return DraftEval(agreed, draft_s / plain_s, length, speedup)
+        return DraftEval(agreed, draft_s / self.profile.rows[1], length, speedup)
 
     def _argmax(self, session: Session) -> Ints:
         """[rows] the most probable tokens at the last positions of the text."""

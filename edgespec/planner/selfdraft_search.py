@@ -118,7 +118,7 @@ class SelfDraftSearch:
         progress = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
         draft = make_self_draft(self._target, method, self._folder, progress, self._check)
         try:
-            trial = _evaluate(draft.open_session(session, self._check), evaluator, slows=method.planes)
+            trial = _evaluate(draft.open_session(session, self._check), evaluator)
         finally:
             draft.close()
         self.trials[str(method)] = trial
@@ -135,9 +135,9 @@ class SelfDraftSearch:
             session.close()
 
 
-def _evaluate(session: Session, evaluator: Evaluator, *, slows: bool = False) -> DraftEval:
+def _evaluate(session: Session, evaluator: Evaluator) -> DraftEval:
     try:
-        return evaluator.evaluate(session, slows=slows)
+        return evaluator.evaluate(session)
     finally:
         session.close()
 
@@ -149,12 +149,8 @@ def quick_methods(backend: BackendName) -> list[SelfDraftSpec]:
 
 def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
     """The methods that may pay on short contexts."""
-    bits = [SelfDraftSpec(bits=0), SelfDraftSpec(bits=3), SelfDraftSpec(bits=2)]
-    return (
-        [SelfDraftSpec(Skip()), *bits]
-        if backend == "llamacpp"
-        else [SelfDraftSpec(Skip()), *bits, SelfDraftSpec(bits=0, planes=True)]
-    )
+    copies = [SelfDraftSpec(bits=bits) for bits in (0, 3, 2)]
+    return list(dict.fromkeys([*quick_methods(backend), *copies]))
 
 
 def make_self_draft(

@@ -179,7 +179,6 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ("planes", "cannot read only the high bits"),
         ("layerskip:2+sparse:4,16", "does not combine sparse with layerskip"),
         ("layerskip:6", "6 layers"),
         ("layerskip:0,9", "6 layers"),

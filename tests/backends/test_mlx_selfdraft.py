@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Unsupported, parse
+from edgespec.backends.attached_draft import parse
 from edgespec.backends.mlx.keyvalues import SLACK
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft
@@ -26,7 +26,7 @@ from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 from tests.models import TARGET
 
-METHODS = ("layerskip:2", "layerskip:0,1,5", "qspec", "planes", "sparse:4,8", "layerskip:3+qspec:3", "skip:2+sparse")
+METHODS = ("layerskip:2", "layerskip:0,1,5", "qspec", "sparse:4,8", "layerskip:3+qspec:3", "skip:2+sparse")
 SIX = {**DENSE, "num_hidden_layers": 6, "vocab_size": 4096}
 
 
@@ -234,10 +234,7 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
         make_draft(small, "layerskip:6")
     mxfp4 = make_model({**DENSE, "vocab_size": 64})
     nn.quantize(mxfp4, group_size=32, bits=4, mode="mxfp4")
-    model = wrap(mxfp4, 64)
-    with pytest.raises(Unsupported, match="are mxfp4"):
-        make_draft(model, "planes")
-    make_draft(model, "qspec").close()
+    make_draft(wrap(mxfp4, 64), "qspec").close()
     draft = make_draft(small, "layerskip:2")
     with pytest.raises(ValueError, match="a session of another model"):
         draft.open_session(windowed.open_session(), lambda: None)
@@ -253,7 +250,7 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
         session.rollout([3], 2, 4096)
 
 
-@pytest.mark.parametrize("method", ["layerskip:2", "planes", "layerskip:2+sparse:4,8"])
+@pytest.mark.parametrize("method", ["layerskip:2", "qspec", "layerskip:2+sparse:4,8"])
 def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     """At every check of a draft and of the target's forward on it, from the loading on; both go on afterwards."""
     left = 10**9
@@ -280,7 +277,7 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     found = parse(method)
     assert found is not None
     expected = fresh_logits(small, make_tokens(30), 6, Draft.chain([3]))
-    if method == "planes":  # once is enough: there are checks for every layer
+    if method == "qspec":  # once is enough: there are checks for every layer
         left = 20
         with pytest.raises(Cancelled):
             small.attach(found, check=check)
@@ -290,8 +287,6 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     target = small.open_session(check)
     prefill(target, make_tokens(30))
     session = draft.open_session(target, check)
-    if method == "planes":
-        expected = fresh_logits(small, make_tokens(30), 6, Draft.chain([3]))
 
     def drafted() -> Draft:
         session.rewind(0)

@@ -62,7 +62,7 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     ("draft", "code", "told"),
     [
         ("layerskip:6", 2, "the model has 6 layers"),
-        ("planes", 2, "cannot read only the high bits of its weights"),
+        ("planes", 3, "there is no model called 'planes'"),
         ("qspec:9", 2, "a draft cannot have 9 bits"),
         ("sparse:4", 2, "'sparse:4' is not a self-draft"),
         ("layerskip:two", 2, "needs whole numbers"),

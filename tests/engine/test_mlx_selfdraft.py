@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
@@ -55,10 +54,6 @@ def test_text_is_plain_decodings(
 ) -> None:
     """Greedy, by fixed chains and trees and by the autopilot; and drawn with a seed."""
     model: MlxModel = request.getfixturevalue(which)
-    if "planes" in method and which == "floating":
-        with pytest.raises(Unsupported, match="are not quantized"):
-            make_draft(model, method)
-        return
     prompt = CODE[1]
     asked = Request(prompt, SamplingParams(temperature=0), max_tokens=TOKENS)
     drawn = Request(prompt, SamplingParams(temperature=0.8), max_tokens=TOKENS, seed=5)

@@ -54,8 +54,6 @@ def open_self_draft(
     check: CheckCancelled,
 ) -> AttachedDraft:
     """See backends.Model.attach."""
-    if method.planes:
-        raise Unsupported("llama.cpp cannot read only the high bits of its weights.", hint="Use --draft qspec.")
     if method.sparse is not None and method.skip is not None:
         raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:

@@ -1,4 +1,4 @@
-"""Self-drafts on MLX: some of the target's own layers, weight bits and cached rows."""
+"""Self-drafts on MLX: some of the target's own layers, fewer bits, and some of its cached rows."""
 
 from __future__ import annotations
 
@@ -61,10 +61,7 @@ class MlxSelfDraft(AttachedDraft):
         try:
             if method.bits is not None:
                 linears = find_linears(runner.model, [layer for i, layer in enumerate(hooks.layers) if i not in layers])
-                if method.planes:
-                    self._low.add_planes(linears, progress, check)
-                else:
-                    self._low.add_copies(linears, method.bits, progress, check)
+                self._low.add_copies(linears, method.bits, progress, check)
             probe.run()
         except BaseException:
             self._low.close()
@@ -161,7 +158,7 @@ class _SelfDraftProbe:
         limit = max(4 * self._noise, 0.02 * spread)
         if can_continue:
             network.continues_from_layer = bool(difference <= limit)
-        elif not difference <= max(limit, 0.25 * spread if network.is_low_bit else 0.0):
+        elif not difference <= limit:
             return "the target's scores have changed"
         return None
 
