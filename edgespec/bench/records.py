@@ -59,7 +59,7 @@ class Cost:
 
     position: int
     rows: dict[int, float]
-    draft_s: float | None
+    drafts: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

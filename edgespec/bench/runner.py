@@ -15,7 +15,7 @@ from edgespec.controller.cost_model import CostModel, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import DraftKind, Speculation
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import ContextOverflow
@@ -28,12 +28,12 @@ class Arm:
     """One decoding configuration. `gamma` None is the autopilot, which starts each prompt untrained if `cold`."""
 
     name: str
-    kind: DraftKind
+    drafters: tuple[str, ...]
     gamma: int | None
     cold: bool = False
 
 
-_PLAIN = Arm(PLAIN, "none", 0)
+_PLAIN = Arm(PLAIN, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Skipped:
     reason: str
 
 
-def list_arms(draft: DraftKind, gammas: Sequence[int]) -> list[Arm]:
+def list_arms(drafters: Sequence[str], gammas: Sequence[int]) -> list[Arm]:
     """Plain decoding, the autopilot with all drafters, and fixed draft lengths for each drafter."""
-    kinds: list[DraftKind] = ["ngram", "model"] if draft == "model" else ["ngram"]
-    fixed = [Arm(f"{kind} {gamma}", kind, gamma) for kind in kinds for gamma in gammas]
-    return [_PLAIN, Arm(AUTOPILOT, draft, None), *fixed, Arm(f"{AUTOPILOT} cold", draft, None, cold=True)]
+    names = tuple(drafters)
+    fixed = [Arm(f"{name} {gamma}", (name,), gamma) for name in names for gamma in gammas]
+    return [_PLAIN, Arm(AUTOPILOT, names, None), *fixed, Arm(f"{AUTOPILOT} cold", names, None, cold=True)]
 
 
 @dataclass(slots=True)
@@ -113,8 +113,8 @@ class Bench:
         """Run all turns of a conversation; yields a record for each."""
         engine = self.engine
         # The seed only pairs the arms, so the autopilot takes the acceptance rule of an unseeded request.
-        rule = Speculation(arm.kind).choose_rule(temperature, seeded=False) if arm.gamma is None else "sample"
-        engine.speculation = Speculation(arm.kind, arm.gamma, acceptance=rule)
+        rule = Speculation(arm.drafters).choose_rule(temperature, seeded=False) if arm.gamma is None else "sample"
+        engine.speculation = Speculation(arm.drafters, arm.gamma, acceptance=rule)
         engine.draft_stats = DraftStats(self._profile) if arm.cold else self._draft_stats
         messages: list[Message] = []
         for at, turn in enumerate(prompt.turns):
@@ -157,7 +157,8 @@ class Bench:
         costs, tpot_s = CostModel(self._profile), plain.metrics.tpot_s
         if tpot_s is None:
             return None
-        drafted_s = (self._profile.draft_s or 0.0) * sum(step.decision.walked for step in steps if step.decision)
+        drafted = [pair for step in steps if step.decision for pair in step.decision.drafted.items()]
+        drafted_s = sum(self._profile.drafts[name].path_s(n) for name, n in drafted if name in self._profile.drafts)
         forwards_s = sum(costs.seconds(step.n_drafted + 1) for step in steps[1:])
         return (forwards_s + drafted_s) * tpot_s / costs.seconds(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ def bench_command(
     local = open_engine(load_config(model, options), verbose=options["verbose"])
     loaded = local.require_loaded()
     engine = loaded.engine
-    arms = list_arms(engine.speculation.kind, sorted(set(draft_lengths)) or range(1, 9))
+    arms = list_arms(engine.speculation.drafters, sorted(set(draft_lengths)) or range(1, 9))
     bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
@@ -159,7 +160,7 @@ def _record(local: LocalEngine, bench: Bench, header: dict[str, Any], raw: Path)
 
     def work(check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
         profile = bench.engine.measure(_PROFILE_S, check)
-        yield {"kind": "cost", "position": 32, "rows": profile.rows, "draft_s": profile.draft_s}
+        yield {"kind": "cost", "position": 32, **asdict(profile)}
         progress.expect(bench.runs)
         yield from bench.run(profile, check)
 

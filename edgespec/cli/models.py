@@ -46,7 +46,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     hub, reporter = Hub.from_environment(), TerminalReporter()
     request = LoadConfig(model, parse_backend(backend), draft, load=LoadOptions(context_size=ctx), force=force)
     planned = plan(request, load_registry(), hub, reporter)
-    for source in (planned.target, *((planned.draft.source,) if planned.draft else ())):
+    for source in (planned.target, *(each.source for each in planned.models)):
         if verify and isinstance(source, HubGguf | HubMlx):
             hub.verify(source.model, lambda name: click.echo(f"checking {name}", err=True))
         click.echo(str(fetch(source, hub, reporter)))

@@ -122,7 +122,7 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         self._metrics = finished.metrics
         if self._interactive or finished.reason == "cancelled":
-            line = format_summary(finished.metrics, steps, require_model(self._engine).draft, finished.reason)
+            line = format_summary(finished.metrics, steps, require_model(self._engine).drafters, finished.reason)
             click.echo(click.style(line, dim=True), err=True)
 
     def _help(self, _argument: str) -> None:

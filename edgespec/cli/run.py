@@ -65,7 +65,7 @@ def run_command(
         click.echo(json.dumps(_format_result(info, finished, texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(format_summary(finished.metrics, steps, info.draft, finished.reason), err=True)
+        click.echo(format_summary(finished.metrics, steps, info.drafters, finished.reason), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0

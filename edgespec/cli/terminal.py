@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
@@ -85,32 +85,32 @@ def echo_native_log() -> None:
     library().log.echo = True
 
 
-def format_summary(metrics: Metrics, steps: Iterable[Step], draft: str, reason: str) -> str:
+def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[str, str], reason: str) -> str:
     """One line: tokens, speed, speedup over plain decoding, acceptance, time to first token.
 
-    `draft` is ModelInfo.draft. Only the drafters that drafted a token in `steps` are named.
+    `drafters` is ModelInfo.drafters. Only the drafters that drafted a token in `steps` are named.
     """
     parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
     if metrics.tokens_per_second is not None:
         parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
-    if metrics.times_plain is not None and draft != "none":
+    if metrics.times_plain is not None and drafters:
         parts.append(f"{metrics.times_plain:.2f}x plain")
     if metrics.acceptance_rate is not None and metrics.tau is not None:
         parts.append(
             f"{metrics.accepted_tokens} of {metrics.drafted_tokens} drafted tokens accepted"
-            f" ({metrics.acceptance_rate:.0%}; {', '.join(_list_sources(steps, draft))}), tau {metrics.tau:.2f}"
+            f" ({metrics.acceptance_rate:.0%}; {', '.join(_list_sources(steps, drafters))}), tau {metrics.tau:.2f}"
         )
     else:
-        parts.append("nothing drafted" if draft != "none" else "plain decoding")
+        parts.append("nothing drafted" if drafters else "plain decoding")
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)
 
 
-def _list_sources(steps: Iterable[Step], draft: str) -> list[str]:
-    """The drafters of `steps` in order of first use; a draft model or self-draft by its name `draft`."""
+def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[str]:
+    """The drafters of `steps` in order of first use, as the user calls them."""
     drafted = (step.decision.source.split("+") for step in steps if step.decision and step.n_drafted)
-    return list(dict.fromkeys(draft if name == "model" else name for names in drafted for name in names))
+    return list(dict.fromkeys(drafters.get(name, name) for names in drafted for name in names))
 
 
 def explain_rounds(steps: Iterable[Step]) -> list[str]:

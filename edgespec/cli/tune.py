@@ -70,6 +70,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
         click.echo(f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain")
         steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
         click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
-        if profile.draft_s is not None:
-            click.echo(f"  cost of a draft token: {profile.draft_s / profile.rows[1]:.3f} plain steps")
+        for name, cost in profile.drafts.items():
+            units = "  ".join(f"{n}: {s / profile.rows[1]:.3f}" for n, s in cost.units.items())
+            click.echo(f"  cost of {name} by drafted tokens, in plain steps: {units}")
     return INTERRUPTED if interrupted else 0

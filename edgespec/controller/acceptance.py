@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import prod
 
 from edgespec.controller.estimator import DecayedMean
+from edgespec.core.drafter import Confidence
 
 
 class AcceptanceModel:
     """The share of accepted tokens as a function of one feature.
 
-    For a draft model the feature is the probability that it gives its token; for lookups, the length of the match.
+    The feature is the drafter's confidence; for a token that several drafters propose, the rate that all of them give.
     """
 
     def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
@@ -43,12 +45,20 @@ class AcceptanceModel:
         return self.rates[bisect_right(self._edges, feature)].value
 
 
-def model_by_probability() -> AcceptanceModel:
-    """For a drafter that gives each token a probability."""
+def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
+    """For a drafter that gives each token a probability, or the number of matching tokens before it."""
+    if confidence == "length":
+        return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
     return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
 
-def model_by_match_length() -> AcceptanceModel:
-    """For lookups, by the number of matching tokens before the proposed one."""
-    return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
+def make_agreement_model() -> AcceptanceModel:
+    """For a token that several drafters propose, by `combine_rates`."""
+    edges = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+    return AcceptanceModel(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
+
+
+def combine_rates(rates: Iterable[float]) -> float:
+    """The probability that a token is right if each of several rates were of an independent reason for it."""
+    return 1.0 - prod(1.0 - rate for rate in rates)

@@ -1,12 +1,14 @@
-"""The cost model: seconds of a target forward by its number of rows, from a profile and recent measurements."""
+"""The cost model: seconds of forwards by their rows, and of drafting, from a profile and recent measurements."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+
+import numpy as np
 
 _WINDOW = 15  # latest measurements of a number of rows; with fewer, the expected value is one of them
 _MAX_AGE = 256  # rounds; the machine may have changed since an older measurement
@@ -17,21 +19,47 @@ _MIN_NEAR = 1024  # tokens of context within which plain steps are compared; at 
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """Seconds measured on load. Raises ValueError without a time for one row, or for times that are not above zero.
+class DraftCost:
+    """Seconds of a drafter. Raises ValueError for times that are not above zero.
 
-    rows     of a target forward by its number of rows
-    draft_s  of a token that the draft model drafts; None without a draft model
-    read_s   of a token of the text that the draft model reads
+    units   of a unit of its work, by the tokens on a path that the unit proposes
+    read_s  of a token of the text that it reads
     """
 
-    rows: Mapping[int, float]
-    draft_s: float | None = None
+    units: Mapping[int, float]
     read_s: float = 0.0
 
     def __post_init__(self) -> None:
-        times = [*self.rows.values(), 1.0 if self.draft_s is None else self.draft_s]
-        if 1 not in self.rows or not all(0 < t < math.inf for t in times) or not 0 <= self.read_s < math.inf:
+        if not self.units or not all(n > 0 and 0 < s < math.inf for n, s in self.units.items()):
+            raise ValueError("a drafter needs the time of a unit, above zero")
+        if not 0 <= self.read_s < math.inf:
+            raise ValueError("reading takes no negative time")
+
+    def seconds(self, n: int) -> float:
+        """Of a unit that proposes `n` tokens on a path: linear between the measured ones."""
+        if n in self.units:
+            return self.units[n]
+        known = sorted(self.units)
+        return float(np.interp(n, known, [self.units[each] for each in known]))
+
+    def path_s(self, n: int) -> float:
+        """Of `n` tokens on a path: one block, or `n` units of one token."""
+        return self.seconds(n) if len(self.units) > 1 else n * self.seconds(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds measured on load. Raises ValueError without a time for one row, or for times that are not above zero.
+
+    rows    of a target forward by its number of rows
+    drafts  of the drafters that take time, by name
+    """
+
+    rows: Mapping[int, float]
+    drafts: Mapping[str, DraftCost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if 1 not in self.rows or not all(0 < t < math.inf for t in self.rows.values()):
             raise ValueError("a profile needs one row, and times above zero")
 
 
@@ -51,7 +79,7 @@ def choose_chain_length(rows: Mapping[int, float], draft_s: float, acceptance: f
 
 
 class CostModel:
-    """Seconds of a target forward by its number of rows, and of a drafted token.
+    """Seconds of a target forward by its number of rows, and of drafting.
 
     The curve may have any shape: four rows can be cheaper than three. One row is measured in seconds, near the present
     position. More rows are measured as multiples of it, which stay valid when the machine slows down or the context
@@ -63,7 +91,8 @@ class CostModel:
         self._interpolated: dict[int, float] = {}  # rows -> plain steps, by the profile
         self._plain: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)  # (round, position, seconds)
         self._multiples: dict[int, deque[tuple[int, float]]] = {}  # rows -> (round, plain steps)
-        self._drafted: deque[float] = deque(maxlen=_WINDOW)  # seconds
+        self._units: dict[str, deque[float]] = {}  # drafter -> multiples of the profile's seconds
+        self._drafting_drift: dict[str, float] = {}  # their medians
         self._round = 0
         self._position = 0
         self._plain_s = profile.rows[1]
@@ -83,9 +112,11 @@ class CostModel:
         if self._round % _REFRESH_ROUNDS == 0:
             self._discard_stale()
 
-    def observe_drafted(self, seconds: float) -> None:
-        """A token of the draft model took `seconds`."""
-        self._drafted.append(seconds)
+    def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
+        """Units of `drafter` took `seconds`; `expected_s` by the profile."""
+        measured = self._units.setdefault(drafter, deque(maxlen=_WINDOW))
+        measured.append(seconds / expected_s)
+        self._drafting_drift[drafter] = median(measured if len(measured) == _WINDOW else [1.0, *measured])
 
     def begin(self, position: int) -> None:
         """A generation begins at `position`."""
@@ -99,17 +130,21 @@ class CostModel:
         measured = self._medians.get(rows)
         return (self._interpolate(rows) * self._drift if measured is None else measured) * self._plain_s
 
-    @property
-    def draft_s(self) -> float:
-        """Seconds of a drafted token. The profile must have been measured with a draft model."""
-        expected = self.profile.draft_s
-        assert expected is not None
-        return median([expected, *self._drafted]) if len(self._drafted) < _WINDOW else median(self._drafted)
+    def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:
+        """Add the costs of more drafters to the profile."""
+        self.profile = Profile(self.profile.rows, {**self.profile.drafts, **drafts})
 
-    @property
-    def read_s(self) -> float:
-        """Seconds of a token of the text that the draft model reads."""
-        return self.profile.read_s * self.draft_s / (self.profile.draft_s or 1.0)
+    def has_cost(self, drafter: str) -> bool:
+        """Whether the time of `drafter` is known."""
+        return drafter in self.profile.drafts
+
+    def unit_s(self, drafter: str, n: int = 1) -> float:
+        """Seconds of a unit of `drafter` that proposes `n` tokens on a path; see `has_cost`."""
+        return self.profile.drafts[drafter].seconds(n) * self._drafting_drift.get(drafter, 1.0)
+
+    def read_s(self, drafter: str) -> float:
+        """Seconds of a token of the text that `drafter` reads; see `has_cost`."""
+        return self.profile.drafts[drafter].read_s * self._drafting_drift.get(drafter, 1.0)
 
     def count_recent(self, rows: int) -> int:
         """The number of recent measurements of `rows` rows."""

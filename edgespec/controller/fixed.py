@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Drafter, Step, Verdict
-from edgespec.core.scores import Scores
+from edgespec.controller.drafter_set import DrafterSet
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, TokenDraw
+from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
+
+_MIN_MATCH = 2.0  # tokens; a fixed length would seldom pay after shorter matches
 
 
 class FixedLength:
-    """One drafter with the same budget in every round; depth 0 is plain decoding."""
+    """The same budget in every round; without drafters, or with depth 0, plain decoding.
 
-    def __init__(self, drafter: Drafter, budget: Budget) -> None:
-        self._drafter = drafter
+    For a chain, the first drafter that proposes something makes the draft; for a tree, all of them do.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], budget: Budget, vocab_size: int, draw: TokenDraw | None = None
+    ) -> None:
+        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
+        self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._budget = budget
-        self.expects_plain = not (budget.depth and budget.nodes)
-        self.decision = Decision("none" if self.expects_plain else drafter.name, "the draft length is fixed")
+        self.expects_plain = not (drafters and budget.depth and budget.nodes)
+        names = "+".join(drafter.name for drafter in drafters)
+        self.decision = Decision("none" if self.expects_plain else names, "the draft length is fixed")
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._drafter.begin(prompt, scores)
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The drafters that were dropped, and why."""
+        return self._drafters.failures
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._drafters.begin(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         budget = self._budget.clamp(depth=limit.depth, nodes=limit.nodes)
-        return self._drafter.propose(tokens, budget) if budget.depth and budget.nodes else NO_DRAFT
+        if not (budget.depth and budget.nodes):
+            return NO_DRAFT
+        is_chain = budget.nodes <= budget.depth
+        tree = DraftTree()
+        for drafter in self._drafters:
+            if is_chain and (chain := self._drafters.draft_unread(drafter, tokens, budget)) is not None:
+                return chain
+            own = DraftTree() if drafter.is_drawn else tree
+            for _ in self._drafters.expand(drafter, own, tokens, budget):
+                pass
+            if len(own) and drafter.is_drawn:
+                return own.drawn_chain()
+            if is_chain and (draft := self._select(tree, budget, is_chain=True)) is not NO_DRAFT:
+                return draft
+        return self._select(tree, budget, is_chain=is_chain)
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self._drafter.observe(verdict, scores)
+    def observe(self, done: Round) -> None:
+        self._drafters.observe(done)
 
     def record(self, step: Step) -> None:
         """Learns nothing."""
@@ -38,3 +68,26 @@ class FixedLength:
 
     def end(self) -> None:
         """Keeps nothing."""
+
+    def _select(self, tree: DraftTree, budget: Budget, *, is_chain: bool) -> Draft:
+        """The nodes of the most confident paths within `budget`; of a chain each node's best child alone."""
+        lengths = {drafter.name for drafter in self._drafters if drafter.confidence == "length"}
+        scores: list[float] = []
+        for parent, votes in zip(tree.parents, tree.votes, strict=True):
+            above = 1.0 if parent < 0 else scores[parent]
+            scores.append(above * max(_as_rate(c, is_length=name in lengths) for name, c in votes.items()))
+        ranked = sorted(range(len(tree)), key=lambda node: (-scores[node], node))
+        kept: list[int] = []
+        for node in ranked:
+            is_taken = is_chain and any(tree.parents[each] == tree.parents[node] for each in kept)
+            is_reached = tree.parents[node] < 0 or tree.parents[node] in kept
+            if scores[node] > 0 and is_reached and not is_taken and tree.depths[node] <= budget.depth:
+                kept.append(node)
+        return tree.select(kept[: budget.nodes])
+
+
+def _as_rate(confidence: float, *, is_length: bool) -> float:
+    """A guess at the acceptance of a token; 0 after a short match."""
+    if not is_length:
+        return confidence
+    return confidence / (confidence + 1.0) if confidence >= _MIN_MATCH else 0.0

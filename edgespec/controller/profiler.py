@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter
 from edgespec.core.greedy import read_prompt
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
+from edgespec.errors import Cancelled
 
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 24)  # the most informative first
 _START = 32  # tokens of context at which the measurements begin
-_DRAFTED = 6  # measured tokens of the draft model
+_DRAFTED = 6  # measured tokens of a drafter
+_BLOCKS = (1, 2, 4, 8, 16)  # measured lengths of a block
 _REPEATS = 5
 
 
-def measure(session: Session, draft: Session | None, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
-    """Run forwards of up to 32 rows for `seconds`, five times each at most; the profile holds the medians.
+def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambda: None) -> dict[int, float]:
+    """Median seconds of forwards by their rows, up to 32, run for `seconds` and five times each at most.
 
     One row is measured twice at least, even after `seconds`. Raises Cancelled, BackendError.
     """
@@ -27,7 +31,6 @@ def measure(session: Session, draft: Session | None, seconds: float, check: Chec
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
     start = min(_START, limits.context_size // 2)
     _fill(session, tokens[:start])
-    draft_costs = measure_draft(draft, tokens, start, check) if draft is not None else (None, 0.0)
     _time_forward(session, tokens, 1)  # warm-up
     times: dict[int, list[float]] = {}
     until = perf_counter() + seconds
@@ -43,25 +46,79 @@ def measure(session: Session, draft: Session | None, seconds: float, check: Chec
         if perf_counter() >= until:
             break
     session.rewind(0)
-    return Profile({rows: median(each) for rows, each in sorted(times.items())}, *draft_costs)
+    return {rows: median(each) for rows, each in sorted(times.items())}
 
 
-def measure_draft(session: Session, tokens: Sequence[int], start: int, check: CheckCancelled) -> tuple[float, float]:
-    """(seconds of a token that a draft session drafts after `start` of `tokens`, seconds of a token that it reads).
+def measure_drafters(
+    drafters: Iterable[Drafter], target: Session, check: CheckCancelled = lambda: None
+) -> dict[str, DraftCost]:
+    """The cost of each drafter that takes time, on a text that `target` is made to hold.
 
-    A session that shares the target's KV cache reads the tokens that the target holds. Raises Cancelled, BackendError.
+    A drafter that fails or proposes nothing is left out. Raises Cancelled, and BackendError of the target.
     """
-    read_s = []
+    limits = target.capabilities
+    tokens = _make_tokens(limits.vocab_size, limits.context_size)[: min(_START, limits.context_size // 2)]
+    found = {}
+    for drafter in drafters:
+        if not drafter.is_free:
+            _fill(target, tokens[:-1])  # the last token is the root
+            try:
+                cost = measure_drafter(drafter, tokens, check)
+            except Cancelled:
+                raise
+            except Exception:  # noqa: BLE001 - somebody else's code; a generation that asks it tells the user
+                continue
+            if cost is not None:
+                found[drafter.name] = cost
+    target.rewind(0)
+    return found
+
+
+def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancelled = lambda: None) -> DraftCost | None:
+    """The cost of a drafter after `tokens`, all but the last of which its target holds; None if it proposes nothing.
+
+    Raises what the drafter raises.
+    """
+    drafter.begin(tokens[:1], None)
+    reading_s = []
+    n_unread = 0
     for _ in range(2):  # the first is the warm-up
-        started = perf_counter()
-        _fill(session, tokens[:start])
-        read_s.append((perf_counter() - started) / start)
-    draft_s = []
-    for _ in range(min(_DRAFTED, len(tokens) - start)):
         check()
-        draft_s.append(_time_forward(session, tokens, 1))
-    session.rewind(0)
-    return median(draft_s), read_s[-1]
+        drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
+        drafter.begin(tokens, None)
+        n_unread = drafter.unread(tokens) - 1
+        reading_s.append(sum(_time_units(drafter, tokens, Budget(1, 1))))
+    lengths = [n for n in _BLOCKS if n <= drafter.block_size] if drafter.block_size > 1 else [1]
+    units: dict[int, float] = {}
+    for n in lengths:
+        check()
+        n_drafted = n if drafter.block_size > 1 else _DRAFTED
+        times = _time_chain(drafter, tokens, n_drafted) or _time_units(drafter, tokens, Budget(n_drafted, n_drafted))
+        if times:
+            units[n] = median(times)
+    if not units:
+        return None
+    return DraftCost(units, max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0)
+
+
+def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[float]:
+    """Seconds of each unit."""
+    times = []
+    started = perf_counter()
+    for _ in drafter.expand(DraftTree(), tokens, limit):
+        now = perf_counter()
+        times.append(now - started)
+        started = now
+    return times
+
+
+def _time_chain(drafter: Drafter, tokens: Sequence[int], n: int) -> list[float]:
+    """Seconds of each token of a chain that the device computes without the host; none where there is no such chain."""
+    started = perf_counter()
+    chain = drafter.draft_unread(tokens, Budget(n, n))
+    if chain is None or not len(chain.tokens):  # reading the tokens waits for the device
+        return []
+    return [(perf_counter() - started) / len(chain)] * len(chain)
 
 
 def _make_tokens(vocab_size: int, n: int) -> list[int]:

@@ -1,65 +1,110 @@
-"""One round: its limits, the draft model's candidates, and the values of draft sizes."""
+"""One round of the autopilot: its limits, the drafters that it has asked, and the values of draft sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from edgespec.controller.batch_cost import MarginalCost
-from edgespec.controller.draft_tree import DraftTree
+from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.value import DraftSize, choose_size, list_sizes, value
+from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Step
-from edgespec.drafters.draft_model import Candidates
 
-_MAX_NODES = 15  # draft nodes; a forward then has at most 16 rows
+MAX_NODES = 15  # draft nodes; a forward then has at most 16 rows
 _OBSERVED_WEIGHT = 0.75  # of the emitted tokens against the expected ones, when a round is judged
 
 
-class Round:
+@dataclass(slots=True)
+class Asked:
+    """A drafter that takes time, and what it was asked for in a round.
+
+    is_trial  whether that was to measure it
+    after     the drafters that were asked before it
+    n_read    tokens of the text that it had to read first
+    before    the size that was chosen without it
+    size      the size that was chosen with it
+    units     the tokens on a path that each of its units proposed
+    seen_s    measured seconds
+    """
+
+    drafter: Drafter
+    is_trial: bool
+    after: tuple[str, ...]
+    n_read: int
+    before: DraftSize
+    size: DraftSize
+    units: list[int] = field(default_factory=list)
+    seen_s: float = 0.0
+
+
+class RoundPlan:
     """Kept until the round's Step is recorded. Seconds are the usual ones of the cost model, not measured ones."""
 
     def __init__(self, cost: MarginalCost, tokens: Sequence[int], limit: Budget, tokens_per_step: float) -> None:
         """`tokens` are prompt and output; the last one is the root. `tokens_per_step` is that of recent rounds."""
         self._cost = cost
         self.position = len(tokens) - 1  # of the root
-        self.node_limit, self.depth_limit = min(limit.nodes, _MAX_NODES), min(limit.depth, _MAX_NODES)
+        self.node_limit, self.depth_limit = min(limit.nodes, MAX_NODES), min(limit.depth, MAX_NODES)
         self.max_nodes = 0  # of the draft, by the regret budget; at most node_limit
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
-        self.path: list[Candidates] = []  # what the draft model proposed at each depth
-        self.n_read = 0  # tokens of the text that the draft model had to read first
-        self.value_without = 0.0  # of the round without the draft model, in tokens
-        self.expected_tokens = 0.0  # of the round with it
+        self.asked: list[Asked] = []
 
     @property
-    def drafted_s(self) -> float:
-        """Seconds of the tokens that the draft model has drafted."""
-        return len(self.path) * self._cost.model.draft_s if self.path else 0.0
+    def drafting_s(self) -> float:
+        """Seconds of the units that drafters have been asked for, without reading."""
+        return sum(self.drafting_s_of(each) for each in self.asked)
 
-    def choose_size(self, tree: DraftTree) -> DraftSize:
+    def drafting_s_of(self, asked: Asked) -> float:
+        """Seconds of its units, without reading."""
+        return sum(self._cost.model.unit_s(asked.drafter.name, n) for n in asked.units)
+
+    def profile_s(self, asked: Asked) -> float:
+        """Seconds of its units by the profile."""
+        cost = self._cost.model.profile.drafts[asked.drafter.name]
+        return sum(cost.seconds(n) for n in asked.units)
+
+    @property
+    def reading_s(self) -> float:
+        return sum(each.n_read * self._cost.model.read_s(each.drafter.name) for each in self.asked if each.units)
+
+    def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
-        sizes = list_sizes(tree.probabilities, self._cost.seconds, self.drafted_s, self.max_nodes)
+        sizes = list_sizes(tree.probabilities, self._cost.seconds, self.drafting_s, self.max_nodes)
         size, self.price = choose_size(sizes, self.recent_rate)
         return size
 
-    def choose_unlimited_size(self, tree: DraftTree) -> DraftSize:
-        """The size of the highest value if the regret budget did not matter and the draft model were not asked."""
+    def choose_unlimited_size(self, tree: ScoredTree) -> DraftSize:
+        """The size of the highest value without the regret budget and without drafters that take time."""
         return choose_size(list_sizes(tree.probabilities, self._cost.seconds, 0.0, self.node_limit), self.recent_rate)[
             0
         ]
 
-    def find_fastest_size(self, tree: DraftTree, ahead: Sequence[float]) -> DraftSize:
-        """The size of the most tokens per second, after drafting more tokens with probabilities `ahead`."""
-        drafted_s = self.drafted_s + len(ahead) * self._cost.model.draft_s
-        sizes = list_sizes([*tree.probabilities, *ahead], self._cost.seconds, drafted_s, self.node_limit)
+    def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
+        """The size of the most tokens per second, after `more_s` of drafting that adds nodes `ahead`."""
+        seconds = self.drafting_s + more_s
+        sizes = list_sizes([*tree.probabilities, *ahead], self._cost.seconds, seconds, self.node_limit)
         return max(sizes, key=lambda each: each.speed)
 
-    def measure_chain(self, chain: DraftTree, ahead: Sequence[float] = ()) -> DraftSize:
-        """The size of a whole sampled chain, after drafting more tokens with probabilities `ahead`."""
-        n, drafted_s = len(chain) + len(ahead), self.drafted_s + len(ahead) * self._cost.model.draft_s
-        return DraftSize(n, 1.0 + sum(chain.probabilities) + sum(ahead), drafted_s + self._cost.seconds(n + 1))
+    def measure_chain(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
+        """The size of a whole drawn chain, after `more_s` of drafting that adds tokens of probabilities `ahead`."""
+        n = len(tree) + len(ahead)
+        seconds = self.drafting_s + more_s + self._cost.seconds(n + 1)
+        return DraftSize(n, 1.0 + sum(tree.probabilities) + sum(ahead), seconds)
 
-    def gain(self, step: Step) -> float:
-        """Tokens gained by asking the draft model, of which `step` is the outcome."""
-        emitted = self.expected_tokens + _OBSERVED_WEIGHT * (len(step.tokens) - self.expected_tokens)
-        seconds = self.drafted_s + self._cost.seconds(step.n_drafted + 1)
-        return value(emitted, self.price, seconds) - self.value_without
+    def gains(self, step: Step) -> list[float]:
+        """Tokens gained by asking each of `asked`, of which `step` is the outcome.
+
+        The difference between the emitted and the expected tokens is shared out by what each was expected to add.
+        """
+        seconds = self.drafting_s + self._cost.seconds(step.n_drafted + 1)
+        last = self.asked[-1].size
+        surprise = value(
+            last.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - last.tokens), self.price, seconds
+        ) - last.value(self.price)
+        added = [max(each.size.tokens - each.before.tokens, 1e-6) for each in self.asked]
+        return [
+            each.size.value(self.price) - each.before.value(self.price) + surprise * part / sum(added)
+            for each, part in zip(self.asked, added, strict=True)
+        ]

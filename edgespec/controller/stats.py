@@ -1,52 +1,67 @@
-"""Statistics of a target and its drafters: costs, acceptance, the gain of rounds that asked the draft model."""
+"""Statistics of a target and its drafters: costs, acceptance, the gain of rounds that asked a drafter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from edgespec.controller.acceptance import AcceptanceModel, model_by_match_length, model_by_probability
-from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.acceptance import (
+    AcceptanceModel,
+    combine_rates,
+    make_acceptance_model,
+    make_agreement_model,
+)
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.estimator import DecayedMean
-from edgespec.core.protocols import Step
-from edgespec.drafters.draft_model import Candidates
+from edgespec.core.drafter import Confidence, Drafter
 
 PHASES = ("answer", "reasoning")
-_MIN_TESTED = 12.0  # tested tokens, discounted, before a warning about a draft model
-_MIN_ACCEPTANCE = 0.05  # below it the draft model probably does not belong to the target
-_EXPLORED_SHARE = 0.003  # of the time, for rounds that re-measure a draft model that does not pay
+_MIN_TESTED = 12.0  # tested tokens, discounted, before a warning about a drafter
+_MIN_ACCEPTANCE = 0.05  # below it a draft model probably does not belong to the target
+_EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay
+_MAX_CREDIT = 1.0  # plain steps that are saved for such rounds
 
 
-@dataclass
 class ExplorationBudget:
-    """Plain steps since a draft model was last expected to pay: of all rounds, and of those that re-measured it."""
+    """Plain steps for rounds that measure a drafter which is not expected to pay; all drafters share them."""
 
-    elapsed: float = 0.0
-    spent: float = 0.0
+    def __init__(self) -> None:
+        self._credit = 4.0
+
+    def add(self, steps: float) -> None:
+        """Rounds took `steps` plain steps."""
+        self._credit += _EXPLORED_SHARE * steps
+
+    def charge(self, steps: float) -> None:
+        """A round that measured a drafter has lost `steps` plain steps."""
+        self._credit -= steps
 
     def reset(self) -> None:
-        self.elapsed = self.spent = 0.0
+        """All drafters pay, so that nothing has to be measured."""
+        self._credit = min(self._credit, 0.0)
 
     def spend(self, steps: float) -> bool:
         """Spend `steps` if the budget allows; whether it does."""
-        if self.spent + steps > _EXPLORED_SHARE * self.elapsed:
+        if steps > self._credit:
+            self._credit = min(self._credit, max(steps, _MAX_CREDIT))
             return False
-        self.spent += steps
+        self._credit = min(self._credit, max(steps, _MAX_CREDIT)) - steps
         return True
 
 
-class ModelStats:
-    """Statistics of a draft model under one sampling method, in one phase."""
+class DrafterStats:
+    """Statistics of one drafter under one sampling method, in one phase."""
 
-    def __init__(self) -> None:
-        self.acceptance = model_by_probability()
-        self.first_choice = DecayedMean(0.6, 0.95)  # acceptance of the first candidate on an accepted path
-        # Value of a round with the draft model less that of one without, in tokens: for 0, 1, 2-3, 4-7, 8 or more
-        # peers, which wait while it drafts.
-        self.gains = [DecayedMean(guess, 0.97) for guess in (0.2, 0.0, 0.0, 0.0, 0.0)]
-        self.exploration = ExplorationBudget()
+    def __init__(self, confidence: Confidence, *, is_trusted: bool = True) -> None:
+        """`is_trusted`: whether it is expected to pay before it was ever asked."""
+        self.confidence = confidence
+        self.is_trusted = is_trusted
+        self.acceptance = make_acceptance_model(confidence)
+        self.first_choice = DecayedMean(0.6, 0.95)  # acceptance of the best proposal on an accepted path
+        # Value of a round with the drafter less that of one without, in tokens: for 0, 1, 2-3, 4-7, 8 or more peers,
+        # which wait while it drafts.
+        self.gains = [DecayedMean(guess, 0.97) for guess in (0.2 * is_trusted, 0.0, 0.0, 0.0, 0.0)]
 
     @property
     def rates(self) -> list[DecayedMean]:
@@ -56,99 +71,107 @@ class ModelStats:
         """The gain of a round that shares its forward with `n_peers` other generations."""
         return self.gains[min(n_peers.bit_length(), len(self.gains) - 1)]
 
-    def observe_path(self, path: Sequence[Candidates], step: Step) -> None:
-        """Compare the candidates at each depth of a drafted path with the emitted tokens.
-
-        Candidates after the first rejection were proposed for another prefix and are not counted.
-        """
-        for depth, (candidates, emitted) in enumerate(zip(path, step.tokens, strict=False)):
-            if candidates.q is None:
-                for token, probability in zip(candidates.tokens, candidates.probabilities, strict=True):
-                    self.acceptance.observe(probability, token == emitted)
-                is_right = candidates.tokens[0] == emitted
-            elif depth < step.n_tested:
-                is_right = depth < step.n_accepted
-                self.acceptance.observe(candidates.probabilities[0], is_right)
-            else:
-                break
-            self.first_choice.observe(float(is_right))
-            if not is_right:
-                break
-
-    def fork(self) -> ModelStats:
+    def fork(self) -> DrafterStats:
         """See DecayedMean.fork."""
-        local = ModelStats()
+        local = DrafterStats(self.confidence, is_trusted=self.is_trusted)
         local.acceptance = self.acceptance.fork()
         local.first_choice = self.first_choice.fork()
         local.gains = [rate.fork() for rate in self.gains]
-        local.exploration = self.exploration  # shared by all texts
         return local
 
-    def merge(self, text: ModelStats) -> None:
+    def merge(self, text: DrafterStats) -> None:
         """See DecayedMean.merge."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
 
-    def warning(self) -> str | None:
-        """A sentence for the user if the draft model's acceptance suggests a fault; else None."""
+    def warning(self, name: str) -> str | None:
+        """A sentence for the user if the acceptance of the drafter `name` suggests a fault; else None."""
         accepted, tested = self.first_choice.evidence
         if tested >= _MIN_TESTED and accepted < _MIN_ACCEPTANCE * tested:
             return (
-                f"The target accepts {accepted / tested:.0%} of the draft model's tokens: it may not belong to this "
-                "model, or one of the two files is damaged."
+                f"The target accepts {accepted / tested:.0%} of the tokens of the drafter {name}: it may not belong to "
+                "this model, or a file is damaged."
             )
         local, evidence = self.first_choice.local
         if evidence >= _MIN_TESTED and local < self.first_choice.prior / 2:
             return (
-                f"The target accepts {local:.0%} of the draft model's tokens, {self.first_choice.prior:.0%} in earlier "
-                "texts: the draft model may not know this language or subject."
+                f"The target accepts {local:.0%} of the tokens of the drafter {name}, {self.first_choice.prior:.0%} in "
+                "earlier texts: it may not know this language or subject."
             )
         return None
 
 
 class DraftStats:
-    """Statistics of an engine; they outlive its generations."""
+    """Statistics of an engine; they outlive its generations.
+
+    drafters    by '<drafter>; <way of sampling>, <phase>'
+    agreements  acceptance of a token that several drafters propose, by '<their names, joined by +>; ...'
+    after       gains of a drafter that is asked after others, by '<drafter> after <others>; ...'
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.costs = CostModel(profile)
-        self.matches: dict[str, AcceptanceModel] = {}
-        self.models: dict[str, ModelStats] = {}
+        self.exploration = ExplorationBudget()
+        self.drafters: dict[str, DrafterStats] = {}
+        self.agreements: dict[str, AcceptanceModel] = {}
+        self.after: dict[str, DecayedMean] = {}
 
-    def lookup(self, sampling: str) -> AcceptanceModel:
-        """Acceptance of lookups by match length; `sampling` names a sampling method."""
-        return self.matches.setdefault(sampling, model_by_match_length())
+    def drafter(self, key: str, confidence: Confidence, *, is_trusted: bool = True) -> DrafterStats:
+        """The statistics under `key`. Those of another kind of confidence are dropped."""
+        found = self.drafters.get(key)
+        if found is None or found.confidence != confidence:
+            found = self.drafters[key] = DrafterStats(confidence, is_trusted=is_trusted)
+        return found
 
-    def model(self, sampling: str) -> ModelStats:
-        """Statistics of the draft model; `sampling` names a sampling method."""
-        return self.models.setdefault(sampling, ModelStats())
+    def agreement(self, key: str) -> AcceptanceModel:
+        return self.agreements.setdefault(key, make_agreement_model())
+
+    def gain_after(self, key: str) -> DecayedMean:
+        return self.after.setdefault(key, DecayedMean(0.0, 0.97))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`."""
         profile = self.costs.profile
         return {
             "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
-            "draft_s": profile.draft_s,
-            "read_s": profile.read_s,
-            "matches": {name: [rate.evidence for rate in each.rates] for name, each in self.matches.items()},
-            "models": {name: [rate.evidence for rate in each.rates] for name, each in self.models.items()},
+            "drafts": {
+                name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s}
+                for name, cost in profile.drafts.items()
+            },
+            "drafters": {
+                key: {
+                    "confidence": each.confidence,
+                    "is_trusted": each.is_trusted,
+                    "rates": [rate.evidence for rate in each.rates],
+                }
+                for key, each in self.drafters.items()
+            },
+            "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
+            "after": {key: gain.evidence for key, gain in self.after.items()},
         }
 
     @staticmethod
     def from_dict(state: dict[str, Any]) -> DraftStats:
         """Raises ValueError for values that `to_dict` cannot have returned."""
         try:
-            rows = {int(rows): float(seconds) for rows, seconds in state["rows"].items()}
-            stats = DraftStats(Profile(rows, state["draft_s"], state["read_s"]))
-            for name, evidence in state["matches"].items():
-                matches = stats.lookup(name)
-                _restore(matches.rates, evidence)
-                _check_shares(matches.rates)
-            for name, evidence in state["models"].items():
-                model = stats.model(name)
-                _restore(model.rates, evidence)
-                _check_shares([model.first_choice, *model.acceptance.rates])
+            drafts = {
+                name: DraftCost(_by_number(each["units"]), each["read_s"]) for name, each in state["drafts"].items()
+            }
+            stats = DraftStats(Profile(_by_number(state["rows"]), drafts))
+            for key, each in state["drafters"].items():
+                if each["confidence"] not in ("probability", "length"):
+                    raise ValueError("no such kind of confidence")
+                found = stats.drafter(key, each["confidence"], is_trusted=bool(each["is_trusted"]))
+                _restore(found.rates, each["rates"])
+                _check_shares([found.first_choice, *found.acceptance.rates])
+            for key, evidence in state["agreements"].items():
+                rates = stats.agreement(key).rates
+                _restore(rates, evidence)
+                _check_shares(rates)
+            for key, evidence in state["after"].items():
+                _restore([stats.gain_after(key)], [evidence])
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError("not the statistics of a draft") from error
+            raise ValueError("not the statistics of drafters") from error
         return stats
 
 
@@ -156,21 +179,78 @@ class TextStats:
     """Statistics of one text, by phase: they start from an engine's and are merged into them when the text ends."""
 
     def __init__(self, stats: DraftStats, sampling: str) -> None:
-        self._shared = {
-            phase: (stats.lookup(f"{sampling}, {phase}"), stats.model(f"{sampling}, {phase}")) for phase in PHASES
-        }
-        self._local = {phase: (lookup.fork(), model.fork()) for phase, (lookup, model) in self._shared.items()}
-        self.lookup, self.model = self._local["answer"]
+        """`sampling` names a way of sampling."""
+        self._shared = stats
+        self._sampling = sampling
+        self._phase = "answer"
+        self._drafters: dict[str, DrafterStats] = {}
+        self._present: dict[str, DrafterStats] = {}  # of this phase, by the drafter's name
+        self._agreements: dict[str, AcceptanceModel] = {}
+        self._after: dict[str, DecayedMean] = {}
+
+    @property
+    def exploration(self) -> ExplorationBudget:
+        """Shared by all texts."""
+        return self._shared.exploration
 
     def set_phase(self, phase: str) -> None:
-        self.lookup, self.model = self._local[phase]
+        """One of PHASES."""
+        self._phase, self._present = phase, {}
+
+    def drafter(self, drafter: Drafter) -> DrafterStats:
+        """Those of this phase. Called before `rate` for every drafter that may vote."""
+        found = self._present.get(drafter.name)
+        if found is None:
+            key = self._key(drafter.name)
+            if key not in self._drafters:
+                # Of several drafters that take time only the first is trusted: the others are measured by trials.
+                is_trusted = not drafter.is_free and not any(each.is_trusted for each in self._present.values())
+                self._drafters[key] = self._shared.drafter(key, drafter.confidence, is_trusted=is_trusted).fork()
+            found = self._present[drafter.name] = self._drafters[key]
+        return found
+
+    def gain(self, drafter: Drafter, n_peers: int, after: Iterable[str] = ()) -> DecayedMean:
+        """The gain of asking `drafter` beside `n_peers` other generations, where `after` were asked before."""
+        others = "+".join(sorted(after))
+        if not others:
+            return self.drafter(drafter).gain(n_peers)
+        key = self._key(f"{drafter.name} after {others}")
+        if key not in self._after:
+            self._after[key] = self._shared.gain_after(key).fork()
+        return self._after[key]
+
+    def agreement(self, names: Collection[str]) -> AcceptanceModel:
+        """Acceptance of a token that all of `names` propose, by `combine_rates`."""
+        key = self._key("+".join(sorted(names)))
+        if key not in self._agreements:
+            self._agreements[key] = self._shared.agreement(key).fork()
+        return self._agreements[key]
+
+    def rate(self, votes: dict[str, float]) -> float:
+        """The probability that a token with these votes is accepted if the one before it is."""
+        rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
+        return rates[0] if len(rates) == 1 else self.agreement(votes).rate(combine_rates(rates))
+
+    def observe_agreement(self, votes: dict[str, float], is_right: bool) -> None:
+        """A token that several drafters had proposed was compared."""
+        rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
+        self.agreement(votes).observe(combine_rates(rates), is_right)
 
     def merge(self) -> None:
         """The text is complete, or its generation has ended."""
-        for phase, (lookup, model) in self._shared.items():
-            local_lookup, local_model = self._local[phase]
-            lookup.merge(local_lookup)
-            model.merge(local_model)
+        for key, stats in self._drafters.items():
+            self._shared.drafter(key, stats.confidence).merge(stats)
+        for key, agreement in self._agreements.items():
+            self._shared.agreement(key).merge(agreement)
+        for key, gain in self._after.items():
+            self._shared.gain_after(key).merge(gain)
+
+    def _key(self, name: str) -> str:
+        return f"{name}; {self._sampling}, {self._phase}"
+
+
+def _by_number(values: dict[str, Any]) -> dict[int, float]:
+    return {int(n): float(value) for n, value in values.items()}
 
 
 def _check_shares(rates: Sequence[DecayedMean]) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
 from edgespec.files import write_atomically
 
-_VERSION = 2  # of the file format and of the measurement
+_VERSION = 3  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
 _END_BYTES = 2**20  # of each end of a weights file, for its fingerprint
 
@@ -64,17 +65,17 @@ class ProfileKey:
 
 
 class ProfileStore:
-    """The file of a target and perhaps a draft model. Their weights are read when its path is first needed."""
+    """The file of a target and its draft models. Their weights are read when its path is first needed."""
 
-    def __init__(self, target: Path, draft: Path | None, self_draft: str = "") -> None:
-        """`self_draft`: the method by which the target drafts for itself; empty if it does not."""
-        self._models = {"target": target} if draft is None else {"target": target, "draft": draft}
+    def __init__(self, target: Path, drafts: Sequence[Path] = (), self_draft: str = "") -> None:
+        """`drafts` are draft models; `self_draft` is the method by which the target drafts for itself, or empty."""
+        self._models = [("target", target), *(("draft", each) for each in drafts)]
         self._self_draft = self_draft
 
     @cached_property
     def digests(self) -> dict[str, str]:
         """The models' fingerprints by role and file name. Raises CacheError if they cannot be read."""
-        return {f"{role} {path.name}": fingerprint_weights(path) for role, path in self._models.items()}
+        return {f"{role} {path.name}": fingerprint_weights(path) for role, path in self._models}
 
     @cached_property
     def path(self) -> Path:

@@ -1,88 +1,100 @@
-"""Fills a round's draft tree: from lookups in the text, and token by token from the draft model."""
+"""Fills a round's draft tree: from drafters that take no time, then unit by unit from one that does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
-from edgespec.controller.acceptance import AcceptanceModel
-from edgespec.controller.draft_tree import DraftTree
-from edgespec.controller.round import Round
+from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.drafter_set import DrafterSet
+from edgespec.controller.gate import DraftRequest
+from edgespec.controller.round import Asked, RoundPlan
+from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.stats import TextStats
-from edgespec.controller.value import DraftSize
-from edgespec.drafters.draft_model import DraftModelStepper
-from edgespec.drafters.ngram import SuffixLookup
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import Budget, Draft
 
-_LOOK_AHEAD = 4  # further tokens that have to be worth less before the draft model stops
+_LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
 
 
 class TreeBuilder:
-    """Combines an n-gram index and perhaps a draft model."""
+    """Drives the drafters of one generation."""
 
-    def __init__(self, lookup: SuffixLookup, stepper: DraftModelStepper | None, *, trees: bool) -> None:
-        """`trees`: whether the target takes trees; if not, lookups and the draft model make separate chains."""
-        self._lookup = lookup
-        self._stepper = stepper
-        self._trees = trees
+    def __init__(self, drafters: DrafterSet, stats: TextStats, cost: MarginalCost) -> None:
+        self._drafters = drafters
+        self._stats = stats
+        self._cost = cost
 
-    def look_up(self, depth: int, acceptance: AcceptanceModel) -> DraftTree:
-        """The continuation of the longest match of the text's end: a chain of `depth` tokens, or an empty tree."""
-        tree = DraftTree()
-        if length := self._lookup.length:
-            continuation = self._lookup.read_continuation(self._lookup.end, depth)
-            tree.add_chain(continuation, _list_rates(acceptance, length, depth))
-        return tree
+    def ask_free(self, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan) -> None:
+        """All proposals of the drafters that take no time."""
+        depth = round_.depth_limit
+        for drafter in self._drafters:
+            if drafter.is_free:
+                for _ in self._drafters.expand(drafter, tree.tree, tokens, Budget(depth, depth)):
+                    pass
 
-    def ask_model(
-        self, round_: Round, tokens: Sequence[int], window: int, lookup_tree: DraftTree, stats: TextStats
-    ) -> DraftTree:
-        """Have the model draft while that is expected to pay; its candidates go to `round_.path`.
+    def ask(
+        self, request: DraftRequest, asked: Asked, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan
+    ) -> None:
+        """Have the drafter of `request` draft while that is expected to pay; `asked` counts its units.
 
-        Returns `lookup_tree` with the candidates added where the draft may be a tree, else the model's own chain. A
-        lookup continues the path, unless its tokens are sampled.
+        Drafters that take no time continue its path afterwards, unless its tokens are drawn.
         """
-        stepper = self._stepper
-        assert stepper is not None
-        is_tree = self._trees and not stepper.is_sampled
-        tree = lookup_tree if is_tree else DraftTree()
-        max_depth = min(round_.depth_limit, round_.max_nodes if stepper.is_sampled else round_.node_limit)
-        node = -1
-        candidates = stepper.start(tokens, window)
-        while candidates is not None:
-            round_.path.append(candidates)
-            rates = [stats.model.acceptance.rate(p) for p in candidates.probabilities]
-            parent, node = node, tree.add(node, candidates.tokens[0], rates[0])
-            if is_tree:
-                for token, rate in zip(candidates.tokens[1:], rates[1:], strict=True):
-                    tree.add(parent, token, rate)
-            if len(round_.path) >= max_depth or not self._pays_to_continue(round_, tree, node, stats):
+        drafter, max_depth = request.drafter, round_.depth_limit
+        started = perf_counter()
+        max_depth = min(max_depth, round_.max_nodes if drafter.is_drawn else round_.node_limit)
+        if drafter.block_size > 1:
+            max_depth = self._choose_length(drafter, min(max_depth, drafter.block_size), round_)
+        limit = Budget(max_depth, round_.node_limit, request.window)
+        for _ in self._drafters.expand(drafter, tree.tree, tokens, limit):
+            asked.units.append(min(drafter.block_size, max_depth))
+            if not self._pays_to_continue(drafter, round_, tree, max_depth):
                 break
-            candidates = stepper.step(candidates.tokens[0])
-        if round_.path and not stepper.is_sampled:
-            path = [candidates.tokens[0] for candidates in round_.path]
-            continuation, length = self._lookup.continue_after(path, round_.depth_limit - len(path))
-            tree.add_chain(continuation, _list_rates(stats.lookup, length, len(continuation)), node)
-        return tree
+        asked.seen_s = perf_counter() - started
+        if asked.units and not drafter.is_drawn:
+            self.ask_free(tree, tokens, round_)
 
-    def _pays_to_continue(self, round_: Round, tree: DraftTree, last: int, stats: TextStats) -> bool:
-        """Whether one to `_LOOK_AHEAD` more tokens are worth their seconds, if accepted like first candidates are."""
-        probability = tree.probability(last)
-        now = self._measure(round_, tree, ())
+    def draft_unread(
+        self, request: DraftRequest, asked: Asked, tokens: Sequence[int], round_: RoundPlan
+    ) -> tuple[Draft, list[float]] | None:
+        """A chain that the device still computes, and the probabilities of its tokens; None where there is none."""
+        drafter = request.drafter
+        n = self._choose_length(drafter, min(round_.depth_limit, round_.max_nodes), round_)
+        draft = self._drafters.draft_unread(drafter, tokens, Budget(n, n, request.window)) if n else None
+        if draft is None or not len(draft):
+            return None
+        asked.units += [1] * len(draft)
+        rate = self._stats.drafter(drafter).first_choice.value
+        return draft, [rate ** (i + 1) for i in range(len(draft))]
+
+    def _choose_length(self, drafter: Drafter, limit: int, round_: RoundPlan) -> int:
+        """The tokens on a path, up to `limit`, that are worth most before any of them is known."""
+        rate = self._stats.drafter(drafter).first_choice.value
+        name, costs, cost = drafter.name, self._cost.model, self._cost
+        best, chosen, expected, reached = float("-inf"), min(1, limit), 1.0, 1.0
+        for n in range(1, limit + 1):
+            reached *= rate
+            expected += reached
+            drafting_s = costs.unit_s(name, n) if drafter.block_size > 1 else n * costs.unit_s(name)
+            worth = expected - round_.price * (drafting_s + cost.seconds(n + 1))
+            if worth > best:
+                best, chosen = worth, n
+        return chosen
+
+    def _pays_to_continue(self, drafter: Drafter, round_: RoundPlan, tree: ScoredTree, max_depth: int) -> bool:
+        """Whether one to `_LOOK_AHEAD` more units are worth their seconds, if accepted like best proposals are."""
+        last = tree.tree.deepest(drafter.name)
+        if last < 0 or tree.tree.depths[last] >= max_depth:
+            return False
+        measure = round_.measure_chain if drafter.is_drawn else round_.find_fastest_size
+        unit_s = self._cost.model.unit_s(drafter.name)
+        rate, probability = self._stats.drafter(drafter).first_choice.value, tree.probability(last)
+        now = measure(tree)
         price = max(round_.price, now.speed)
         ahead: list[float] = []
-        for _ in range(_LOOK_AHEAD):
-            probability *= stats.model.first_choice.value
+        for n in range(1, _LOOK_AHEAD + 1):
+            probability *= rate
             ahead.append(probability)
-            if self._measure(round_, tree, ahead).value(price) > now.value(price):
+            if measure(tree, ahead, n * unit_s).value(price) > now.value(price):
                 return True
         return False
-
-    def _measure(self, round_: Round, tree: DraftTree, ahead: Sequence[float]) -> DraftSize:
-        """The size to verify after drafting more tokens with probabilities `ahead`; a sampled chain is never cut."""
-        if self._stepper is not None and self._stepper.is_sampled:
-            return round_.measure_chain(tree, ahead)
-        return round_.find_fastest_size(tree, ahead)
-
-
-def _list_rates(acceptance: AcceptanceModel, length: int, n: int) -> list[float]:
-    """[n] acceptance rates after a match of `length` tokens, which each looked-up token extends by a half."""
-    return [acceptance.rate(length + i // 2) for i in range(n)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from edgespec.core.protocols import Budget, Controller, Decision, Draft, Step, Verdict
-from edgespec.core.scores import Scores
+from edgespec.core.protocols import Budget, Controller, Decision, Draft, Round, Step
 
 _MAX_FORCED = 16  # tokens of one jump-forward draft
 
@@ -21,22 +20,26 @@ class ControllerWrapper:
     def expects_plain(self) -> bool:
         return self._controller.expects_plain
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._controller.begin(prompt, scores)
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._controller.begin(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         draft = self._controller.propose(tokens, limit)
         self.decision = self._controller.decision
         return draft
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self._controller.observe(verdict, scores)
+    def observe(self, done: Round) -> None:
+        self._controller.observe(done)
 
     def record(self, step: Step) -> None:
         self._controller.record(step)
 
     def set_phase(self, phase: str) -> None:
         self._controller.set_phase(phase)
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        return self._controller.failures
 
     def warning(self) -> str | None:
         return self._controller.warning()
@@ -93,13 +96,8 @@ class JumpForward(ControllerWrapper):
         self._is_forced = len(forced) > 0
         if not self._is_forced:
             return super().propose(tokens, limit)
-        self._controller.propose(tokens, Budget(0, 0))
         self.decision = Decision("structure", "the grammar forces these tokens", len(forced) + 1.0)
         return Draft.chain(forced)
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        if not self._is_forced:
-            super().observe(verdict, scores)
 
     def record(self, step: Step) -> None:
         if not self._is_forced:

@@ -119,12 +119,12 @@ def change_speculation(engine: Engine, argument: str) -> None:
         argument.isdecimal() and argument.isascii() and len(argument) < 4
     ):
         raise InvalidRequest(f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4")
-    if argument != "off" and current.kind == "none":
+    if argument != "off" and not current.drafters:
         raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
     if argument == "auto" or (argument == "on" and current.is_plain):
         engine.speculation = replace(current, draft_max=None, draft_tree=None)
     elif argument not in ("on", "off"):
-        engine.speculation = Speculation(current.kind, int(argument), None, current.acceptance)
+        engine.speculation = replace(current, draft_max=int(argument), draft_tree=None)
     engine.is_paused = argument == "off"
 
 

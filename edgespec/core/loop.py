@@ -16,6 +16,7 @@ from edgespec.core.protocols import (
     Controller,
     Draft,
     PrefillProgress,
+    Round,
     Session,
     Step,
     Verdict,
@@ -64,7 +65,7 @@ def speculate(
     index = 0
     begin_s = 0.0  # counted as drafting, in the first step that drafts
     if not text.has_ended:
-        controller.begin(prompt, scores)
+        controller.begin(prompt)
         begin_s = perf_counter() - t1
     while not text.has_ended:
         check()
@@ -96,10 +97,10 @@ def _round(
     t2 = perf_counter()
     verdict = verifier.verify(draft, scores, text.tokens)
     tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
-    verdict = Verdict(verdict.path[: len(tokens) - 1], tokens[-1])
+    path = verdict.path[: len(tokens) - 1]
     t3 = perf_counter()
-    controller.observe(verdict, scores)
-    session.commit(verdict.path)
+    controller.observe(Round(text.tokens, tokens, draft, path, n_tested, scores))
+    session.commit(path)
     assert session.position == len(text.tokens) - 1
     t4 = perf_counter()
     verify_s = forward_s + scores.waited_s + scores.peer_wait_s
@@ -144,10 +145,11 @@ class _Text:
         Returns (appended tokens, how many of them were drafted, tested depths).
         """
         drafted = [int(draft.tokens[node]) for node in verdict.path]
+        origins = [draft.sources[node] if draft.sources else source for node in verdict.path]
         n_path, start = len(drafted), len(self.tokens)
         for i, token in enumerate([*drafted, verdict.next_token]):
             self.tokens.append(token)
-            is_last = self._emit(token, source if i < n_path else "")
+            is_last = self._emit(token, origins[i] if i < n_path else "")
             if is_last or token in self._stop or not self.room:
                 self.has_ended = True
                 break

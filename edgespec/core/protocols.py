@@ -6,8 +6,8 @@ and are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -28,11 +28,13 @@ class Draft:
     parents  [n] int32; parents[i] < i, and -1 is the root, so nodes are in topological order
     q        [n, V] the distribution that each token was sampled from, given that its earlier siblings were rejected;
              None for deterministic tokens (n-gram, greedy, top-k), whose siblings are distinct
+    sources  [n] the drafters that proposed each token, joined by '+'; empty where all are the round's
     """
 
     tokens: Ints
     parents: Ints
     q: Probs | None = None
+    sources: tuple[str, ...] = ()
 
     @staticmethod
     def chain(tokens: Sequence[int], q: Probs | None = None) -> Draft:
@@ -68,20 +70,42 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What became of a round, also of one that a grammar or nobody has drafted.
+
+    text      prompt and all emitted tokens, those of this round included
+    emitted   the tokens of this round
+    draft     what the target has scored
+    path      the accepted nodes of the draft, cut where the text ends
+    n_tested  depths at which a drafted token was compared: the accepted ones, plus 1 after a rejection
+    scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only
+    """
+
+    text: Sequence[int]
+    emitted: tuple[int, ...]
+    draft: Draft
+    path: tuple[int, ...]
+    n_tested: int
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of a draft: `depth` tokens on any path below the root, `nodes` tokens in all.
 
-    A budget with more nodes than depth asks for a tree.
+    A budget with more nodes than depth asks for a tree. `read` limits the tokens of the text that a drafter reads
+    first; None for no limit.
     """
 
     depth: int
     nodes: int
+    read: int | None = None
 
     def clamp(self, *, depth: int, nodes: int) -> Budget:
         """This budget, limited to `depth` and `nodes`. A budget for a chain stays one for a chain."""
         clamped = max(0, min(self.depth, depth))
         max_nodes = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
-        return Budget(clamped, max(0, min(max_nodes, nodes)))
+        return Budget(clamped, max(0, min(max_nodes, nodes)), self.read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +116,14 @@ class Capabilities:
     context_size   tokens that the KV cache holds
     tree           whether forward() takes trees
     shares_kv      whether this is a draft session on another session's KV cache; it need not read that session's tokens
+    is_lazy        whether rollout() returns before the device has computed the tokens
     """
 
     vocab_size: int
     context_size: int
     tree: bool
     shares_kv: bool = False
+    is_lazy: bool = False
 
 
 class Session(Protocol):
@@ -166,22 +192,6 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class Drafter(Protocol):
-    """Proposes drafts for one generation. Sessions that it uses belong to the engine."""
-
-    @property
-    def name(self) -> str: ...
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        """A generation begins; `scores` are the target's for the last prompt token."""
-
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        """A draft within `budget` that continues `tokens`: prompt and output, the last one being the root."""
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        """The verdict on the last draft, already cut at stop tokens and at the length limit."""
-
-
 class Verifier(Protocol):
     """An exact acceptance rule: the emitted tokens follow the target's distribution for any draft."""
 
@@ -190,7 +200,7 @@ class Verifier(Protocol):
 
 
 class Controller(Protocol):
-    """Chooses a drafter and a budget in every round of one generation, and returns the draft."""
+    """Chooses drafters and a draft size in every round of one generation, and returns the draft."""
 
     @property
     def decision(self) -> Decision:
@@ -200,20 +210,24 @@ class Controller(Protocol):
     def expects_plain(self) -> bool:
         """Whether the round after this one will probably have no draft."""
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        """A generation begins; `scores` are the target's for the last prompt token."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A generation begins."""
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         """A draft within `limit` that continues `tokens`: prompt and output, the last one being the root."""
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        """The verdict on the last draft, already cut at stop tokens and at the length limit."""
+    def observe(self, done: Round) -> None:
+        """The round that just ended, before its tokens are committed."""
 
     def record(self, step: Step) -> None:
         """The times and tokens of the round that just ended."""
 
     def set_phase(self, phase: str) -> None:
         """The output enters `phase`, 'reasoning' or 'answer', in which acceptance may differ."""
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The drafters that have failed, and why. They are not asked again."""
 
     def warning(self) -> str | None:
         """A sentence for the user if a drafter's acceptance suggests a fault; else None."""
@@ -229,14 +243,14 @@ class Decision:
     source           drafters joined by '+', or 'none'
     expected_tokens  emitted tokens, None if the controller does not estimate them
     expected_s       seconds of the round, likewise
-    walked           tokens that a draft model decoded one by one for the round, verified or not
+    drafted          tokens that paid drafters have proposed on their paths, verified or not, by name
     """
 
     source: str
     reason: str
     expected_tokens: float | None = None
     expected_s: float | None = None
-    walked: int = 0
+    drafted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

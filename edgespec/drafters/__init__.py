@@ -1,1 +1,158 @@
-"""Drafters: one file for each kind."""
+"""The registry of drafters: the built-in ones, and those of installed packages.
+
+A package adds a drafter by an entry point of the group `edgespec.drafters`, whose value is a DrafterSpec or a list of
+them. docs/write-a-drafter.md has an example.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Literal
+
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import Session
+from edgespec.errors import reason_of
+
+GROUP = "edgespec.drafters"
+SELF = "self"  # the drafter of self-drafts
+
+
+@dataclass(frozen=True, slots=True)
+class SlotResources:
+    """What a drafter of one slot is made from.
+
+    target      the session that it drafts for, which it must not change
+    vocab_size  the target's; a proposal outside it is refused
+    session     a session of the draft that was loaded for this drafter; the drafter closes it. None if it needs none
+    mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
+    """
+
+    target: Session
+    vocab_size: int
+    session: Session | None = None
+    mask_token: int | None = None
+
+    def require_session(self) -> Session:
+        """Raises ValueError where no draft was loaded."""
+        if self.session is None:
+            raise ValueError("no draft was loaded for this drafter")
+        return self.session
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """A kind of drafter.
+
+    name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
+    summary  one line for help, the drafter list and `doctor`
+    open     makes the drafter of one slot; raises EdgespecError or ValueError
+    needs    what has to be loaded for it: 'nothing', a draft 'model', or a part of the 'target'
+    draws    whether it can draw its tokens at random, for the rejection rules
+    words    what names it in `--draft`, if not `name`
+    """
+
+    name: str
+    summary: str
+    open: Callable[[SlotResources], Drafter]
+    needs: Literal["nothing", "model", "target"] = "nothing"
+    draws: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        return self.words or (self.name,)
+
+
+def drafter_specs() -> Mapping[str, DrafterSpec]:
+    """All drafters by name: the built-in ones first, then those of packages."""
+    return {**_built_in(), **_installed()[0]}
+
+
+def refused_plugins() -> Mapping[str, str]:
+    """The entry points that could not be used, with the reason."""
+    return _installed()[1]
+
+
+def find_spec(word: str) -> DrafterSpec | None:
+    """The drafter that `word` names in `--draft`; None if there is none."""
+    return next((spec for spec in drafter_specs().values() if word in spec.all_words), None)
+
+
+@cache
+def _built_in() -> Mapping[str, DrafterSpec]:
+    specs = (
+        DrafterSpec("ngram", "what followed the same tokens earlier in the text", _open_ngram),
+        DrafterSpec("model", "a small model of the same family", _open_model, needs="model", draws=True),
+        DrafterSpec("pard", "a PARD model: several tokens in one forward", _open_pard, needs="model", draws=True),
+        DrafterSpec(
+            SELF,
+            "the target itself with fewer layers, fewer bits or less context",
+            _open_self,
+            needs="target",
+            draws=True,
+            words=("layerskip", "skip", "qspec", "sparse"),
+        ),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+@cache
+def _installed() -> tuple[Mapping[str, DrafterSpec], Mapping[str, str]]:
+    """(drafters of packages by name, reasons by entry point)"""
+    found: dict[str, DrafterSpec] = {}
+    refused: dict[str, str] = {}
+    taken = {word for spec in _built_in().values() for word in (spec.name, *spec.all_words)} | {"auto", "none"}
+    for entry in entry_points(group=GROUP):
+        try:
+            value = entry.load()
+            for spec in value if isinstance(value, list | tuple) else (value,):
+                _check_spec(spec, taken)
+                found[spec.name] = spec
+                taken.update((spec.name, *spec.all_words))
+        except Exception as error:  # noqa: BLE001 - somebody else's code
+            refused[entry.name] = reason_of(error)
+    return found, refused
+
+
+def _check_spec(spec: object, taken: set[str]) -> None:
+    """Raise ValueError for a spec that cannot be registered."""
+    if not isinstance(spec, DrafterSpec):
+        raise ValueError(f"it is a {type(spec).__name__}, not a DrafterSpec")
+    for word in (spec.name, *spec.all_words):
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", word):
+            raise ValueError(f"'{word}' is not a name of lower-case letters, digits and hyphens")
+        if word in taken:
+            raise ValueError(f"the name '{word}' is taken")
+    if spec.needs != "nothing":
+        raise ValueError("drafters of packages cannot have a model loaded for them")
+
+
+def _open_ngram(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.ngram import NgramDrafter
+
+    return NgramDrafter()
+
+
+def _open_model(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+
+    return SequentialDrafter("model", ModelDraftSession(resources.require_session(), resources.vocab_size))
+
+
+def _open_self(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+
+    return SequentialDrafter(SELF, ModelDraftSession(resources.require_session(), resources.vocab_size))
+
+
+def _open_pard(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.block import BlockDrafter
+    from edgespec.drafters.pard import PardSession
+
+    if resources.mask_token is None:
+        raise ValueError("this model names no mask token, so it is not a PARD model")
+    return BlockDrafter("pard", PardSession(resources.require_session(), resources.vocab_size, resources.mask_token))

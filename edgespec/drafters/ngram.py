@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Verdict
-from edgespec.core.scores import Scores
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Confidence, Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import Budget, Round
 
 MAX_NGRAM = 5  # n-gram sizes in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long
@@ -70,14 +69,14 @@ class SuffixLookup:
         end, length = self._find_longest(tokens)
         return (self.read_continuation(end, n, more), length) if length else ([], 0)
 
-    def find_matches(self) -> Iterator[int]:
-        """Positions after a match of the text's end: longest n-gram first, then latest first."""
+    def find_matches(self) -> Iterator[tuple[int, int]]:
+        """(position after a match of the text's end, size of the n-gram): longest first, then latest first."""
         seen = set()
         for n in range(min(MAX_NGRAM, len(self.tokens)), self._min_length - 1, -1):
             for end in reversed(self._ends.get(tuple(self.tokens[-n:]), ())):
                 if end not in seen:
                     seen.add(end)
-                    yield end
+                    yield end, n
 
     def _find_longest(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(end, length) of the longest match of the end of `tokens` within the text; the latest of equal ones."""
@@ -98,44 +97,66 @@ class SuffixLookup:
         return n
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
-    A budget with more nodes than depth merges the continuations of several matches into a tree, longest and latest
-    match first.
+    It proposes what followed the longest match of the text's end; with a budget for a tree also what followed the other
+    matches, longest and latest first. Where others have drafted already, it continues their paths.
     """
 
     name = "ngram"
+    is_free = True
+    confidence: Confidence = "length"
 
     def __init__(self) -> None:
-        self._lookup = SuffixLookup()
+        self._lookup = SuffixLookup(min_length=1)
+        self._outcomes: list[Outcome] = []
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._lookup = SuffixLookup()
-        self._lookup.extend(prompt)
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        known = self._lookup.tokens
+        if list(text[: len(known)]) != known:
+            self._lookup = SuffixLookup(min_length=1)
+        self._lookup.extend(text)
+        self._outcomes = []
 
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        self._lookup.extend(tokens)
-        chosen: list[int] = []
-        parents: list[int] = []
-        child: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        for end in self._lookup.find_matches():
-            if len(chosen) == budget.nodes:
-                break
-            node = -1
-            for token in self._lookup.read_continuation(end, budget.depth):
-                known = child.get((node, token))
-                if known is None:
-                    if len(chosen) == budget.nodes:
-                        break
-                    known = child[node, token] = len(chosen)
-                    chosen.append(token)
-                    parents.append(node)
-                node = known
-            if budget.nodes <= budget.depth:
-                break  # a chain: the best match alone
-        if not chosen:
-            return NO_DRAFT
-        return Draft(np.array(chosen, np.int32), np.array(parents, np.int32))
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        self._read(text)
+        others = {source for votes in tree.votes for source in votes} - {self.name}
+        if tree.deepest(self.name) < 0:
+            self._add_matches(tree, limit)
+        for other in sorted(others):
+            self._continue_path(tree, tree.deepest(other), limit.depth)
+        yield
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        self._read(done.text)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _read(self, text: Sequence[int]) -> None:
+        self._outcomes += [Outcome(length, is_right) for length, is_right in self._lookup.extend(text)]
+
+    def _add_matches(self, tree: DraftTree, limit: Budget) -> None:
+        """What followed the longest match of the text's end; all matches, if the budget is for a tree."""
+        lookup = self._lookup
+        if limit.nodes <= limit.depth:
+            if lookup.length:
+                tokens = lookup.read_continuation(lookup.end, limit.depth)
+                tree.add_chain(tokens, self.name, _confidences(lookup.length, len(tokens)))
+            return
+        for end, length in lookup.find_matches():
+            if len(tree) >= limit.nodes:
+                return
+            tokens = lookup.read_continuation(end, limit.depth)
+            tree.add_chain(tokens, self.name, _confidences(length, len(tokens)))
+
+    def _continue_path(self, tree: DraftTree, node: int, depth: int) -> None:
+        """What followed the path to `node` in the text."""
+        path = tree.path_tokens(node)
+        tokens, length = self._lookup.continue_after(path, depth - len(path))
+        tree.add_chain(tokens, self.name, _confidences(length, len(tokens)), node)
+
+
+def _confidences(length: int, n: int) -> list[float]:
+    """[n] after a match of `length` tokens, which each looked-up token extends by a half."""
+    return [float(length + i // 2) for i in range(n)]

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from edgespec.controller.adaptive import Autopilot
+from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.arrays import Rng
-from edgespec.core.protocols import Budget, Verifier
+from edgespec.core.drafter import Drafter, TokenDraw
+from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
-from edgespec.drafters.draft_model import (
-    DraftModelStepper,
-    GreedyChoice,
-    GreedyTopK,
-    ModelDrafter,
-    Sampled,
-    SampledChoice,
-)
-from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.plain import PlainDrafter
-from edgespec.engine.session_pool import Slot
+from edgespec.drafters import DrafterSpec, SlotResources, drafter_specs
+from edgespec.drafters.sampling import RequestDraw
 from edgespec.errors import InvalidRequest
 
-DraftKind = Literal["none", "ngram", "model"]
 Rule = Literal["auto", "sample", "rejection", "block"]
 
-_SAMPLED_RULES = ("rejection", "block")
-_MIN_SAMPLED_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
+_DRAWN_RULES = ("rejection", "block")
+_MIN_DRAWN_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How to draft and verify. It may change between requests.
 
+    drafters    names of the registry; none is plain decoding
     draft_max   maximum draft depth: 0 is plain decoding, None leaves it to the autopilot
     draft_tree  maximum draft tokens in all: more than draft_max make a tree
-    acceptance  'sample' for deterministic drafts, 'rejection' or 'block' for sampled ones. 'auto' is 'block' for chains
-                of a draft model at temperature 0.5 and above without a seed, else 'sample'
+    acceptance  'sample' for deterministic drafts, 'rejection' or 'block' for drawn ones. 'auto' is 'block' for chains
+                of drafters that can draw at temperature 0.5 and above without a seed, else 'sample'
     """
 
-    kind: DraftKind
+    drafters: tuple[str, ...] = ()
     draft_max: int | None = None
     draft_tree: int | None = None
     acceptance: Rule = "auto"
@@ -55,9 +49,9 @@ class Speculation:
             raise InvalidRequest("--draft-max and --draft-tree must be 0 to 63.", hint="Start with --draft-max 3.")
         if self.draft_tree is not None and self.draft_max is None:
             raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
-        if self.acceptance in ("rejection", "block") and (self.is_tree or self.kind == "ngram"):
+        if self.acceptance in _DRAWN_RULES and (self.is_tree or (self.drafters and not self._draws)):
             raise InvalidRequest(
-                f"the {self.acceptance} rule needs a sampled draft: chains only, by a draft model.",
+                f"the {self.acceptance} rule needs a drawn draft: chains only, by a draft model.",
                 hint="Use --acceptance sample, which takes every draft.",
             )
 
@@ -68,7 +62,7 @@ class Speculation:
 
     @property
     def is_plain(self) -> bool:
-        return self.kind == "none" or self.draft_max == 0
+        return not self.drafters or self.draft_max == 0
 
     @property
     def is_tree(self) -> bool:
@@ -76,11 +70,51 @@ class Speculation:
 
     def choose_rule(self, temperature: float, *, seeded: bool) -> Rule:
         """The rule for a request, with 'auto' resolved."""
-        if temperature == 0 or self.kind != "model" or self.is_plain:
+        if temperature == 0 or not self._draws or self.is_plain:
             return "sample"
         if self.acceptance != "auto":
             return self.acceptance
-        return "block" if temperature >= _MIN_SAMPLED_TEMPERATURE and not seeded and not self.is_tree else "sample"
+        return "block" if temperature >= _MIN_DRAWN_TEMPERATURE and not seeded and not self.is_tree else "sample"
+
+    @property
+    def _draws(self) -> bool:
+        specs = drafter_specs()
+        return any(specs[name].draws for name in self.drafters if name in specs)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafter:
+    """A drafter of an engine, with what was loaded for it.
+
+    label       what the user calls it: a model's name, a self-draft's layers
+    source      None where it needs none
+    mask_token  of a PARD model
+    """
+
+    spec: DrafterSpec
+    label: str
+    source: Model | AttachedDraft | None = None
+    mask_token: int | None = None
+
+    def open(self, target: Session, vocab_size: int, check: CheckCancelled) -> Drafter:
+        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError."""
+        session: Session | None = None
+        if isinstance(self.source, AttachedDraft):
+            session = self.source.open_session(target, check)
+        elif self.source is not None:
+            session = self.source.open_session(check)
+        try:
+            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token))
+        except BaseException:
+            if session is not None:
+                session.close()
+            raise
+
+
+def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
+    """Those of `names` that need nothing to be loaded."""
+    specs = drafter_specs()
+    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs == "nothing"]
 
 
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
@@ -92,33 +126,30 @@ def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Ve
     return AutoVerifier(matching, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, rng))
 
 
-def make_fixed_controller(spec: Speculation, slot: Slot, sampler: Sampler, rule: Rule, seed: int) -> FixedLength:
+def make_draw(rule: Rule, sampler: Sampler, seed: int) -> TokenDraw | None:
+    """How draft tokens are drawn, independently of the verifier; None for rules that take deterministic drafts."""
+    if rule not in _DRAWN_RULES:
+        return None
+    return RequestDraw(sampler, np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2])))
+
+
+def make_fixed_controller(
+    spec: Speculation, target: Session, drafters: Sequence[Drafter], draw: TokenDraw | None
+) -> FixedLength:
     """The same amount of drafting each round, or none."""
+    vocab_size = target.capabilities.vocab_size
     if spec.is_plain or spec.draft_max is None:
-        return FixedLength(PlainDrafter(), Budget(0, 0))
-    takes_tree = spec.is_tree and slot.target.capabilities.tree
+        return FixedLength((), Budget(0, 0), vocab_size)
+    takes_tree = spec.is_tree and target.capabilities.tree
     budget = Budget(spec.draft_max, spec.draft_tree if spec.draft_tree is not None and takes_tree else spec.draft_max)
-    if slot.draft is None or spec.kind == "ngram":
-        return FixedLength(NgramDrafter(), budget)
-    choice = SampledChoice(sampler, _draft_rng(seed)) if rule in _SAMPLED_RULES else GreedyChoice()
-    return FixedLength(ModelDrafter(slot.draft, sampler.vocab_size, choice), budget)
+    return FixedLength(drafters, budget, vocab_size, draw)
 
 
-def make_autopilot(
-    spec: Speculation, stats: DraftStats, slot: Slot, sampler: Sampler, rule: Rule, seed: int, sampling: str
-) -> Autopilot:
-    """Lookups, and the draft model for the kind 'model', chosen anew each round.
-
-    `sampling` is the key under which acceptance is learned.
-    """
-    stepper = None
-    if slot.draft is not None and spec.kind == "model":
-        choice = Sampled(sampler, _draft_rng(seed)) if rule in _SAMPLED_RULES else GreedyTopK()
-        stepper = DraftModelStepper(slot.draft, sampler.vocab_size, choice)
-    session = slot.target
-    return Autopilot(stats, sampling, stepper, trees=session.capabilities.tree, peers=lambda: session.peers)
-
-
-def _draft_rng(seed: int) -> Rng:
-    """Random numbers for the draft, independent of the verifier's."""
-    return np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))
+def make_adaptive_controller(
+    stats: DraftStats, target: Session, drafters: Sequence[Drafter], draw: TokenDraw | None, sampling: str
+) -> Adaptive:
+    """The autopilot; `sampling` is the key under which acceptance is learned."""
+    limits = target.capabilities
+    return Adaptive(
+        drafters, stats, sampling, limits.vocab_size, trees=limits.tree, draw=draw, peers=lambda: target.peers
+    )

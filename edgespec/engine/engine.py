@@ -1,28 +1,34 @@
-"""Models, slots, drafter, verifier and controller put together into a stream of events. The loop is core/loop.py."""
+"""Models, slots, drafters, verifier and controller put together into a stream of events. The loop is core/loop.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.controller.cost_model import Profile
-from edgespec.controller.profiler import measure
+from edgespec.controller.profiler import measure_drafters, measure_rows
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled, Controller, Session, Verifier
+from edgespec.core.protocols import CheckCancelled, Controller, Verifier
 from edgespec.core.sampling import Sampler
-from edgespec.engine.drafting import Speculation, make_autopilot, make_fixed_controller, make_verifier
+from edgespec.engine.drafter_pool import DrafterPool
+from edgespec.engine.drafting import (
+    LoadedDrafter,
+    Speculation,
+    make_adaptive_controller,
+    make_draw,
+    make_fixed_controller,
+    make_verifier,
+)
 from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarCompiler, GrammarMask
-from edgespec.errors import BackendError, Cancelled, ContextOverflow, DraftRefused, InvalidRequest
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.reasoning import detect_format
 from edgespec.text.stream import TextStream
@@ -32,26 +38,20 @@ _PROMPT_TAIL = 256  # characters of the rendered prompt in which reasoning may b
 
 
 class Engine:
-    """A target, perhaps a draft, and slots of their sessions, which keep their KV caches between requests.
+    """A target, its drafters, and slots of their sessions, which keep their KV caches between requests.
 
     The thread that called the constructor uses it, except for `is_paused`.
     """
 
     def __init__(
-        self, target: Model, draft: Model | AttachedDraft | None, speculation: Speculation, slots: int = 1
+        self, target: Model, drafters: Sequence[LoadedDrafter], speculation: Speculation, slots: int = 1
     ) -> None:
-        """`draft` may be made of the target itself; `slots` is how many texts keep a KV cache at most.
+        """`slots` is how many texts keep a KV cache at most.
 
-        Raises DraftRefused where the draft's vocabulary is not the target's.
+        Raises DraftRefused where a draft's vocabulary is not the target's.
         """
-        if (
-            draft is not None
-            and not isinstance(draft, AttachedDraft)
-            and (reason := find_tokenizer_mismatch(target.tokenizer, draft.tokenizer))
-        ):
-            raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another.")
         self.target = target
-        self.draft = draft
+        self._drafters = DrafterPool(drafters, target)
         self.speculation = speculation
         self.is_paused = False  # no drafting for now; any thread may set it, during a generation too
         tokenizer, source = target.tokenizer, target.chat_template
@@ -60,8 +60,8 @@ class Engine:
         self._reasoning = detect_format(source) if source else None
         self._grammars = GrammarCompiler(tokenizer)
         # A draft model of a fixed length reads again whatever one slot adopts from another.
-        adopts = target.no_batching_reason is None and not (draft and speculation.draft_max)
-        self._slots = SlotPool(self._open_slot, slots, adopts=adopts)
+        reads = speculation.draft_max and self._drafters.reads_text
+        self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
         self._draft_stats: DraftStats | None = None
         self._has_warned = False
         self._is_closed = False
@@ -118,8 +118,10 @@ class Engine:
             if controller is not None:
                 controller.end()
             if slot is not None:
+                self._drafters.drop(slot, controller.failures if controller is not None else {})
                 self._slots.release(slot, [*prompt, *generation.emitted])
         yield from generation.finish()
+        yield from map(Notice, self._drafters.take_notices())
         if controller is not None and not self._has_warned and (warning := controller.warning()):
             self._has_warned = True
             yield Notice(warning)
@@ -142,13 +144,32 @@ class Engine:
     def draft_stats(self, stats: DraftStats) -> None:
         self._draft_stats = stats
 
+    @property
+    def drafters(self) -> Mapping[str, LoadedDrafter]:
+        """The loaded drafters by name."""
+        return self._drafters.loaded
+
     def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
-        """Measure the cost of forwards and drafted tokens. Raises Cancelled, BackendError."""
+        """Measure the cost of forwards and of the drafters. Raises Cancelled, BackendError."""
+        with self._borrow_slot(check) as slot:
+            rows = measure_rows(slot.target, seconds, check)
+            return Profile(rows, measure_drafters(slot.drafters.values(), slot.target, check))
+
+    def measure_missing(self, check: CheckCancelled = lambda: None) -> None:
+        """Measure the drafters whose cost is not known. Raises Cancelled, BackendError."""
+        stats = self.draft_stats
+        with self._borrow_slot(check) as slot:
+            missing = [each for name, each in slot.drafters.items() if not stats.costs.has_cost(name)]
+            stats.costs.add_drafters(measure_drafters(missing, slot.target, check))
+
+    @contextmanager
+    def _borrow_slot(self, check: CheckCancelled) -> Iterator[Slot]:
         slot = self._slots.acquire((), check)
         if slot is None:
             raise BackendError("all slots are in use.", hint="Try again.")
         try:
-            return measure(slot.target, slot.draft, seconds, check)
+            self._drafters.open_missing(slot, check)
+            yield slot
         finally:
             self._slots.release(slot, [])
 
@@ -159,11 +180,9 @@ class Engine:
         self._is_closed = True
 
     def release_draft(self) -> None:
-        """Free the sessions and the draft, so that another engine can take the target over."""
+        """Free the sessions and the drafts, so that another engine can take the target over."""
         self._slots.close()
-        if self.draft is not None:
-            self.draft.close()
-            self.draft = None
+        self._drafters.close()
 
     def _measure_once(self, check: CheckCancelled) -> DraftStats:
         if self._draft_stats is None:
@@ -208,19 +227,19 @@ class Engine:
         mask: GrammarMask | None,
         costs: ForwardCost,
     ) -> tuple[Controller, Verifier]:
-        """Raises DraftRefused where `spec` needs a draft model and none is loaded."""
+        """Raises DraftRefused where `spec` names a drafter that is not loaded."""
         request, seed = generation.request, generation.seed
-        if spec.kind == "model" and not spec.is_plain and slot.draft is None:
-            raise DraftRefused("no draft model is loaded.", hint="Start with --draft REF, or use the n-gram draft.")
+        drafters = [] if spec.is_plain else self._drafters.select(slot, spec.drafters)
         temperature = request.sampling.temperature
         rule = spec.choose_rule(temperature, seeded=request.seed is not None)
+        draw = make_draw(rule, sampler, seed)
         controller: Controller
         if spec.is_adaptive:
             # Acceptance is learned apart for each way to sample.
             sampling = f"{rule} at {temperature:.1f}{', structured' if request.structure else ''}"
-            controller = make_autopilot(spec, self.draft_stats, slot, sampler, rule, seed, sampling)
+            controller = make_adaptive_controller(self.draft_stats, slot.target, drafters, draw, sampling)
         else:
-            controller = make_fixed_controller(spec, slot, sampler, rule, seed)
+            controller = make_fixed_controller(spec, slot.target, drafters, draw)
         if mask is not None:
             controller = JumpForward(controller, mask.forced, costs.seconds_by_rows())
         return controller, make_verifier(rule, mask or sampler, seed)
@@ -238,13 +257,9 @@ class Engine:
 
         slot: Slot | None = None
         target = self.target.open_session(check, shared=True)
+        slot = Slot(target)
         with ExitStack() as undo:
-            undo.callback(target.close)
-            slot = Slot(target, self._open_draft(target, check))
+            undo.callback(slot.close)
+            self._drafters.open_missing(slot, check)
             undo.pop_all()
         return slot
-
-    def _open_draft(self, target: Session, check: CheckCancelled) -> Session | None:
-        if isinstance(self.draft, AttachedDraft):
-            return self.draft.open_session(target, check)
-        return self.draft.open_session(check) if self.draft is not None else None

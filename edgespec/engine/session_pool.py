@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edgespec.backends.sequence import shared_prefix
+from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError
 
@@ -14,17 +16,24 @@ _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another sl
 
 @dataclass(eq=False)
 class Slot:
-    """A session of the target and one of its draft, the tokens of their last text, and the check that both poll."""
+    """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll."""
 
     target: Session
-    draft: Session | None
+    drafters: dict[str, Drafter] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     check: CheckCancelled = lambda: None
     is_taken: bool = False
 
+    def close_drafter(self, name: str) -> None:
+        """Close a drafter; what it raises does not matter any more."""
+        drafter = self.drafters.pop(name, None)
+        if drafter is not None:
+            with suppress(Exception):
+                drafter.close()
+
     def close(self) -> None:
-        if self.draft is not None:  # it may read the target's cache
-            self.draft.close()
+        for name in tuple(self.drafters):  # they may read the target's cache
+            self.close_drafter(name)
         self.target.close()
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.controller.cost_model import Profile, choose_chain_length
-from edgespec.controller.profiler import measure, measure_draft
+from edgespec.controller.profiler import measure_drafter, measure_rows
 from edgespec.core.arrays import Ints
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
 _ROWS = 64  # compared positions
 _PROFILE_S = 1.0
@@ -49,7 +50,7 @@ class Evaluator:
         self._start = size - rows
         self._text = list(tokens[:size])
         self._check = check
-        self.profile: Profile = measure(target, None, _PROFILE_S, check)
+        self.profile = Profile(measure_rows(target, _PROFILE_S, check))
         self._choices = self._argmax(target)
 
     def evaluate(self, draft: Session) -> DraftEval:
@@ -57,7 +58,9 @@ class Evaluator:
         before = self._text[: self._start]
         read_prompt(self._target, before)
         agreed = float((self._argmax(draft) == self._choices).mean())
-        draft_s, _ = measure_draft(draft, self._text, self._start, self._check)
+        drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
+        cost = measure_drafter(drafter, self._text[: self._start + 1], self._check)
+        draft_s = cost.seconds(1) if cost is not None else float("inf")
         length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
         return DraftEval(agreed, draft_s / self.profile.rows[1], length, speedup)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.devices import Memory
@@ -118,7 +119,7 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
 
 def check_fit(
     target: ModelMetadata,
-    draft: ModelMetadata | None,
+    drafts: Sequence[ModelMetadata],
     *,
     context: int,
     memory: Memory,
@@ -127,14 +128,14 @@ def check_fit(
     together: bool = False,
     force: bool = False,
 ) -> Fit:
-    """Estimate target and draft and compare with `memory`. Raises DoesNotFit unless `force`.
+    """Estimate target and draft models and compare with `memory`. Raises DoesNotFit unless `force`.
 
     `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache.
     """
     fit = Fit(
         context=context,
         target=estimate_memory(target, context, kv_type, caches, together=together),
-        draft=estimate_memory(draft, context, kv_type, caches) if draft else None,
+        draft=_add([estimate_memory(draft, context, kv_type, caches) for draft in drafts]),
         memory=memory,
     )
     if fit.headroom >= 0 or force:
@@ -146,6 +147,17 @@ def check_fit(
     raise DoesNotFit(
         f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
         hint=_suggest(fit, caches),
+    )
+
+
+def _add(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate | None:
+    """All of them together; None for none."""
+    if not estimates:
+        return None
+    return MemoryEstimate(
+        sum(each.weights for each in estimates),
+        sum(each.kv for each in estimates),
+        sum(each.compute for each in estimates),
     )
 
 

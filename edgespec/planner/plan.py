@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from edgespec.backends import BackendName, FileBackend, device_memory, prefers_mlx
-from edgespec.backends.attached_draft import SelfDraftSpec, parse
+from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine.drafting import DraftKind, Rule
+from edgespec.drafters import DrafterSpec, drafter_specs
+from edgespec.engine.drafting import Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
+from edgespec.planner.draft_request import AUTO, DraftTerm, parse_draft
 from edgespec.planner.memory import Fit, check_fit, shares_context
-from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair, resolve_source
+from edgespec.registry.resolve import (
+    ResolvedPair,
+    Source,
+    detect_backend,
+    fetch_source,
+    find_pard_token,
+    read_metadata,
+    resolve_pair,
+    resolve_source,
+)
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+
+_EXAMPLES = {"pard": "pard:REF"}  # how a model of the user's is named for a drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +43,7 @@ class LoadConfig:
 
     model       a reference, or None for the embedded pair
     backend     None: the best for this machine
-    draft       'auto', 'model' (the registry's draft model for the target), 'ngram', 'none', a self-draft as
-                backends.attached_draft.parse takes it, or a model reference
+    draft       'auto' (all drafters that are available), 'none', or drafters as draft_request.parse_draft takes them
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
@@ -60,7 +74,27 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedDraft:
+class PlannedDrafter:
+    """A drafter before anything is loaded for it.
+
+    model       its draft model
+    self_draft  how the target drafts for itself
+    mask_token  of a PARD model
+    """
+
+    spec: DrafterSpec
+    model: PlannedModel | None = None
+    self_draft: SelfDraftSpec | None = None
+    mask_token: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        return str((self.model.reference if self.model else None) or self.self_draft or self.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
     """A draft model before it is loaded."""
 
     reference: Reference
@@ -72,7 +106,7 @@ class PlannedDraft:
 class Plan:
     """What will be loaded.
 
-    draft, self_draft    both None: drafting by n-grams or plain decoding, as `kind` says
+    drafters    none: plain decoding
     options     with a definite context size
     acceptance  the registry's figures for `draft`, if it is the draft model that the registry pairs with the target
     """
@@ -80,42 +114,49 @@ class Plan:
     name: str
     backend: FileBackend
     target: Source
-    draft: PlannedDraft | None
-    self_draft: SelfDraftSpec | None
-    kind: DraftKind
+    drafters: tuple[PlannedDrafter, ...]
     options: LoadOptions
     sampling: SamplingDefaults
     metadata: ModelMetadata
     fit: Fit
     acceptance: Acceptance | None = None
 
+    @property
+    def models(self) -> list[PlannedModel]:
+        """The draft models."""
+        return [each.model for each in self.drafters if each.model is not None]
+
+    @property
+    def self_draft(self) -> SelfDraftSpec | None:
+        """How the target drafts for itself, if that was asked for."""
+        return next((each.self_draft for each in self.drafters if each.self_draft is not None), None)
+
 
 def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
-    """Choose the runtime, resolve both models, read their headers, compare tokenizers, check memory.
+    """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
     backend = choose_backend(request, registry, hub)
     resolved = resolve_pair(request.model, backend, registry, hub)
     facts = read_metadata(resolved.target, hub, reporter.download)
-    self_draft = parse(request.draft)
-    draft = None if self_draft else _find_draft(request, resolved.draft, backend, facts, registry, hub, reporter)
+    finder = _DraftFinder(backend, facts, resolved, registry, hub)
+    drafters = finder.find_all(reporter) if request.draft == AUTO else finder.find(parse_draft(request.draft))
     options = _set_context_size(request.load, facts, reporter)
-    draft, fit = _check_memory(request, options, backend, facts, draft, reporter)
-    kind: DraftKind = "model" if draft or self_draft else "none" if request.draft == "none" else "ngram"
-    acceptance = resolved.acceptance if draft is not None and draft.reference == resolved.draft else None
+    drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)
+    paired = any(
+        each.spec.name == "model" and each.model.reference == resolved.draft for each in drafters if each.model
+    )
     return Plan(
         resolved.name,
         backend,
         resolved.target,
-        draft,
-        self_draft,
-        kind,
+        tuple(drafters),
         options,
         resolved.sampling,
         facts,
         fit,
-        acceptance,
+        resolved.acceptance if paired else None,
     )
 
 
@@ -139,50 +180,71 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
 
 
-def _find_draft(
-    request: LoadConfig,
-    paired: Reference | None,
-    backend: FileBackend,
-    target: ModelMetadata,
-    registry: Registry,
-    hub: Hub,
-    reporter: Reporter,
-) -> PlannedDraft | None:
-    """The draft model for `request.draft`, with a compatible tokenizer; None for drafting without a model.
+@dataclass(frozen=True, slots=True)
+class _DraftFinder:
+    """Finds the drafters for one target."""
 
-    Raises DraftRefused for an unusable draft that the user named; 'auto' falls back to n-grams with a notice.
-    """
-    if request.draft in ("none", "ngram") or (request.draft == "auto" and paired is None):
-        return None
-    if request.draft == "auto":
-        assert paired is not None
-        try:
-            return _check_draft(paired, backend, target, registry, hub)
-        except EdgespecError as refusal:
-            reporter.notice(f"Drafting by n-grams, without {paired}: {refusal.message}")
-            return None
-    if request.draft == "model":
-        if paired is None:
-            raise DraftRefused("no draft model is paired with this target.", hint="Use --draft ngram, or name one.")
-        return _check_draft(paired, backend, target, registry, hub)
-    return _check_draft(parse_reference(request.draft), backend, target, registry, hub)
+    backend: FileBackend
+    target: ModelMetadata
+    pair: ResolvedPair
+    registry: Registry
+    hub: Hub
 
+    def find_all(self, reporter: Reporter) -> list[PlannedDrafter]:
+        """All that are available: those that need nothing, and the models that the registry pairs with the target."""
+        found = []
+        for spec in drafter_specs().values():
+            if spec.needs == "nothing":
+                found.append(PlannedDrafter(spec))
+            elif spec.needs == "model" and (reference := self._paired(spec)) is not None:
+                try:
+                    found.append(self._find_model(spec, reference))
+                except EdgespecError as refusal:
+                    reporter.notice(f"Drafting without {reference}: {refusal.message}")
+        return found
 
-def _check_draft(
-    reference: Reference, backend: FileBackend, target: ModelMetadata, registry: Registry, hub: Hub
-) -> PlannedDraft:
-    if isinstance(reference, Alias):
-        pair = registry.get(reference.name).pair(backend)
-        if pair is None:
-            raise UnknownModel(f"{reference.name} has no model for {backend}.", hint="Name another draft.")
-        reference = pair.target
-    source = resolve_source(reference, backend, hub)
-    facts = read_metadata(source, hub)
-    if reason := find_tokenizer_mismatch(target, facts):
-        raise DraftRefused(
-            f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
-        )
-    return PlannedDraft(reference, source, facts)
+    def find(self, terms: Sequence[DraftTerm]) -> list[PlannedDrafter]:
+        """Those that the user named. Raises DraftRefused."""
+        found = []
+        for term in terms:
+            if term.spec.needs != "model":
+                found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
+                continue
+            reference = parse_reference(term.reference) if term.reference is not None else self._paired(term.spec)
+            if reference is None:
+                raise DraftRefused(
+                    f"no {'PARD' if term.spec.name == 'pard' else 'draft'} model is paired with this target.",
+                    hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
+                )
+            found.append(self._find_model(term.spec, reference))
+        return found
+
+    def _paired(self, spec: DrafterSpec) -> Reference | None:
+        """The model that the registry names for `spec` and this target."""
+        return self.pair.pard if spec.name == "pard" else self.pair.draft
+
+    def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
+        """Raises DraftRefused for a model that cannot draft for the target."""
+        if isinstance(reference, Alias):
+            pair = self.registry.get(reference.name).pair(self.backend)
+            if pair is None:
+                raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
+            reference = pair.target
+        source = resolve_source(reference, self.backend, self.hub)
+        facts = read_metadata(source, self.hub)
+        if reason := find_tokenizer_mismatch(self.target, facts):
+            raise DraftRefused(
+                f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
+            )
+        token = find_pard_token(facts)
+        if token is None and reference == self.pair.pard:
+            token = self.pair.pard_token
+        if spec.name == "pard" and token is None:
+            raise DraftRefused(
+                f"{reference} names no mask token, so it is not known to be a PARD model.",
+                hint="Set pard and pard_token for the target in models.toml.",
+            )
+        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token)
 
 
 def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
@@ -199,37 +261,35 @@ def _check_memory(
     options: LoadOptions,
     backend: FileBackend,
     target: ModelMetadata,
-    draft: PlannedDraft | None,
+    drafters: list[PlannedDrafter],
     reporter: Reporter,
-) -> tuple[PlannedDraft | None, Fit]:
-    """The draft, or None if 'auto' drops it so that the target fits; and the fit. Raises DoesNotFit."""
+) -> tuple[list[PlannedDrafter], Fit]:
+    """The drafters, and the fit; 'auto' drops draft models, the last one first, so that the target fits.
+
+    Raises DoesNotFit.
+    """
     memory = host_memory(_devices(backend))
-    kv_type = "q8_0" if options.exact else options.kv_type
     context = options.context_size
     assert context is not None  # set by _set_context_size
-
-    together = shares_context(target) and not options.exact
-
-    def check(with_draft: ModelMetadata | None) -> Fit:
-        return check_fit(
-            target,
-            with_draft,
-            context=context,
-            memory=memory,
-            kv_type=kv_type,
-            caches=options.caches,
-            together=together,
-            force=request.force,
-        )
-
-    try:
-        return draft, check(draft.metadata if draft else None)
-    except DoesNotFit:
-        if draft is None or request.draft != "auto":
-            raise
-        fit = check(None)
-        reporter.notice(f"Drafting by n-grams: {draft.reference} does not fit in memory with the target.")
-        return None, fit
+    check = partial(
+        check_fit,
+        target,
+        context=context,
+        memory=memory,
+        kv_type="q8_0" if options.exact else options.kv_type,
+        caches=options.caches,
+        together=shares_context(target) and not options.exact,
+        force=request.force,
+    )
+    while True:
+        models = [each for each in drafters if each.model is not None]
+        try:
+            return drafters, check([each.model.metadata for each in models if each.model is not None])
+        except DoesNotFit:
+            if not models or request.draft != AUTO:
+                raise
+            reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
+            drafters = [each for each in drafters if each is not models[-1]]
 
 
 def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:

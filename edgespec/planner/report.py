@@ -33,7 +33,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
     return {
         "name": planned.name,
         "backend": planned.backend,
-        "draft": str(planned.draft.reference if planned.draft else planned.self_draft or planned.kind),
+        "draft": "+".join(each.label for each in planned.drafters) or "none",
         "context": fit.context,
         "weights_bytes": fit.target.weights,
         "kv_bytes": fit.target.kv,
@@ -47,7 +47,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
 
 def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled."""
-    target, draft = planned.metadata, planned.draft.metadata if planned.draft else None
+    target, draft = planned.metadata, planned.models[0].metadata if planned.models else None
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
     try:

@@ -11,8 +11,8 @@ from edgespec.backends.devices import host_memory
 from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.shape import block_of, write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import Profile, choose_chain_length
-from edgespec.controller.profiler import measure
+from edgespec.controller.cost_model import choose_chain_length
+from edgespec.controller.profiler import measure_rows
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 
@@ -80,10 +80,10 @@ def _scale(header: Header, options: LoadOptions, folder: Path) -> dict[int, floa
     few, more = min(first + period, blocks), min(first + periods * period, blocks)
     if _bytes(header, -1, more) > host_memory().usable:
         return None
-    of_few = _measure_blocks(header, few, options, folder).rows
+    of_few = _measure_blocks(header, few, options, folder)
     if more == few:
-        return dict(of_few)
-    of_more = _measure_blocks(header, more, options, folder).rows
+        return of_few
+    of_more = _measure_blocks(header, more, options, folder)
     read = _read_bytes(header, 0, more)
     share = read / (read + _read_bytes(header, -1, 0))
     whole = {}
@@ -126,7 +126,8 @@ def find_pattern(header: Header) -> tuple[int, int]:
     return 0, blocks
 
 
-def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
+def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
+    """Seconds of a forward by rows."""
     small = replace(options, context_size=_CONTEXT, mmap=False)
     path = folder / "shape.gguf"
     write_shape(header, blocks, path)
@@ -134,7 +135,7 @@ def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: P
     try:
         session = model.open_session(lambda: None)
         try:
-            return measure(session, None, _PROFILE_S)
+            return measure_rows(session, _PROFILE_S)
         finally:
             session.close()
     finally:

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidModelFile, UnknownModel
-from edgespec.formats.gguf import join_parts
+from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder
@@ -77,6 +77,7 @@ class ResolvedPair:
 
     draft       a reference, because the draft need not be reachable unless it is used; None: n-gram drafting
     acceptance  measured for this draft; None where nothing was measured
+    pard        a PARD model, with its mask token if the registry names that
     """
 
     name: str
@@ -84,6 +85,8 @@ class ResolvedPair:
     draft: Reference | None
     sampling: SamplingDefaults
     acceptance: Acceptance | None = None
+    pard: Reference | None = None
+    pard_token: int | None = None
 
 
 def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> ResolvedPair:
@@ -99,8 +102,22 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
     pair = _choose_pair(entry, backend)
     target = pair.target if isinstance(reference, Alias) else reference
     return ResolvedPair(
-        str(reference), resolve_source(target, backend, hub), pair.draft, entry.sampling, pair.acceptance
+        str(reference),
+        resolve_source(target, backend, hub),
+        pair.draft,
+        entry.sampling,
+        pair.acceptance,
+        pair.pard,
+        pair.pard_token,
     )
+
+
+def find_pard_token(model: ModelMetadata) -> int | None:
+    """The mask token that the model's own files name; None where they name none."""
+    if isinstance(model, Header):
+        token = model.metadata.get("tokenizer.ggml.mask_token_id")
+        return token if isinstance(token, int) else None
+    return model.integer("pard_token")
 
 
 def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:

@@ -27,7 +27,7 @@ Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 
 _ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
-_PAIR_KEYS = ("target", "draft", "acceptance", "verified")
+_PAIR_KEYS = ("target", "draft", "pard", "pard_token", "acceptance", "verified")
 # Key: whether it must be an integer, minimum, maximum.
 _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "temperature": (False, 0.0, 100.0),
@@ -61,9 +61,11 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and its draft model.
+    """A target and its draft models.
 
     draft       None: n-gram drafting
+    pard        a PARD model, which drafts several tokens in one forward
+    pard_token  its mask token; None where its own files name it
     verified    whether the file names were seen in a public source; a pull checks them in any case
     acceptance  measured for this pair; None where nothing was measured
     """
@@ -72,6 +74,8 @@ class Pair:
     draft: Reference | None
     verified: bool
     acceptance: Acceptance | None = None
+    pard: Reference | None = None
+    pard_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ def _check_table(origin: str, where: str, value: object, known: tuple[str, ...])
 
 def _check_pair(origin: str, where: str, value: object) -> Table:
     table = _check_table(origin, where, value, _PAIR_KEYS)
-    for key in ("target", "draft"):
+    for key in ("target", "draft", "pard"):
         if key not in table or (key == "draft" and table[key] == NO_DRAFT):
             continue
         text = table[key]
@@ -204,6 +208,9 @@ def _check_pair(origin: str, where: str, value: object) -> Table:
         table[key] = reference
     if not isinstance(table.get("verified", False), bool):
         raise _schema_error(origin, where, "verified is not true or false")
+    token = table.get("pard_token")
+    if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
+        raise _schema_error(origin, where, "pard_token is not a token id")
     if "acceptance" in table:
         table["acceptance"] = _check_acceptance(origin, where, table["acceptance"])
     return table
@@ -260,7 +267,14 @@ def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
         raise _schema_error(origin, f"[{alias}.{name}]", "the key 'target' is missing")
     draft = pair.get("draft", NO_DRAFT)
     verified = bool(pair.get("verified", False))
-    return Pair(pair["target"], None if draft == NO_DRAFT else draft, verified, pair.get("acceptance"))
+    return Pair(
+        pair["target"],
+        None if draft == NO_DRAFT else draft,
+        verified,
+        pair.get("acceptance"),
+        pair.get("pard"),
+        pair.get("pard_token"),
+    )
 
 
 def _schema_error(origin: str, where: str, detail: str) -> RegistryError:

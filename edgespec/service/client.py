@@ -24,7 +24,7 @@ from edgespec.text.chat_template import Message
 class ModelInfo:
     """A loaded model, described by values that can be sent to another process.
 
-    draft               'none', 'ngram', the draft model's name, or how the target drafts for itself
+    drafters            what the user calls each drafter, by its name in the registry
     chat_template       Jinja source, as it came with the model
     fit                 the memory estimate made before loading; None for the toy runtime
     plain_speed         tokens/s of plain decoding; None until it has been measured
@@ -35,7 +35,7 @@ class ModelInfo:
 
     name: str
     backend: BackendName
-    draft: str
+    drafters: Mapping[str, str]
     sampling: SamplingDefaults
     chat_template: str | None
     fit: Fit | None
@@ -46,6 +46,11 @@ class ModelInfo:
     devices: tuple[DeviceMemory, ...]
     max_concurrency: int
     no_batching_reason: str | None
+
+    @property
+    def draft(self) -> str:
+        """What the user calls the drafters, joined by '+'; 'none' for plain decoding."""
+        return "+".join(self.drafters.values()) or "none"
 
 
 class EngineClient(Protocol):

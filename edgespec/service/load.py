@@ -15,9 +15,11 @@ from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine.drafting import DraftKind, Speculation
+from edgespec.drafters import SELF, drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.hub.hub import Hub
+from edgespec.planner.draft_request import AUTO, parse_draft
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import (
@@ -47,7 +49,7 @@ class LoadedModel:
     engine: Engine
     info: ModelInfo
     target_path: Path
-    draft_path: Path | None
+    draft_paths: tuple[Path, ...]
     key: ProfileKey
     store: ProfileStore | None
 
@@ -83,7 +85,7 @@ class Loader:
         if config.backend == "toy":
             return _load_toy(config, self.check)
         planned = self._plan(config)
-        _speculation(config, planned.kind)  # refuse wrong options before anything is loaded
+        _speculation(config, [each.spec.name for each in planned.drafters])  # refuse wrong options before a load
         target_path = self._fetch(planned.target)
         with ExitStack() as undo:
             target = self._load(target_path, planned)
@@ -124,9 +126,10 @@ class Loader:
             target = self._load(path, planned)
             undo.callback(target.close)
             rival = None
-            if planned.draft is not None:
-                rival = self._load(self._fetch(planned.draft.source), planned)
-                undo.callback(rival.close)
+            for drafter in planned.drafters:
+                if drafter.spec.name == "model" and drafter.model is not None:
+                    rival = self._load(self._fetch(drafter.model.source), planned)
+                    undo.callback(rival.close)
             cache = SelfDraftCache(path, planned.name)
             search = SelfDraftSearch(target, cache.folder, seconds, self.check, self.reporter.loading)
             choice = search.choose(methods or all_methods(planned.backend), rival)
@@ -147,29 +150,33 @@ class Loader:
         return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
 
     def _build(self, config: LoadConfig, planned: Plan, target: Model, target_path: Path) -> LoadedModel:
-        """Load the draft and build the engine; the draft is freed again if the engine refuses it."""
+        """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
         key = _profile_key(planned.backend, planned.options)
         method = self._choose_self_draft(config, planned, target, target_path, key)
-        draft: Model | AttachedDraft | None = None
-        draft_path: Path | None = None
-        kind: DraftKind = planned.kind
-        name: str = planned.kind
-        if method is not None:
-            kind, name = "model", str(method)
-            folder = SelfDraftCache(target_path, planned.name).folder
-            draft = make_self_draft(target, method, folder, partial(self.reporter.loading, name), self.check)
-        elif planned.draft is not None:
-            name = str(planned.draft.reference)
-            draft_path = self._fetch(planned.draft.source)
-            draft = self._load(draft_path, planned)
+        drafters: list[LoadedDrafter] = []
+        paths: list[Path] = []
+        source: Model | AttachedDraft | None
         with ExitStack() as undo:
-            if draft is not None:
-                undo.callback(draft.close)
-            engine = Engine(target, draft, _speculation(config, kind), planned.options.caches)
+            for each in planned.drafters:
+                source = None
+                if each.model is not None:
+                    paths.append(self._fetch(each.model.source))
+                    source = self._load(paths[-1], planned)
+                    undo.callback(source.close)
+                if each.spec.name != SELF:
+                    drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token))
+            if method is not None:
+                folder = SelfDraftCache(target_path, planned.name).folder
+                progress = partial(self.reporter.loading, str(method))
+                source = make_self_draft(target, method, folder, progress, self.check)
+                undo.callback(source.close)
+                drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), source))
+            speculation = _speculation(config, [each.spec.name for each in drafters])
+            engine = Engine(target, drafters, speculation, planned.options.caches)
             undo.pop_all()
-        store = ProfileStore(target_path, draft_path, name if method is not None else "")
-        info = _describe(engine, planned.name, planned.backend, name, planned.sampling, planned.fit)
-        return LoadedModel(engine, info, target_path, draft_path, key, store)
+        store = ProfileStore(target_path, paths, str(method or ""))
+        info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
+        return LoadedModel(engine, info, target_path, tuple(paths), key, store)
 
     def _choose_self_draft(
         self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: ProfileKey
@@ -178,11 +185,11 @@ class Loader:
         requested = planned.self_draft
         if requested is not None and requested.skip != Skip():
             return requested
-        if requested is None and (config.draft != "auto" or config.draft_max == 0):
+        if requested is None and (config.draft != AUTO or config.draft_max == 0):
             return None
         cache = SelfDraftCache(target_path, planned.name)
         choice = cache.look_up(key, str(requested or "auto"))
-        if choice is None and requested is None and planned.draft is not None:
+        if choice is None and requested is None and planned.models:
             return None  # there is a draft model; `edgespec draft build` compares them
         if choice is None:
             self.reporter.notice(
@@ -194,13 +201,11 @@ class Loader:
             except Unsupported as refusal:
                 if requested is not None:
                     raise
-                self.reporter.notice(f"Drafting by {planned.kind}: {refusal.message}")
+                self.reporter.notice(f"Drafting without a self-draft: {refusal.message}")
                 return None
             cache.remember(key, str(requested or "auto"), choice)
         if requested is None and not choice.pays:
-            self.reporter.notice(
-                f"Drafting by {planned.kind}; no self-draft is expected to pay ({choice.method}: {choice.reason})."
-            )
+            self.reporter.notice(f"No self-draft is expected to pay ({choice.method}: {choice.reason}).")
             return None
         self.reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
         return choice.method
@@ -208,11 +213,13 @@ class Loader:
     def _profile(self, loaded: LoadedModel) -> None:
         """Give the engine what is stored of these models; measure now what the autopilot needs and is not stored."""
         engine, speculation = loaded.engine, loaded.engine.speculation
-        if speculation.kind == "none" or loaded.store is None:
+        if not speculation.drafters or loaded.store is None:
             return
         stored = loaded.store.load(loaded.key)
         if isinstance(stored, DraftStats):
             engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
+            if speculation.is_adaptive:
+                engine.measure_missing(self.check)
         elif speculation.is_adaptive:
             if stored is not None:
                 self.reporter.notice(f"Measured before with {stored}; measuring again.")
@@ -224,21 +231,24 @@ def _load_toy(config: LoadConfig, check: CheckCancelled) -> LoadedModel:
         return open_model("toy", Path(name), config.load, progress=lambda fraction: None, check=check)
 
     name = config.model or "tree"
-    kind: DraftKind = "none" if config.draft == "none" else "ngram" if config.draft == "ngram" else "model"
-    draft = load("draft" if config.draft in ("auto", "model") else config.draft) if kind == "model" else None
-    engine = Engine(load(name), draft, _speculation(config, kind), config.load.caches)
-    info = _describe(engine, name, "toy", kind, SamplingDefaults(), None)
-    return LoadedModel(engine, info, Path(name), None, _profile_key("toy", config.load), None)
+    terms = parse_draft("ngram+model" if config.draft == AUTO else config.draft)
+    models = {term.spec.name: load(term.reference or "draft") for term in terms if term.spec.needs == "model"}
+    drafters = [
+        LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
+    ]
+    engine = Engine(load(name), drafters, _speculation(config, [d.spec.name for d in drafters]), config.load.caches)
+    info = _describe(engine, name, "toy", SamplingDefaults(), None)
+    return LoadedModel(engine, info, Path(name), (), _profile_key("toy", config.load), None)
 
 
 def _describe(
-    engine: Engine, name: str, backend: BackendName, draft: str, sampling: SamplingDefaults, fit: Fit | None
+    engine: Engine, name: str, backend: BackendName, sampling: SamplingDefaults, fit: Fit | None
 ) -> ModelInfo:
     target = engine.target
     return ModelInfo(
         name=name,
         backend=backend,
-        draft=draft,
+        drafters={name: each.label for name, each in engine.drafters.items()},
         sampling=sampling,
         chat_template=target.chat_template,
         fit=fit,
@@ -263,8 +273,8 @@ def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
     )
 
 
-def _speculation(config: LoadConfig, kind: DraftKind) -> Speculation:
-    return Speculation(kind, 0 if kind == "none" else config.draft_max, config.draft_tree, config.acceptance)
+def _speculation(config: LoadConfig, drafters: Sequence[str]) -> Speculation:
+    return Speculation(tuple(drafters), config.draft_max if drafters else 0, config.draft_tree, config.acceptance)
 
 
 def _ignored_options(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:

@@ -168,7 +168,7 @@ class ChatApp(Window):
         model_info = require_model(self.client)
         request = self.chat.request()
         self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft})
-        answer = Answer(model_info.draft)
+        answer = Answer()
         self.activity.begin_answer(answer, LiveStats(model_info.plain_speed, requested_s=perf_counter()))
         await self.query_one(Transcript).add(answer)
         self.apply_view_options()

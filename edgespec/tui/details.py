@@ -75,8 +75,9 @@ def format_costs(draft_stats: DraftStats | None) -> str:
     for n in _ROWS:
         cost = costs.seconds(n) / plain_s
         lines.append(f"{n:4}  {draw_bar(cost / highest, _BAR_CELLS)} {cost:.2f}")
-    if costs.profile.draft_s is not None:
-        lines += ["", f"A drafted token: {costs.draft_s / plain_s:.3f} plain steps."]
+    for name, drafting in costs.profile.drafts.items():
+        units = ", ".join(f"{n}: {costs.unit_s(name, n) / plain_s:.3f}" for n in drafting.units)
+        lines += ["", f"Drafted tokens of {name} at a time, in plain steps: {units}."]
     return "\n".join(lines)
 
 
@@ -85,9 +86,11 @@ def format_acceptance(live_stats: LiveStats, draft_stats: DraftStats | None) -> 
     by_depth = enumerate(live_stats.acceptance.by_depth, 1)
     lines = ["Acceptance by draft depth, in this answer:", ""]
     lines += [f"{depth:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for depth, rate in by_depth] or ["  none yet"]
-    for name, matches in sorted(draft_stats.matches.items()) if draft_stats is not None else ():
-        rates = ((n, matches.rate(n)) for n in _MATCH_LENGTHS)
-        lines += ["", f"Acceptance of n-gram drafts by match length, over all texts ({name}):", ""]
+    for name, stats in sorted(draft_stats.drafters.items()) if draft_stats is not None else ():
+        if stats.confidence != "length":
+            continue
+        rates = ((n, stats.acceptance.rate(n)) for n in _MATCH_LENGTHS)
+        lines += ["", f"Acceptance by match length, over all texts ({name}):", ""]
         lines += [f"{n:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for n, rate in rates]
     return "\n".join(lines)
 

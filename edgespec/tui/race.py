@@ -38,7 +38,7 @@ class Race(ModalScreen[None]):
         super().__init__()
         self._client = client
         self._request = request if request.seed is not None else replace(request, seed=1)
-        self._lanes = (Lane("plain", Speculation("none", 0)), Lane("speculative", speculation))
+        self._lanes = (Lane("plain", Speculation()), Lane("speculative", speculation))
         self._job: Stream[Event] | None = None
         self._is_closed = False
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from edgespec.drafters import drafter_specs
 from edgespec.text.stream import Piece
 from edgespec.tui.sanitize import sanitize
 
@@ -13,7 +14,8 @@ Span = tuple[int, str, int]
 """(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
 
 # ANSI names, because every theme maps them to readable colors; underline and weight carry the same without color.
-_COLORS = {"ngram": "cyan", "model": "green", "model+ngram": "yellow"}
+_COLORS = ("cyan", "green", "magenta", "blue", "red")  # of the registry's drafters, in its order
+_SEVERAL = "yellow"  # drafters that proposed the same token
 _MIN_LONG_RUN = 4  # tokens
 
 
@@ -27,8 +29,8 @@ def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
             spans.append((len(piece.text), piece.origin, 1))
 
 
-def color_tokens(text: str, spans: Sequence[Span], drafter: str) -> Text:
-    """`text` with a legend; `drafter` is the user's name for the draft model. Spans may end before the text does."""
+def color_tokens(text: str, spans: Sequence[Span]) -> Text:
+    """`text` with a legend of the drafters' names. Spans may end before the text does."""
     text = sanitize(text)
     colored = Text()
     at = 0
@@ -37,17 +39,18 @@ def color_tokens(text: str, spans: Sequence[Span], drafter: str) -> Text:
         at += length
     colored.append(text[at:])
     colored.append("\n\nplain: the target   ", "dim")
-    used = {origin for _, origin, _ in spans if origin}
-    for origin, label in (("ngram", "ngram"), ("model", drafter), ("model+ngram", f"{drafter} and ngram")):
-        if origin in used:
-            colored.append(label, _select_style(origin, 1))
-            colored.append("   ")
+    for origin in sorted({origin for _, origin, _ in spans if origin}):
+        colored.append(origin.replace("+", " and "), _select_style(origin, 1))
+        colored.append("   ")
     colored.append("bold: long runs", "dim")
     return colored
 
 
 def _select_style(origin: str, tokens: int) -> str:
-    color = _COLORS.get(origin)
-    if color is None:
+    if not origin or origin == "structure":
         return ""
+    names = list(drafter_specs())
+    color = _SEVERAL if "+" in origin else "default"
+    if origin in names:
+        color = _COLORS[names.index(origin) % len(_COLORS)]
     return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"

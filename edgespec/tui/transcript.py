@@ -41,7 +41,7 @@ class Transcript(VerticalScroll):
                 number += 1
                 widgets.append(UserMessage(turn.text, number))
                 continue
-            answer = Answer(str(turn.settings.get("draft", "the draft model")))
+            answer = Answer()
             answers.append((answer, turn))
             widgets.append(answer)
         with self.app.batch_update():

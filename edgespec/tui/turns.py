@@ -34,13 +34,11 @@ class Notice(Static):
 class Answer(Vertical):
     """Reasoning in a fold, the answer as Markdown or as colored tokens, and a footer."""
 
-    def __init__(self, drafter: str) -> None:
-        """`drafter`: its name in the legend of the colors."""
+    def __init__(self) -> None:
         super().__init__(classes="answer")
         self.text = ""
         self.reasoning = ""
         self.spans: list[Span] = []
-        self._drafter = drafter
         self._stream: MarkdownStream | None = None
         self._reasoning = Static("", markup=False)
         self._fold = Collapsible(self._reasoning, title="Reasoning", collapsed=True)
@@ -73,7 +71,7 @@ class Answer(Vertical):
                 self._stream = Markdown.get_stream(self._markdown)
             await self._stream.write(sanitize(text))
         if self._shows_colors:
-            self._colored.update(color_tokens(self.text, self.spans, self._drafter))
+            self._colored.update(color_tokens(self.text, self.spans))
 
     async def show(self, text: str, reasoning: str, spans: Any, footer: str, *, is_formatted: bool = True) -> None:
         """Show a stored answer; as plain text unless `is_formatted`, which is much faster than Markdown."""
@@ -103,6 +101,6 @@ class Answer(Vertical):
         self._markdown.display = not is_shown and self._is_formatted
         self._colored.display = not self._markdown.display
         if is_shown:
-            self._colored.update(color_tokens(self.text, self.spans, self._drafter))
+            self._colored.update(color_tokens(self.text, self.spans))
         elif not self._is_formatted:
             self._colored.update(Text(sanitize(self.text)))

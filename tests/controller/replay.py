@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from edgespec.controller.adaptive import Autopilot
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.adaptive import Adaptive
+from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import Budget, Controller, Draft, Step
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.scores import Scores
-from edgespec.drafters.draft_model import Candidates, DraftModelStepper
+from edgespec.drafters.ngram import NgramDrafter
 
 Curve = Callable[[int], float]
 READING = 0.25  # of the time of a drafted token, to read one of the text
@@ -29,7 +32,16 @@ CURVES = {
     "1B, Q4_K": ({1: 1, 2: 1.98, 4: 3.33, 8: 6.2, 16: 6.9}, 0.12),
     "a GPU": ({1: 1, 2: 1.06, 4: 1.2, 5: 1.4, 6: 1.6, 7: 1.9, 8: 2.15, 9: 2.4, 16: 3.0}, 0.06),
 }
+VOCABULARY = 4096
 FIXED = [(source, gamma) for source in ("model", "ngram") for gamma in (1, 2, 3, 4, 5, 7)]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What the draft model proposed at one depth, the best first."""
+
+    tokens: list[int]
+    probabilities: list[float]
 
 
 @dataclass(frozen=True)
@@ -52,46 +64,46 @@ def read_traces(path: Path) -> list[Trace]:
     ]
 
 
-class ReplayStepper:
-    """A DraftModelStepper over a trace."""
+class ReplayDrafter(Drafter):
+    """A draft model over a trace."""
 
-    is_sampled = False
-
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, name: str = "model") -> None:
+        self.name = name
         self._trace = trace
         self._read = 0
-        self._path: list[Candidates] = []
         self.drafted = 0.0  # tokens, those that were only read counted as READING
 
-    def lag(self, tokens: Sequence[int]) -> int:
-        return len(tokens) - self._read
+    def unread(self, text: Sequence[int]) -> int:
+        return len(text) - self._read
 
-    def start(self, tokens: Sequence[int], window: int = 10_000) -> Candidates | None:
-        self._path = self._trace.paths[len(tokens) - len(self._trace.prompt) - 1]
-        self.drafted += READING * (min(window, self.lag(tokens)) - 1)
-        self._read, self._at = len(tokens), 0
-        self.drafted += 1
-        return self._path[0]
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        path = self._trace.paths[len(text) - len(self._trace.prompt) - 1]
+        self.drafted += READING * (min(len(text) if limit.read is None else limit.read, self.unread(text)) - 1)
+        self._read = len(text)
+        parent = -1
+        for candidates in path[: limit.depth]:
+            self.drafted += 1
+            candidates = self.change(candidates, text)
+            nodes = [
+                tree.add(parent, token, self.name, p)
+                for token, p in zip(candidates.tokens, candidates.probabilities, strict=True)
+            ]
+            parent = nodes[0]
+            yield
 
-    def step(self, token: int) -> Candidates | None:
-        self._at += 1
-        if self._at >= len(self._path):
-            return None
-        self.drafted += 1
-        return self._path[self._at]
-
-    def sync(self, text: Sequence[int]) -> None: ...
+    def change(self, candidates: Candidates, text: Sequence[int]) -> Candidates:
+        return candidates
 
 
-def accepted(draft: Draft, truth: Sequence[int]) -> int:
-    """How many tokens of `truth` a path of the draft foretells."""
-    node, depth = -1, 0
-    while depth < len(truth):
-        following = [child for child in draft.children(node) if draft.tokens[child] == truth[depth]]
+def accepted(draft: Draft, truth: Sequence[int]) -> tuple[int, ...]:
+    """The path of the draft that foretells most tokens of `truth`."""
+    path: list[int] = []
+    for token in truth:
+        following = [child for child in draft.children(path[-1] if path else -1) if draft.tokens[child] == token]
         if not following:
             break
-        node, depth = following[0], depth + 1
-    return depth
+        path.append(following[0])
+    return tuple(path)
 
 
 @dataclass
@@ -108,81 +120,40 @@ class Clock:
         return float(self.rng.lognormal(0, 0.05)) * (3.0 if self.rng.random() < 0.02 else 1.0)
 
 
-def replay(controller: Controller, stepper: ReplayStepper, trace: Trace, clock: Clock) -> float:
+def replay(controller: Controller, drafters: Sequence[ReplayDrafter], trace: Trace, clock: Clock) -> float:
     """Seconds that the text takes after its first token."""
     history = [*trace.prompt, trace.text[0]]
     end = len(trace.prompt) + len(trace.text)
-    controller.begin(trace.prompt, NO_SCORES)
+    controller.begin(trace.prompt)
     seconds, index = 0.0, 0
     while len(history) < end:
-        drafted = stepper.drafted
+        drafted = sum(each.drafted for each in drafters)
         draft = controller.propose(history, Budget(end - len(history) - 1, 63))
-        drafting = (stepper.drafted - drafted) * clock.draft_s
+        drafting = (sum(each.drafted for each in drafters) - drafted) * clock.draft_s
         truth = trace.text[len(history) - len(trace.prompt) :]
-        n = accepted(draft, truth[:-1])
-        tested = n + bool(n < len(draft))
+        path = accepted(draft, truth[:-1])
+        n = len(path)
+        tested = n + bool(draft.children(path[-1] if path else -1))
         tokens = tuple(truth[: n + 1])
         forward = clock.curve(len(draft) + 1)
         seconds += drafting + forward
         index += 1
         history += tokens
         noise = clock.noise()
-        controller.record(
-            Step(
-                index,
-                tokens,
-                len(draft),
-                n,
-                tested,
-                0.0,
-                drafting * noise,
-                forward * noise,
-                decision=controller.decision,
-            )
-        )
+        controller.observe(Round(history, tokens, draft, path, tested, NO_SCORES))
+        step = Step(index, tokens, len(draft), n, tested, 0.0, drafting * noise, forward * noise)
+        controller.record(replace(step, decision=controller.decision))
     controller.end()
     return seconds
 
 
-class Fixed:
-    """Chains of `depth` from the trace's model or from lookups, without a controller."""
-
-    expects_plain = False
-
-    def __init__(self, source: str, depth: int, stepper: ReplayStepper) -> None:
-        from edgespec.drafters.ngram import NgramDrafter
-
-        self._source, self._depth, self._stepper = source, depth, stepper
-        self._ngram = NgramDrafter()
-        self.decision = None
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self._ngram.begin(prompt, scores)
-
-    def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        depth = min(self._depth, limit.depth)
-        if self._source == "ngram":
-            return self._ngram.propose(tokens, Budget(depth, depth))
-        found: list[int] = []
-        options = self._stepper.start(tokens) if depth else None
-        while options is not None:
-            found.append(options.tokens[0])
-            if len(found) >= depth:
-                break
-            options = self._stepper.step(found[-1])
-        return Draft.chain(found)
-
-    def record(self, step: Step) -> None: ...
-
-    def end(self) -> None: ...
+def adaptive(draft_stats: DraftStats, drafters: Sequence[Drafter], *, trees: bool = True) -> Adaptive:
+    return Adaptive([NgramDrafter(), *drafters], draft_stats, "greedy", VOCABULARY, trees=trees)
 
 
-def autopilot(draft_stats: DraftStats, stepper: ReplayStepper | None, *, trees: bool = True) -> Autopilot:
-    return Autopilot(draft_stats, "greedy", cast(DraftModelStepper, stepper), trees=trees)
-
-
-def make_profile(clock: Clock, most: int = 16) -> Profile:
-    return Profile({rows: clock.curve(rows) for rows in range(1, most + 1)}, clock.draft_s, READING * clock.draft_s)
+def make_profile(clock: Clock, drafters: Sequence[str] = ("model",), most: int = 16) -> Profile:
+    cost = DraftCost({1: clock.draft_s}, READING * clock.draft_s)
+    return Profile({rows: clock.curve(rows) for rows in range(1, most + 1)}, dict.fromkeys(drafters, cost))
 
 
 def make_clock(name: str, *, seed: int | None = None) -> Clock:
@@ -206,22 +177,23 @@ def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.
     """[texts] times plain decoding, for each of FIXED."""
 
     def one(source: str, gamma: int, trace: Trace) -> float:
-        stepper = ReplayStepper(trace)
-        return count_plain_steps(trace) / replay(Fixed(source, gamma, stepper), stepper, trace, clock)
+        model = ReplayDrafter(trace)
+        drafter = model if source == "model" else NgramDrafter()
+        controller = FixedLength([drafter], Budget(gamma, gamma), VOCABULARY)
+        return count_plain_steps(trace) / replay(controller, [model], trace, clock)
 
     return {(source, gamma): np.array([one(source, gamma, t) for t in traces]) for source, gamma in FIXED}
 
 
-def autopilot_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats | None = None) -> np.ndarray:
+def adaptive_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats | None = None) -> np.ndarray:
     """[texts] speedup over plain decoding, one text after the other, with the statistics of those before."""
     draft_stats = draft_stats or DraftStats(make_profile(clock))
-    steppers = [ReplayStepper(trace) for trace in traces]
-    return np.array(
-        [
-            count_plain_steps(t) / replay(autopilot(draft_stats, s), s, t, clock)
-            for t, s in zip(traces, steppers, strict=True)
-        ]
-    )
+
+    def one(trace: Trace) -> float:
+        model = ReplayDrafter(trace)
+        return count_plain_steps(trace) / replay(adaptive(draft_stats, [model]), [model], trace, clock)
+
+    return np.array([one(trace) for trace in traces])
 
 
 def oracle(fixed: dict[tuple[str, int], np.ndarray]) -> np.ndarray:

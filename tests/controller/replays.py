@@ -18,14 +18,14 @@ from typing import Any
 
 import click
 
-from tests.controller.replay import CURVES, Trace, autopilot_speeds, fixed_speeds, make_clock, mean, oracle, read_traces
+from tests.controller.replay import CURVES, Trace, adaptive_speeds, fixed_speeds, make_clock, mean, oracle, read_traces
 
 
 def compare_curve(traces: list[Trace], curve: str, seeds: int) -> dict[str, Any]:
     """The autopilot's speed on one cost curve, over the best fixed length and over the best of each text."""
     fixed = fixed_speeds(traces, make_clock(curve))
     (source, gamma), best = max(fixed.items(), key=lambda each: mean(each[1]))
-    by_seed = [autopilot_speeds(traces, make_clock(curve, seed=seed)) for seed in range(seeds)]
+    by_seed = [adaptive_speeds(traces, make_clock(curve, seed=seed)) for seed in range(seeds)]
     speeds = sorted(mean(each) for each in by_seed)
     speed = median(speeds)
     return {

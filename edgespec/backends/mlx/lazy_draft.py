@@ -23,6 +23,7 @@ class DeviceDraft(Draft):
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "parents", np.arange(-1, array.size - 1, dtype=np.int32))
         object.__setattr__(self, "q", None)
+        object.__setattr__(self, "sources", ())
 
     @cached_property
     def tokens(self) -> Ints:

@@ -90,7 +90,7 @@ class MlxModel:
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
         tree_layout = self._probe_result.tree_layout
-        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None)
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_lazy=True)
         return MlxSession(self._open_runner, tree_layout, capabilities, check)
 
     def attach(

@@ -1,0 +1,95 @@
+"""The drafters of one generation. What one of them raises or gets wrong costs its proposals, never the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import Budget, Draft, Round
+from edgespec.errors import Cancelled, reason_of
+
+T = TypeVar("T")
+
+
+class DrafterSet:
+    """Calls drafters; drops for the rest of the generation those that fail."""
+
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int, draw: TokenDraw | None = None) -> None:
+        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
+        self._drafters = list(drafters)
+        self._vocab_size = vocab_size
+        self._draw = draw
+        self.failures: dict[str, str] = {}  # drafter -> reason
+
+    def __iter__(self) -> Iterator[Drafter]:
+        return iter(tuple(self._drafters))
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    def begin(self, text: Sequence[int]) -> None:
+        for drafter in self:
+            self._call(drafter, partial(drafter.begin, text, self._draw), None)
+
+    def observe(self, done: Round) -> list[tuple[Drafter, Outcome]]:
+        """All drafters hear of the round; returns what they would have said about its tokens."""
+        nothing: Sequence[Outcome] = ()
+        return [
+            (drafter, outcome)
+            for drafter in self
+            for outcome in self._call(drafter, partial(drafter.observe, done), nothing)
+        ]
+
+    def unread(self, drafter: Drafter, text: Sequence[int]) -> int:
+        """See Drafter; the length of the text for a drafter that fails."""
+        return self._call(drafter, partial(drafter.unread, text), len(text))
+
+    def expand(self, drafter: Drafter, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        """Drive `drafter.expand`; each next() is a unit. Nodes of a faulty unit are taken back."""
+        units: Iterator[None] | None = self._call(drafter, lambda: drafter.expand(tree, text, limit), None)
+        while units is not None:
+            before = len(tree)
+
+            def advance(units: Iterator[None] = units, before: int = before) -> bool:
+                if next(units, _END) is _END:
+                    return False
+                self._check(drafter, tree, before)
+                return True
+
+            if not self._call(drafter, advance, False):
+                if drafter.name in self.failures:
+                    tree.truncate(before)
+                return
+            yield
+
+    def draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
+        """See Drafter; None for a drafter that fails."""
+        return self._call(drafter, partial(drafter.draft_unread, text, limit), None)
+
+    def _call(self, drafter: Drafter, function: Callable[[], T], otherwise: T) -> T:
+        """The result of `function`, or `otherwise` after an error, which drops `drafter`."""
+        try:
+            return function()
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of a drafter, which may be somebody else's code
+            self.failures[drafter.name] = f"{reason_of(error).rstrip('.')}."
+            self._drafters = [each for each in self._drafters if each is not drafter]
+            return otherwise
+
+    def _check(self, drafter: Drafter, tree: DraftTree, start: int) -> None:
+        """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""
+        for node in range(start, len(tree)):
+            token, q = tree.tokens[node], tree.q[node]
+            if not 0 <= token < self._vocab_size or not -1 <= tree.parents[node] < node:
+                raise ValueError(f"it proposed token {token} below node {tree.parents[node]}, which does not exist")
+            if (q is not None) != drafter.is_drawn:
+                raise ValueError("drawn tokens need the distribution that they were drawn from, others have none")
+            if q is not None and (q.shape != (self._vocab_size,) or not q[token] > 0):
+                raise ValueError(f"the distribution that it drew token {token} from does not allow it")
+
+
+_END = object()

@@ -1,0 +1,138 @@
+"""The decision which drafter that takes time a round asks next, and how much of the text it may read first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.drafter_set import DrafterSet
+from edgespec.controller.regret import RegretBudget
+from edgespec.controller.round import RoundPlan
+from edgespec.controller.stats import TextStats
+from edgespec.controller.value import DraftSize
+from edgespec.core.drafter import Drafter
+
+_MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
+_AMORTIZED_ROUNDS = 64  # rounds over which a drafter has to earn the time of its reading
+_TOKENS_PER_ROUND = 2.0  # emitted where drafting pays; estimates the rounds that are left of a text
+_READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, in addition to the regret budget
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Ask `drafter`: how many tokens of the text's end it may read, and how many of them are unread.
+
+    `is_trial`: to measure it, so that no other one is asked after it.
+    """
+
+    drafter: Drafter
+    window: int
+    n_read: int
+    is_trial: bool = False
+
+    @property
+    def reason(self) -> str:
+        return "to measure the drafter again" if self.is_trial else "the drafter is expected to win the most tokens/s"
+
+
+class DraftGate:
+    """For the drafters of one generation that take time.
+
+    They compete: the one with the highest gain is asked first, another one after it only if it pays beside what is
+    already in the tree. A drafter that does not pay is asked from time to time in place of those that do, to measure it
+    again; all of them together have one budget for that.
+    """
+
+    def __init__(self, cost: MarginalCost, regret: RegretBudget, drafters: DrafterSet, stats: TextStats) -> None:
+        self._cost = cost
+        self._regret = regret
+        self._drafters = drafters
+        self._stats = stats
+        self._prompt_length = 0
+        self._tried: dict[tuple[str, tuple[str, ...]], int] = {}  # (drafter, asked before it) -> position
+
+    def begin(self, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
+
+    def choose(
+        self, round_: RoundPlan, tokens: Sequence[int], remaining: int, size: DraftSize, *, has_lookup: bool
+    ) -> DraftRequest | None:
+        """The drafter to ask next, after those that the round has asked; None if no further one is expected to pay.
+
+        `remaining` is the number of tokens that the text may still get, `size` the size chosen so far. `has_lookup`:
+        whether drafters that take no time have proposed something worth verifying.
+        """
+        if not round_.max_nodes or any(each.drafter.is_drawn for each in round_.asked):
+            return None
+        after = tuple(each.drafter.name for each in round_.asked)
+        requests = [
+            request
+            for drafter in self._drafters
+            if not drafter.is_free
+            and drafter.name not in after
+            and not (after and drafter.is_drawn)
+            and (request := self._make_request(drafter, tokens)) is not None
+        ]
+        gains = [self._net_gain(each, round_, after, remaining) for each in requests]
+        paying = [request for request, gain in zip(requests, gains, strict=True) if gain > 0]
+        if not after and paying and len(paying) == len(requests):
+            self._stats.exploration.reset()
+        trial = self._choose_trial(requests, gains, round_, after, has_lookup=has_lookup)
+        if trial is not None:
+            return trial
+        if not paying:
+            return None
+        best = requests[gains.index(max(gains))]
+        self._tried[best.drafter.name, after] = round_.position
+        return best
+
+    def _make_request(self, drafter: Drafter, tokens: Sequence[int]) -> DraftRequest | None:
+        """None where the drafter's time is unknown or it may not read enough."""
+        if not self._cost.model.has_cost(drafter.name):
+            return None
+        window = self._max_window(drafter, tokens)
+        unread = self._drafters.unread(drafter, tokens)
+        if min(window, len(tokens)) < _MIN_WINDOW and unread > window:
+            return None
+        return DraftRequest(drafter, window, max(0, min(window, unread) - 1))
+
+    def _net_gain(self, request: DraftRequest, round_: RoundPlan, after: tuple[str, ...], remaining: int) -> float:
+        """The expected gain of asking, less the price of the reading spread over the rounds to come; in tokens."""
+        read_s = request.n_read * self._cost.model.read_s(request.drafter.name)
+        rounds = min(_AMORTIZED_ROUNDS, remaining / _TOKENS_PER_ROUND)
+        gain = self._stats.gain(request.drafter, self._cost.n_peers, after).value
+        return gain - round_.price * read_s / rounds
+
+    def _choose_trial(
+        self,
+        requests: Sequence[DraftRequest],
+        gains: Sequence[float],
+        round_: RoundPlan,
+        after: tuple[str, ...],
+        *,
+        has_lookup: bool,
+    ) -> DraftRequest | None:
+        """The drafter of those that do not pay that was not measured for the longest time, if the budget allows.
+
+        Where none pays, only rounds without a lookup measure one.
+        """
+        idle = [request for request, gain in zip(requests, gains, strict=True) if gain <= 0]
+        if not idle or (has_lookup and len(idle) == len(requests) and not after):
+            return None
+        trial = min(idle, key=lambda each: self._tried.get((each.drafter.name, after), -1))
+        name, costs = trial.drafter.name, self._cost.model
+        seconds = costs.unit_s(name) + trial.n_read * costs.read_s(name)
+        lost = max(0.0, max(gains))  # by not asking the best one
+        if not self._stats.exploration.spend(seconds / self._cost.seconds(1) + lost):
+            return None
+        self._tried[name, after] = round_.position
+        return replace(trial, is_trial=True)
+
+    def _max_window(self, drafter: Drafter, tokens: Sequence[int]) -> int:
+        """Tokens that `drafter` may read: as many as the regret budget and a share of the output pay for."""
+        read_s = self._cost.model.read_s(drafter.name)
+        if not read_s:
+            return len(tokens)
+        steps = self._regret.allowance(self._cost.n_peers) + _READ_SHARE * (len(tokens) - self._prompt_length)
+        return int(steps * self._cost.seconds(1) / read_s)

@@ -1,0 +1,156 @@
+"""What the autopilot learns from its rounds: costs, acceptance, gains, and what drafting may still lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.estimator import RecentRate
+from edgespec.controller.regret import RegretBudget
+from edgespec.controller.round import RoundPlan
+from edgespec.controller.scored_tree import ScoredTree
+from edgespec.controller.shadow import ShadowDraft
+from edgespec.controller.stats import TextStats
+from edgespec.controller.value import DraftSize
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import Round, Step
+
+_MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
+
+
+class Review:
+    """Of the rounds of one generation."""
+
+    def __init__(self, cost: MarginalCost, stats: TextStats) -> None:
+        self.regret = RegretBudget()
+        self._cost = cost
+        self._stats = stats
+        self._rate = RecentRate()
+        self._shadow = ShadowDraft()
+        self._round: RoundPlan | None = None
+        self._tree: DraftTree = DraftTree()
+
+    @property
+    def expects_plain(self) -> bool:
+        """Whether the next round will probably have no draft."""
+        return self._rate.drafted_share < _MIN_DRAFTED_SHARE
+
+    @property
+    def tokens_per_step(self) -> float:
+        """See RecentRate."""
+        return self._rate.tokens_per_step
+
+    def begin_round(self, round_: RoundPlan, tree: ScoredTree) -> None:
+        """`tree` holds what drafters that take time propose in `round_`."""
+        self._round, self._tree = round_, tree.tree
+
+    def find_max_nodes(self, limit: int) -> int:
+        """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
+        max_s = (1.0 + self.regret.allowance(self._cost.n_peers)) * self._cost.seconds(1)
+        return next((n for n in range(limit, 0, -1) if self._cost.seconds(n + 1) <= max_s), 0)
+
+    def remember_shadow(self, round_: RoundPlan, tree: ScoredTree, size: DraftSize) -> None:
+        """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
+        if not self._shadow.is_pending and round_.max_nodes < min(round_.node_limit, len(tree)):
+            wanted = round_.choose_unlimited_size(tree)
+            if wanted.nodes > size.nodes:
+                self._shadow.remember(round_.position + 1, tree.tree.tokens[: wanted.nodes])
+
+    def compare_shadow(self, tokens: Sequence[int]) -> None:
+        """Compare the remembered draft with the emitted text."""
+        if (outcome := self._shadow.resolve(tokens)) is not None:
+            emitted, rows = outcome
+            self.regret.add_shadow(emitted, self._cost.seconds(rows) / self._cost.seconds(1))
+
+    def learn(self, done: Round) -> None:
+        """Compare what drafters that take time have proposed with the emitted tokens."""
+        asked = self._round.asked if self._round is not None else ()
+        for each in asked:
+            if each.drafter.is_drawn:
+                self._learn_drawn(each.drafter, done)
+            elif len(self._tree):
+                self._learn_path(each.drafter, done.emitted)
+            else:
+                self._learn_chain(each.drafter, done)
+        if not any(each.drafter.is_drawn for each in asked):
+            self._learn_agreements(done.emitted)
+
+    def record(self, round_: RoundPlan, step: Step) -> None:
+        """Record the costs, the gain and the loss of a round."""
+        cost, rows = self._cost, step.n_drafted + 1
+        plain_s, drafting_s = cost.seconds(1), round_.drafting_s
+        reading_s = round_.reading_s
+        is_unread = bool(round_.asked) and not len(self._tree)  # the forward's time contains that of the chain
+        if round_.asked:
+            if not is_unread:
+                self._record_drafting(round_, step)
+            self.regret.add_reading(reading_s / plain_s)
+        if step.n_peer_rows is not None:
+            forward_s = step.forward_s(1 + cost.n_peers)
+            if is_unread:
+                forward_s = max(forward_s - drafting_s, cost.model.seconds(rows) / 2)
+            cost.model.observe(rows + step.n_peer_rows, round_.position, forward_s)
+        # The usual time of such a round: in a busy moment plain decoding would have been slow too.
+        steps = (drafting_s + cost.seconds(rows)) / plain_s
+        self.regret.add(len(step.tokens), steps)
+        self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
+        self._stats.exploration.add(steps)
+        self._round = None
+        if round_.asked:
+            for asked, gain in zip(round_.asked, round_.gains(step), strict=True):
+                self._stats.gain(asked.drafter, cost.n_peers, asked.after).observe(gain)
+                if asked.is_trial and gain < 0:
+                    self._stats.exploration.charge(-gain)
+
+    def _record_drafting(self, round_: RoundPlan, step: Step) -> None:
+        """Share the seconds of drafting out among the drafters of the round, by what each was seen to take."""
+        seen_s = sum(each.seen_s for each in round_.asked)
+        for asked in round_.asked:
+            if asked.n_read <= len(asked.units):
+                part = asked.seen_s / seen_s if len(round_.asked) > 1 and seen_s else 1.0
+                expected_s = round_.profile_s(asked)
+                self._cost.model.observe_drafting(asked.drafter.name, step.draft_s * part, expected_s)
+
+    def _learn_path(self, drafter: Drafter, emitted: Sequence[int]) -> None:
+        """Proposals after the first wrong best one were made for another text and are not counted."""
+        tree, stats, parent = self._tree, self._stats.drafter(drafter), -1
+        for token in emitted:
+            nodes = tree.proposals(parent, drafter.name)
+            for node in nodes:
+                stats.acceptance.observe(tree.votes[node][drafter.name], tree.tokens[node] == token)
+            if not nodes:
+                return
+            is_right = tree.tokens[nodes[0]] == token
+            stats.first_choice.observe(float(is_right))
+            if not is_right:
+                return
+            parent = nodes[0]
+
+    def _learn_drawn(self, drafter: Drafter, done: Round) -> None:
+        """A drawn token is right if the rule has accepted it."""
+        stats = self._stats.drafter(drafter)
+        for depth in range(done.n_tested):
+            is_right = depth < len(done.path)
+            stats.acceptance.observe(self._tree.votes[depth][drafter.name], is_right)
+            stats.first_choice.observe(float(is_right))
+
+    def _learn_chain(self, drafter: Drafter, done: Round) -> None:
+        """Of a chain that was verified before the host had read it."""
+        stats = self._stats.drafter(drafter)
+        for drafted, emitted in zip(done.draft.tokens.tolist(), done.emitted, strict=False):
+            stats.first_choice.observe(float(drafted == emitted))
+            if drafted != emitted:
+                return
+
+    def _learn_agreements(self, emitted: Sequence[int]) -> None:
+        """Tokens that several drafters have proposed after an emitted one."""
+        tree, parent = self._tree, -1
+        for token in emitted:
+            for node in range(parent + 1, len(tree)):
+                if tree.parents[node] == parent and len(tree.votes[node]) > 1:
+                    self._stats.observe_agreement(tree.votes[node], tree.tokens[node] == token)
+            child = tree.find_child(parent, token)
+            if child is None:
+                return
+            parent = child

@@ -1,0 +1,114 @@
+"""The tokens that all drafters of a round have proposed together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from edgespec.core.arrays import Probs
+from edgespec.core.protocols import NO_DRAFT, Draft
+
+
+class DraftTree:
+    """A trie of drafted tokens below the root (-1), in topological order.
+
+    A token that several drafters propose at one place is one node with a vote of each of them.
+
+    tokens   [n] ids
+    parents  [n] nodes; -1 is the root
+    depths   [n] 1 for children of the root
+    votes    [n] the confidence of each drafter that proposed the node, by the drafter's name
+    q        [n] the distribution [V] that the token was drawn from; None for a deterministic proposal
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.votes: list[dict[str, float]] = []
+        self.q: list[Probs | None] = []
+        self._child: dict[tuple[int, int], int] = {}
+        self._first_changed = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, source: str, confidence: float, q: Probs | None = None) -> int:
+        """The node of `token` below `parent`, new or found, with the vote of `source`.
+
+        A drafter keeps the higher of two confidences in one node.
+        """
+        node = self._child.get((parent, token))
+        if node is None:
+            node = self._child[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+            self.votes.append({source: confidence})
+            self.q.append(q)
+        else:
+            self.votes[node][source] = max(confidence, self.votes[node].get(source, confidence))
+        self._first_changed = min(self._first_changed, node)
+        return node
+
+    def add_chain(self, tokens: Sequence[int], source: str, confidences: Sequence[float], parent: int = -1) -> int:
+        """Add each token below the one before; returns the last node."""
+        for token, confidence in zip(tokens, confidences, strict=True):
+            parent = self.add(parent, token, source, confidence)
+        return parent
+
+    def take_changed(self) -> int:
+        """The first node that was added or voted for since the last call; the number of nodes if there is none."""
+        first, self._first_changed = self._first_changed, len(self.tokens)
+        return first
+
+    def truncate(self, n: int) -> None:
+        """Keep the first `n` nodes."""
+        for node in range(n, len(self)):
+            del self._child[self.parents[node], self.tokens[node]]
+        for values in (self.tokens, self.parents, self.depths, self.votes, self.q):
+            del values[n:]
+
+    def find_child(self, parent: int, token: int) -> int | None:
+        return self._child.get((parent, token))
+
+    def proposals(self, parent: int, source: str) -> list[int]:
+        """The children of `parent` that `source` has proposed, the most confident first."""
+        found = [i for i in range(parent + 1, len(self)) if self.parents[i] == parent and source in self.votes[i]]
+        return sorted(found, key=lambda node: -self.votes[node][source])
+
+    def path_tokens(self, node: int) -> list[int]:
+        """[depth] the tokens from the root's child down to `node`."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def deepest(self, source: str) -> int:
+        """The deepest node that `source` has proposed, of several the most confident; -1 without one."""
+        nodes = [node for node, votes in enumerate(self.votes) if source in votes]
+        return max(nodes, key=lambda node: (self.depths[node], self.votes[node][source], -node), default=-1)
+
+    def select(self, nodes: Collection[int]) -> Draft:
+        """A deterministic draft of `nodes`; the parent of each must be among them."""
+        if not nodes:
+            return NO_DRAFT
+        kept = sorted(nodes)
+        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+        return Draft(
+            np.array([self.tokens[node] for node in kept], np.int32),
+            np.array([place[self.parents[node]] for node in kept], np.int32),
+            sources=tuple("+".join(self.votes[node]) for node in kept),
+        )
+
+    def drawn_chain(self) -> Draft:
+        """The whole tree as a drawn chain with q [n, V]. Raises ValueError unless it is one."""
+        q = [each for each in self.q if each is not None]
+        if len(q) != len(self) or self.parents != list(range(-1, len(self) - 1)):
+            raise ValueError("only a chain of drawn tokens can be verified as drawn")
+        if not q:
+            return NO_DRAFT
+        draft = Draft.chain(self.tokens, np.stack(q))
+        return Draft(draft.tokens, draft.parents, draft.q, tuple("+".join(votes) for votes in self.votes))

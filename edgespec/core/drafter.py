@@ -1,0 +1,163 @@
+"""The contract between drafters and whoever drives them: a fixed length, the autopilot, a benchmark.
+
+There are three kinds of drafters:
+
+lookup      no model: n-grams, suffixes of earlier texts                  implements Drafter
+sequential  one forward for each token: a draft model, a self-draft       drafters.sequential over a DraftSession
+block       one forward for several tokens: PARD                          drafters.block over a BlockSession
+
+V is the vocabulary size of the target. Token ids are the target's; a session of a model with another vocabulary maps
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from edgespec.core.arrays import Logits, Probs
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.protocols import Budget, Draft, Round
+from edgespec.core.scores import Scores
+
+Confidence = Literal["probability", "length"]
+"""What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a drafter would have said about a token that was emitted, whether or not it was asked."""
+
+    confidence: float
+    is_right: bool
+
+
+class TokenDraw(Protocol):
+    """Draws draft tokens at random, by the sampler chain of the request."""
+
+    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
+        """(token after `prefix`, the distribution [V] it was drawn from). Raises BackendError for NaN logits."""
+
+
+class Drafter(Protocol):
+    """Proposes continuations for one slot, that is one sequence of the target. It lives as long as the slot.
+
+    No method may change the target's state. An error in a drafter costs its proposals: it is dropped for the rest of
+    the generation, the user is told, and the answer goes on. A class with the base Drafter inherits methods that do
+    nothing.
+
+    name        key of everything that is learned of it
+    is_free     whether its units take no measurable time; it is then asked in every round
+    confidence  what its confidences mean
+    block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
+    is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
+    """
+
+    name: str
+    is_free: bool = False
+    confidence: Confidence = "probability"
+    block_size: int = 1
+    is_drawn: bool = False
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.
+
+        A drafter that can draw its tokens at random does so by `draw`, if that is given. It sets `is_drawn`.
+        """
+
+    def unread(self, text: Sequence[int]) -> int:
+        """Tokens that it would have to read before it could draft; 0 for lookups and attached drafts."""
+        return 0
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        """Add nodes that continue `text`, whose last token is the root.
+
+        Each next() is one unit of work with a price of its own: a forward, a block, a lookup. Stopping is free at any
+        time, and so is a node limit that others have used up. `limit.read` limits the tokens of the text that are read
+        first.
+        """
+        ...
+
+    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        """A chain of `limit.depth` best tokens that the device may still compute, as a Draft of the target's backend.
+
+        The host waits for nothing. None where the drafter cannot; then `expand` is the way.
+        """
+        return None
+
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        """Learn from a round.
+
+        A free drafter returns what it would have said about each emitted token, so that its acceptance is known before
+        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed.
+        """
+        return ()
+
+    def save(self) -> bytes | None:
+        """What outlives the slot, such as a memory of texts; None for nothing."""
+        return None
+
+    def close(self) -> None:
+        """Free what it holds. Called once."""
+        return
+
+
+class DraftSession(Protocol):
+    """A sequential draft: a small model, the target with fewer layers or bits, a trained head.
+
+    An attached one is fed by the target's own forwards inside the backend and has nothing to read.
+    """
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether `rollout` returns before the device has computed the chain."""
+
+    @property
+    def text(self) -> Sequence[int]:
+        """The text that was read, and the provisional tokens after it."""
+
+    def begin(self, text: Sequence[int]) -> None:
+        """A generation starts from `text`; keeps what is cached of it."""
+
+    def unread(self, text: Sequence[int]) -> int:
+        """Tokens of `text` that are not in the cache."""
+
+    def read(self, text: Sequence[int], window: int) -> Logits | None:
+        """[V] after `text`. If more than `window` tokens are unread, only the last ones are read.
+
+        None where a token is not in the draft's vocabulary. Raises Cancelled, BackendError.
+        """
+
+    def step(self, token: int) -> Logits | None:
+        """[V] after one more provisional token; None at the end of the context."""
+
+    def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
+        """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`."""
+
+    def settle(self, text: Sequence[int]) -> None:
+        """Drop the provisional tokens that are not in `text`: prompt and output."""
+
+    def close(self) -> None: ...
+
+
+class BlockSession(Protocol):
+    """Drafts several positions in one forward: PARD."""
+
+    @property
+    def block_size(self) -> int:
+        """The most positions of one block."""
+
+    def begin(self, text: Sequence[int]) -> None:
+        """A generation starts from `text`; keeps what is cached of it."""
+
+    def unread(self, text: Sequence[int]) -> int:
+        """Tokens of `text` that are not in the cache."""
+
+    def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
+        """Up to `n` rows [V], one for each position after `text`; `window` and None as in `read`."""
+
+    def settle(self, text: Sequence[int]) -> None:
+        """Drop the tokens that are not in `text`."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,87 @@
+"""The drafters of an engine: loaded once, opened for each slot, dropped where they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgespec.backends import Model
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import CheckCancelled
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter
+from edgespec.engine.session_pool import Slot
+from edgespec.errors import Cancelled, DraftRefused, EdgespecError, reason_of
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+
+
+class DrafterPool:
+    """The loaded drafters by name. Their owner closes them."""
+
+    def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
+        """Raises DraftRefused where a draft's vocabulary is not the target's."""
+        for each in loaded:
+            if each.spec.needs == "model" and each.source is not None:
+                reason = find_tokenizer_mismatch(target.tokenizer, each.source.tokenizer)
+                if reason:
+                    raise DraftRefused(
+                        f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
+                    )
+        self.loaded = {each.spec.name: each for each in loaded}
+        self._vocab_size = target.tokenizer.vocab_size
+        self._refused: set[str] = set()  # drafters that cannot be opened
+        self._told: set[str] = set()  # drafters that the user knows to have failed
+        self._notices: list[str] = []
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a drafter has a session of its own."""
+        return any(each.source is not None for each in self.loaded.values())
+
+    def open_missing(self, slot: Slot, check: CheckCancelled) -> None:
+        """Open the drafters that `slot` does not have. Raises Cancelled, BackendError."""
+        for name, loaded in self.loaded.items():
+            if name in slot.drafters or name in self._refused:
+                continue
+            try:
+                slot.drafters[name] = loaded.open(slot.target, self._vocab_size, check)
+            except (Cancelled, EdgespecError):
+                raise
+            except Exception as error:  # noqa: BLE001 - somebody else's drafter
+                self._refused.add(name)
+                self._tell(name, f"cannot be used: {reason_of(error)}.")
+
+    def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
+        """The drafters of `slot` by name. Raises DraftRefused for one that needs a model which is not loaded."""
+        specs = drafter_specs()
+        for name in names:
+            if name not in self.loaded and name in specs and specs[name].needs == "nothing":
+                self.loaded[name] = LoadedDrafter(specs[name], name)
+            elif name not in self.loaded:
+                raise DraftRefused(
+                    f"the drafter '{name}' is not loaded.", hint="Start with --draft, or use the n-gram draft."
+                )
+        self.open_missing(slot, slot.check)
+        return [slot.drafters[name] for name in names if name in slot.drafters]
+
+    def drop(self, slot: Slot, failures: Mapping[str, str]) -> None:
+        """Close drafters of `slot` that have failed; the next generation opens them anew."""
+        for name, reason in failures.items():
+            slot.close_drafter(name)
+            self._tell(name, f"failed and was left out: {reason}")
+
+    def take_notices(self) -> list[str]:
+        """Sentences for the user that were not taken yet; one for each drafter."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def close(self) -> None:
+        """Free what was loaded, after the slots."""
+        for each in self.loaded.values():
+            if each.source is not None:
+                each.source.close()
+        self.loaded = {}
+
+    def _tell(self, name: str, text: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            self._notices.append(f"The drafter {name} {text}")
