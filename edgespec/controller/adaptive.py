@@ -123,7 +123,9 @@ class Adaptive:
         while (request := self._gate.choose(round_, tokens, remaining, size, has_lookup=has_lookup)) is not None:
             after = tuple(each.drafter.name for each in round_.asked)
             asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
-            if not round_.asked and (draft := self._draft_unread(request, asked, tokens)) is not None:
+            if request.drafter.is_lazy:
+                if round_.asked or (draft := self._draft_unread(request, asked, tokens)) is None:
+                    break  # a chain that the host has not read cannot join others in a tree
                 return draft
             is_separate = request.drafter.is_drawn or not self._trees
             grown = ScoredTree(self._stats.rate) if is_separate else tree
@@ -144,18 +146,24 @@ class Adaptive:
         return self._decide(reason, tree, size)
 
     def _draft_unread(self, request: DraftRequest, asked: Asked, tokens: Sequence[int]) -> Draft | None:
-        """A chain of the drafter that the host does not wait for; None where there is none."""
-        round_ = self._round
-        found = self._builder.draft_unread(request, asked, tokens, round_)
-        if found is None:
-            return None
-        draft, probabilities = found
+        """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
+        round_, drafter = self._round, request.drafter
+        probabilities = self._builder.foretell_chain(drafter, round_)
+        asked.units += [1] * len(probabilities)
         round_.asked.append(asked)
         chain = ScoredTree(self._stats.rate)
         asked.size = round_.measure_chain(chain, probabilities)
+        is_faster = request.is_trial or asked.size.speed >= asked.before.speed
+        n = len(probabilities)
+        limit = Budget(n, n, request.window)
+        draft = self._drafters.draft_unread(drafter, tokens, limit) if n and is_faster else None
+        if draft is None or not len(draft):
+            round_.asked.pop()
+            return None
+        asked.units = [1] * len(draft)
         self._review.begin_round(round_, chain)
-        name = request.drafter.name
-        self.decision = Decision(name, request.reason, asked.size.tokens, asked.size.seconds, {name: len(draft)})
+        size, name = asked.size, drafter.name
+        self.decision = Decision(name, request.reason, size.tokens, size.seconds, {name: len(draft)})
         return draft
 
     def _decode_plain(self, reason: str) -> Draft:

@@ -12,7 +12,7 @@ from edgespec.controller.round import Asked, RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.stats import TextStats
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import Budget, Draft
+from edgespec.core.protocols import Budget
 
 _LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
 
@@ -54,18 +54,11 @@ class TreeBuilder:
         if asked.units and not drafter.is_drawn:
             self.ask_free(tree, tokens, round_)
 
-    def draft_unread(
-        self, request: DraftRequest, asked: Asked, tokens: Sequence[int], round_: RoundPlan
-    ) -> tuple[Draft, list[float]] | None:
-        """A chain that the device still computes, and the probabilities of its tokens; None where there is none."""
-        drafter = request.drafter
+    def foretell_chain(self, drafter: Drafter, round_: RoundPlan) -> list[float]:
+        """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""
         n = self._choose_length(drafter, min(round_.depth_limit, round_.max_nodes), round_)
-        draft = self._drafters.draft_unread(drafter, tokens, Budget(n, n, request.window)) if n else None
-        if draft is None or not len(draft):
-            return None
-        asked.units += [1] * len(draft)
         rate = self._stats.drafter(drafter).first_choice.value
-        return draft, [rate ** (i + 1) for i in range(len(draft))]
+        return [rate ** (i + 1) for i in range(n)]
 
     def _choose_length(self, drafter: Drafter, limit: int, round_: RoundPlan) -> int:
         """The tokens on a path, up to `limit`, that are worth most before any of them is known."""

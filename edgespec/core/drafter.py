@@ -52,6 +52,7 @@ class Drafter(Protocol):
     confidence  what its confidences mean
     block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
+    is_lazy     whether `draft_unread` makes chains in this generation
     """
 
     name: str
@@ -59,11 +60,12 @@ class Drafter(Protocol):
     confidence: Confidence = "probability"
     block_size: int = 1
     is_drawn: bool = False
+    is_lazy: bool = False
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.
 
-        A drafter that can draw its tokens at random does so by `draw`, if that is given. It sets `is_drawn`.
+        A drafter that can draw its tokens at random does so by `draw`, if that is given, and sets `is_drawn`.
         """
 
     def unread(self, text: Sequence[int]) -> int:
@@ -82,7 +84,7 @@ class Drafter(Protocol):
     def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
         """A chain of `limit.depth` best tokens that the device may still compute, as a Draft of the target's backend.
 
-        The host waits for nothing. None where the drafter cannot; then `expand` is the way.
+        The host waits for nothing. None where the drafter cannot, or not now; then `expand` is the way.
         """
         return None
 

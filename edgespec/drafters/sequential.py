@@ -77,6 +77,7 @@ class SequentialDrafter(Drafter):
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._draw, self.is_drawn = draw, draw is not None
+        self.is_lazy = self._session.is_lazy and draw is None
         self._session.begin(text)
 
     def unread(self, text: Sequence[int]) -> int:
@@ -94,7 +95,7 @@ class SequentialDrafter(Drafter):
                 logits = session.step(tree.tokens[parent])
 
     def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
-        if self.is_drawn or not self._session.is_lazy:
+        if not self.is_lazy:
             return None
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]

@@ -9,27 +9,32 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.library import read
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Draft
 
 
 class DeviceDraft(Draft):
-    """A chain of best tokens in an array [n] that the device may still compute. Reading `tokens` waits for it."""
+    """A chain of best tokens in an array [n] that the device may still compute.
+
+    The scores of the target's forward on it bring the tokens along. Reading `tokens` before that waits for the device.
+    """
 
     array: Any
 
     def __init__(self, array: Any) -> None:
-        object.__setattr__(self, "array", array)
+        object.__setattr__(self, "array", array.astype(mx.int32))
         object.__setattr__(self, "parents", np.arange(-1, array.size - 1, dtype=np.int32))
         object.__setattr__(self, "q", None)
         object.__setattr__(self, "sources", ())
 
     @cached_property
     def tokens(self) -> Ints:
-        with map_errors():
-            tokens: Ints = np.array(self.array.astype(mx.int32))
-        return tokens
+        return read(self.array)[0]
+
+    def receive(self, tokens: Ints) -> None:
+        """The host has read the array together with something else."""
+        self.__dict__.setdefault("tokens", tokens)
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -40,4 +45,4 @@ def chain_rows(known_tokens: Sequence[int], draft: Draft) -> Any:
     rows = mx.array(list(known_tokens), mx.int32)
     if not isinstance(draft, DeviceDraft):
         return mx.concatenate([rows, mx.array(draft.tokens)])[None]
-    return mx.concatenate([rows, draft.array.astype(mx.int32)])[None]
+    return mx.concatenate([rows, draft.array])[None]

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, reason_of
 
 _ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -59,6 +62,14 @@ def device() -> Device:
         on_gpu,
         int(info.get("max_recommended_working_set_size", 0)),
     )
+
+
+def read(*arrays: Any) -> list[npt.NDArray[Any]]:
+    """The arrays in host memory. The host waits once for the device, and nowhere else in a round."""
+    mx = load_mlx()
+    with map_errors():
+        mx.eval(*arrays)
+        return [np.array(each) for each in arrays]
 
 
 @contextlib.contextmanager

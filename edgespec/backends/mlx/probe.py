@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from edgespec.backends.mlx.library import read
 from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
@@ -108,7 +109,7 @@ def _model_error(reason: str) -> BackendError:
 
 
 def _to_host(logits: Any) -> Logits:
-    rows: Logits = np.array(logits.astype(mx.float32))
+    rows: Logits = read(logits.astype(mx.float32))[0]
     return rows
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.backends.mlx.draw import can_draw, draw
-from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.lazy_draft import DeviceDraft
+from edgespec.backends.mlx.library import map_errors, read
 from edgespec.core.arrays import Ints, Logits
+from edgespec.core.protocols import Draft
 from edgespec.core.sampling import SamplingParams, non_finite_error
 
 OnToken = Callable[["MlxScores", Any], None]
@@ -21,10 +24,13 @@ OnToken = Callable[["MlxScores", Any], None]
 class MlxScores:
     """Logits [rows, V] of a forward that may still be running."""
 
-    def __init__(self, logits: Any, on_token: OnToken | None = None) -> None:
-        """`on_token` is called once, by the first read that decides on the token of a single row."""
+    def __init__(self, logits: Any, on_token: OnToken | None = None, draft: Draft | None = None) -> None:
+        """`on_token` is called once, by the first read that decides on the token of a single row. A `draft` that is on
+        the device comes to the host with the first read.
+        """
         self._logits = logits
         self._on_token = on_token
+        self._draft = draft if isinstance(draft, DeviceDraft) else None
         self._rows: Logits | None = None
         self.waited_s = self.peer_wait_s = 0.0
         self.peer_rows = 0
@@ -32,28 +38,26 @@ class MlxScores:
 
     def argmax(self) -> Ints:
         best = mx.argmax(self._logits, axis=-1).astype(mx.int32)
-        top = self._logits.max(axis=-1)
+        top = self._logits.max(axis=-1).astype(mx.float32)
         is_announced = self._announce(best, top)
-        self._wait(best, top)
-        if not np.isfinite(np.array(top.astype(mx.float32))).all():
+        tokens, highest = self._read(best, top)
+        if not np.isfinite(highest).all():
             raise non_finite_error()
-        return self._read(best, is_announced)
+        return self._note_announced(tokens, is_announced)
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         if not can_draw(params):
             return None
         levels = mx.array(np.asarray(uniforms, np.float32))
-        tokens, is_certain = draw(self._logits.astype(mx.float32), params, levels)
-        tokens = mx.where(is_certain, tokens, -1)
-        is_announced = self._announce(tokens)
-        self._wait(tokens)
-        return self._read(tokens, is_announced)
+        drawn, is_certain = draw(self._logits.astype(mx.float32), params, levels)
+        drawn = mx.where(is_certain, drawn, -1)
+        is_announced = self._announce(drawn)
+        (tokens,) = self._read(drawn)
+        return self._note_announced(tokens, is_announced)
 
     def logits(self, row: int) -> Logits:
         if self._rows is None:
-            rows = self._logits.astype(mx.float32)
-            self._wait(rows)
-            self._rows = np.array(rows)
+            (self._rows,) = self._read(self._logits.astype(mx.float32))
         z: Logits = self._rows[row]
         return z
 
@@ -67,14 +71,19 @@ class MlxScores:
         on_token(self, mx.maximum(tokens, 0))
         return True
 
-    def _read(self, tokens: Any, is_announced: bool) -> Ints:
-        values: Ints = np.array(tokens)
+    def _note_announced(self, tokens: Ints, is_announced: bool) -> Ints:
         if is_announced:
-            self.announced_token = int(values[0])  # -1 where the host decides, which is no token
-        return values
+            self.announced_token = int(tokens[0])  # -1 where the host decides, which is no token
+        return tokens
 
-    def _wait(self, *arrays: Any) -> None:
+    def _read(self, *arrays: Any) -> list[npt.NDArray[Any]]:
+        """The arrays in host memory, and the draft's tokens with them."""
         started = perf_counter()
-        with map_errors():
-            mx.eval(*arrays)
+        draft, self._draft = self._draft, None
+        if draft is None:
+            values = read(*arrays)
+        else:
+            *values, tokens = read(*arrays, draft.array)
+            draft.receive(tokens)
         self.waited_s += perf_counter() - started
+        return values

@@ -132,7 +132,7 @@ class MlxSession:
         before = self._cached.take_snapshot()
         logits = self._start_chain(root, draft, before) if draft.is_chain else self._start_tree(root, draft, before)
         self._pending = PendingForward(root, draft, before)
-        return MlxScores(logits, on_token)
+        return MlxScores(logits, on_token, draft)
 
     def commit(self, path: Sequence[int]) -> None:
         if self._pending is None:
@@ -168,7 +168,7 @@ class MlxSession:
             rows.append(self._cached.start(cached.runner.run, best[-1][None], undo=start))
             best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
         self._lazy = DeviceDraft(mx.concatenate(best))
-        return self._lazy, MlxScores(mx.concatenate(rows))
+        return self._lazy, MlxScores(mx.concatenate(rows), draft=self._lazy)
 
     def checkpoint(self) -> None:
         self._sync()

@@ -116,7 +116,7 @@ class SharedKVSession:
         self._require_space(len(draft) + 1)
         logits = self._run(chain_rows((root,), draft), len(self._tail))
         self._pending = root, draft
-        return MlxScores(logits)
+        return MlxScores(logits, draft=draft)
 
     def commit(self, path: Sequence[int]) -> None:
         if self._pending is None:
@@ -138,7 +138,7 @@ class SharedKVSession:
             rows.append(self._run(best[-1][None], len(self._tail) + len(best) - 1))
             best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
         self._lazy = DeviceDraft(mx.concatenate(best))
-        return self._lazy, MlxScores(mx.concatenate(rows))
+        return self._lazy, MlxScores(mx.concatenate(rows), draft=self._lazy)
 
     def checkpoint(self) -> None:
         """Nothing to do: the tail can be trimmed anywhere."""
