@@ -97,9 +97,9 @@ def _round(
     t2 = perf_counter()
     verdict = verifier.verify(draft, scores, text.tokens)
     tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
-    path = verdict.path[: len(tokens) - 1]
+    path = verdict.path[: len(tokens) - 1]  # the last emitted token is not cached
     t3 = perf_counter()
-    controller.observe(Round(text.tokens, tokens, draft, path, n_tested, scores))
+    controller.observe(Round(text.tokens, tokens, draft, verdict.path[:n_accepted], n_tested, scores))
     session.commit(path)
     assert session.position == len(text.tokens) - 1
     t4 = perf_counter()

@@ -17,7 +17,6 @@ from edgespec.core.protocols import Budget, PrefillProgress, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
-from edgespec.drafters.plain import PlainDrafter
 from edgespec.errors import Cancelled, ContextOverflow
 from tests.core.toys import KINDS, Alarm, GuessingDrafter, RandomBudgets, decode, open_session
 
@@ -54,12 +53,13 @@ class Case:
         return decode(self.model, self.sampler, self.seed, prompt, max_tokens, self.stop, self.context_size)
 
     def budgets(self, seed: int) -> RandomBudgets:
-        return RandomBudgets(self.drafter(), np.random.default_rng(seed))
+        names = ("guess", "other") if self.kind == "tree" else ("guess",)
+        return RandomBudgets([self.drafter(name) for name in names], np.random.default_rng(seed))
 
-    def drafter(self) -> GuessingDrafter:
-        rng = np.random.default_rng(self.seed)
+    def drafter(self, name: str = "guess") -> GuessingDrafter:
+        rng = np.random.default_rng([self.seed, len(name)])
         truth = [*self.prompt, *self.expected]
-        return GuessingDrafter(rng, V, truth, tree=self.kind == "tree", aim=self.aim, eager=self.eager)
+        return GuessingDrafter(rng, V, truth, tree=self.kind == "tree", aim=self.aim, eager=self.eager, name=name)
 
 
 cases = st.builds(
@@ -76,9 +76,14 @@ cases = st.builds(
 )
 
 
-def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -> list[Step]:
-    """Steps of one generation; the position is checked after each."""
+def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm, origins: list[str]) -> list[Step]:
+    """Steps of one generation, and the origin of each token; the position is checked after each step."""
     steps = []
+
+    def emit(token: int, origin: str) -> bool:
+        origins.append(origin)
+        return False
+
     events = speculate(
         session,
         budgets,
@@ -86,6 +91,7 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -
         case.prompt,
         max_tokens=case.max_tokens,
         stop=case.stop,
+        emit=emit,
         check=alarm,
     )
     n = len(case.prompt)
@@ -105,9 +111,8 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm) -
 @settings(max_examples=250, deadline=None)
 def test_speculation_changes_nothing_but_speed(case: Case) -> None:
     session = open_session(case.kind, case.model, case.context_size)
-    budgets = case.budgets(case.seed)
-    drafter = budgets.drafter
-    steps = run(case, session, budgets, Alarm(0))
+    budgets, origins = case.budgets(case.seed), list[str]()
+    steps = run(case, session, budgets, Alarm(0), origins)
     tokens = [token for step in steps for token in step.tokens]
     assert tokens == case.expected
     assert len(tokens) <= case.max_tokens
@@ -118,36 +123,43 @@ def test_speculation_changes_nothing_but_speed(case: Case) -> None:
     assert [step.index for step in steps] == list(range(len(steps)))
     assert budgets.recorded == steps[1:]
     assert (len(steps[0].tokens), steps[0].n_drafted, steps[0].n_accepted, steps[0].n_tested) == (1, 0, 0, 0)
-    assert len(drafter.observed) == len(steps) - 1
-    check_accounts(case, drafter, steps)
+    assert budgets.begun == [case.prompt] * (len(steps) > 1), "not for a text that ends with its first token"
+    for drafter in budgets.drafters:
+        assert drafter.begun == budgets.begun
+        assert drafter.observed == budgets.rounds, "every drafter hears of every round, whoever drafted it"
+    check_accounts(case, budgets, steps, origins)
     if isinstance(session, RecurrentToySession):
         assert session.replayed == sum(len(s.tokens) for s in steps[1:] if len(s.tokens) - 1 < s.n_drafted)
 
 
-def check_accounts(case: Case, drafter: GuessingDrafter, steps: list[Step]) -> None:
-    proposals = {len(tokens): (tokens, budget, draft) for tokens, budget, draft in drafter.proposed}
-    history = [*case.prompt, *steps[0].tokens]
-    for step, verdict in zip(steps[1:], drafter.observed, strict=True):
-        if len(history) not in proposals:
-            assert (len(step.tokens), step.n_drafted, step.n_accepted, step.n_tested) == (1, 0, 0, 0)
-        else:
-            tokens, budget, draft = proposals[len(history)]
-            room = min(len(case.prompt) + case.max_tokens, case.context_size + 1) - len(history)
-            assert tokens == history
-            assert 1 <= budget.depth < room
-            assert budget.nodes <= case.context_size - len(history)
-            node, walked, rejected = -1, 0, 0
-            for token in step.tokens:
-                child = next((c for c in draft.children(node) if draft.tokens[c] == token), None)
-                if child is None:
-                    rejected = int(len(draft.children(node)) > 0)
-                    break
-                node, walked = child, walked + 1
-            assert (step.n_drafted, step.n_accepted, step.n_tested) == (len(draft), walked, walked + rejected)
-            assert len(step.tokens) - walked in (0, 1)
-            committed = [int(draft.tokens[node]) for node in verdict.path]
-            assert (*committed, verdict.next_token) == step.tokens
+def check_accounts(case: Case, budgets: RandomBudgets, steps: list[Step], origins: list[str]) -> None:
+    """Compare steps, rounds and origins with the drafts, walked by the emitted tokens."""
+    history, at = [*case.prompt, *steps[0].tokens], 1
+    assert origins[0] == "" and len(origins) == sum(len(step.tokens) for step in steps)
+    assert len(budgets.rounds) == len(steps) - 1
+    for step, done in zip(steps[1:], budgets.rounds, strict=True):
+        tokens, limit, draft = budgets.proposed[len(history)]
+        room = min(len(case.prompt) + case.max_tokens, case.context_size + 1) - len(history)
+        assert tokens == history
+        assert limit.depth == room - 1
+        assert limit.nodes == case.context_size - len(history)
+        path, node, rejected = list[int](), -1, 0
+        for token in step.tokens:
+            child = next((c for c in draft.children(node) if draft.tokens[c] == token), None)
+            if child is None:
+                rejected = int(len(draft.children(node)) > 0)
+                break
+            node = child
+            path.append(child)
         history += step.tokens
+        assert (step.n_drafted, step.n_accepted, step.n_tested) == (len(draft), len(path), len(path) + rejected)
+        assert len(step.tokens) - len(path) in (0, 1)
+        assert done.draft is draft
+        assert done.text == tuple(history)
+        assert (done.emitted, done.path, done.n_tested) == (step.tokens, tuple(path), step.n_tested)
+        expected = [draft.sources[node] for node in path] + [""] * (len(step.tokens) - len(path))
+        assert origins[at : at + len(step.tokens)] == expected
+        at += len(step.tokens)
 
 
 @given(cases, st.integers(1, 30))
@@ -157,12 +169,12 @@ def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
     session = open_session(case.kind, case.model, case.context_size, alarm)
     budgets = case.budgets(case.seed)
     try:
-        run(case, session, budgets, alarm)
+        run(case, session, budgets, alarm, [])
     except Cancelled:
         done = [*case.prompt, *(token for step in budgets.recorded for token in step.tokens)]
         assert session.position <= max(len(done), len(case.prompt))
     alarm.silence()
-    again = run(case, session, case.budgets(1), alarm)
+    again = run(case, session, case.budgets(1), alarm, [])
     assert [token for step in again for token in step.tokens] == case.expected
 
 
@@ -172,7 +184,7 @@ def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> 
     session = open_session(case.kind, case.model, case.context_size)
     events = speculate(
         session,
-        FixedLength(case.drafter(), Budget(3, 5)),
+        FixedLength([case.drafter()], Budget(3, 5), V),
         SampleMatching(case.sampler, CounterRng(case.seed)),
         case.prompt,
         max_tokens=case.max_tokens,
@@ -185,7 +197,7 @@ def test_the_next_turn_reuses_the_session(case: Case, keep: int, steps: int) -> 
     events.close()  # the listener walked away
     case.prompt = [*case.prompt[:keep], 0]
     case.expected = case.plain(case.prompt, case.max_tokens)
-    again = run(case, session, case.budgets(2), Alarm(0))
+    again = run(case, session, case.budgets(2), Alarm(0), [])
     assert [token for step in again for token in step.tokens] == case.expected
 
 
@@ -206,7 +218,7 @@ def test_the_next_turn_starts_where_this_prompt_ended(kind: str) -> None:
     prompt = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
     case = Case(3, kind, SAMPLING[0], prompt, 10, frozenset(), 64, 0.5, False)
     session = open_session(kind, case.model, 64)
-    run(case, session, case.budgets(0), Alarm(0))
+    run(case, session, case.budgets(0), Alarm(0), [])
     other = (case.expected[0] + 1) % V
     assert [event.done for event in session.prefill([*prompt, other])] == [11]
 
@@ -215,18 +227,18 @@ def test_the_next_turn_starts_where_this_prompt_ended(kind: str) -> None:
 def test_a_prompt_that_fills_the_context_gets_one_token(kind: str) -> None:
     case = Case(3, kind, SAMPLING[0], [1, 2, 3, 4, 5], 10, frozenset(), 5, 0.5, False)
     session, budgets = open_session(kind, case.model, 5), case.budgets(0)
-    steps = run(case, session, budgets, Alarm(0))
+    steps = run(case, session, budgets, Alarm(0), [])
     assert [len(step.tokens) for step in steps] == [1]
     case.prompt.append(0)
     with pytest.raises(ContextOverflow):
-        run(case, session, budgets, Alarm(0))
+        run(case, session, budgets, Alarm(0), [])
 
 
 def test_plain_decoding_is_one_token_a_step() -> None:
     case = Case(4, "linear", SAMPLING[2], [1], 12, frozenset(), 64, 0.5, False)
     events = speculate(
         open_session("linear", case.model),
-        FixedLength(PlainDrafter(), Budget(4, 4)),
+        FixedLength((), Budget(4, 4), V),
         SampleMatching(case.sampler, CounterRng(4)),
         case.prompt,
         max_tokens=12,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Step, Verdict
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
 from edgespec.core.rng import index_at, uniform
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
-from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
 
 KINDS = ("linear", "tree", "recurrent")
@@ -69,100 +72,159 @@ class RememberingSampler(Sampler):
         return self._laws[key]
 
 
-class GuessingDrafter:
+class GuessingDrafter(Drafter):
     """Random chains or trees that follow `truth` (the whole text) with probability `aim` at every node.
 
-    `eager` ignores the depth it was given. Keeps what it was asked and observed.
+    `eager` ignores the depth it was given. Keeps the rounds that it has observed.
     """
 
-    name = "guess"
-
-    def __init__(self, rng: Rng, vocab_size: int, truth: Sequence[int], *, tree: bool, aim: float, eager: bool) -> None:
+    def __init__(
+        self,
+        rng: Rng,
+        vocab_size: int,
+        truth: Sequence[int],
+        *,
+        tree: bool,
+        aim: float,
+        eager: bool,
+        name: str = "guess",
+    ) -> None:
+        self.name = name
         self._rng = rng
         self._vocab_size = vocab_size
         self._truth = truth
         self._tree = tree
         self._aim = aim
         self._eager = eager
-        self.proposed: list[tuple[list[int], Budget, Draft]] = []
-        self.observed: list[Verdict] = []
+        self.begun: list[list[int]] = []
+        self.observed: list[Round] = []
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        assert scores.logits(0).shape == (self._vocab_size,)
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        self.begun.append(list(text))
 
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        paths: list[list[int]] = [list(tokens)]  # of the root and every node
-        parents: list[int] = []
-        for _ in range(int(self._rng.integers(0, budget.nodes + 1))):
-            parent = int(self._rng.integers(-1, len(parents))) if self._tree else len(parents) - 1
-            above = paths[parent + 1]
-            depth = len(above) - len(tokens)
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        node = -1
+        for _ in range(int(self._rng.integers(0, limit.nodes + 1))):
+            parent = int(self._rng.integers(-1, len(tree))) if self._tree else node
+            above = [*text, *tree.path_tokens(parent)]
+            if not self._eager and len(above) - len(text) >= limit.depth:
+                continue
             aims = self._rng.random() < self._aim and len(above) < len(self._truth)
             token = self._truth[len(above)] if aims else int(self._rng.integers(self._vocab_size))
-            if [*above, token] not in paths and (self._eager or depth < budget.depth):
-                paths.append([*above, token])
-                parents.append(parent)
-        draft = Draft(np.array([p[-1] for p in paths[1:]], np.int32), np.array(parents, np.int32))
-        self.proposed.append((list(tokens), budget, draft))
-        return draft if len(draft) else NO_DRAFT
+            node = tree.add(parent, token, self.name, float(self._rng.uniform(0.1, 1.0)))
+            yield
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self.observed.append(verdict)
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        text, scores = done.text, done.scores
+        assert text[len(text) - len(done.emitted) :] == list(done.emitted)
+        assert [len(scores.logits(row)) for row in range(len(done.draft) + 1)] == [self._vocab_size] * (
+            len(done.draft) + 1
+        )
+        self.observed.append(replace(done, text=tuple(text)))
+        return ()
 
 
-class DrawingDrafter:
-    """Samples from distributions unrelated to the target: chains, or `siblings` at every level below the first."""
+class DrawingDrafter(Drafter):
+    """Draws a chain from distributions that have nothing to do with the target's, whatever it is given to draw with."""
 
     name = "draw"
+    is_drawn = True
 
-    def __init__(self, rng: Rng, vocab_size: int, depth: int, siblings: int = 1) -> None:
+    def __init__(self, rng: Rng, vocab_size: int, depth: int) -> None:
         self._rng = rng
         self._depth = depth
-        self._siblings = siblings
         self._laws: Probs = rng.dirichlet(np.full(vocab_size, 0.7), 64)  # [64, V]
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        node = -1
+        for _ in range(min(self._depth, limit.depth)):
+            q = self._laws[self._rng.integers(64)]
+            token = index_at(q, self._rng.random())
+            node = tree.add(node, token, self.name, float(q[token]), q)
+            yield
 
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
+    def draw_siblings(self, tokens: Sequence[int], limit: Budget, n: int = 2) -> Draft:
+        """A Making: `n` i.i.d. tokens at every level, all below the first of the level above."""
         chosen, parents, distributions = [], [], []
         node = -1
-        for _ in range(min(self._depth, budget.depth)):
+        for _ in range(min(self._depth, limit.depth)):
             q = self._laws[self._rng.integers(64)]
             first = len(chosen)
-            for _ in range(self._siblings):  # i.i.d., all below the first child of the level above
+            for _ in range(n):
                 chosen.append(index_at(q, self._rng.random()))
                 parents.append(node)
                 distributions.append(q)
             node = first
+        if not chosen:
+            return NO_DRAFT
         return Draft(np.array(chosen, np.int32), np.array(parents, np.int32), np.stack(distributions))
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
+
+Making = Callable[[Sequence[int], Budget], Draft]
 
 
-class RandomBudgets:
-    """A controller that asks its drafter for anything, within the limits."""
+class Maker:
+    """A controller whose drafts a function makes from the text and the limit, which it may ignore."""
 
-    decision = Decision("guess", "at random")
+    decision = Decision("made", "by a test")
     expects_plain = False
+    failures: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, drafter: GuessingDrafter, rng: Rng) -> None:
-        self.drafter = drafter
-        self._rng = rng
+    def __init__(self, make: Making) -> None:
+        self._make = make
+        self.rounds: list[Round] = []
         self.recorded: list[Step] = []
+        self.begun: list[list[int]] = []
 
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None:
-        self.drafter.begin(prompt, scores)
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.begun.append(list(prompt))
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        wanted = Budget(int(self._rng.integers(0, 6)), int(self._rng.integers(0, 9)))
-        budget = wanted.clamp(depth=limit.depth, nodes=limit.nodes)
-        return self.drafter.propose(tokens, budget) if budget.depth and budget.nodes else NO_DRAFT
+        return self._make(tokens, limit)
 
-    def observe(self, verdict: Verdict, scores: Scores) -> None:
-        self.drafter.observe(verdict, scores)
+    def observe(self, done: Round) -> None:
+        self.rounds.append(replace(done, text=tuple(done.text)))
 
     def record(self, step: Step) -> None:
         self.recorded.append(step)
+
+    def set_phase(self, phase: str) -> None: ...
+
+    def warning(self) -> str | None:
+        return None
+
+    def end(self) -> None: ...
+
+
+class RandomBudgets(Maker):
+    """A controller that asks its drafters for anything, within the limits, and verifies all that they propose."""
+
+    def __init__(self, drafters: Sequence[GuessingDrafter], rng: Rng) -> None:
+        super().__init__(self._ask)
+        self.drafters = drafters
+        self._rng = rng
+        self.proposed: dict[int, tuple[list[int], Budget, Draft]] = {}  # length of the text -> (text, limit, draft)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        for drafter in self.drafters:
+            drafter.begin(prompt, None)
+
+    def observe(self, done: Round) -> None:
+        super().observe(done)
+        for drafter in self.drafters:
+            drafter.observe(done)
+
+    def _ask(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        wanted = Budget(int(self._rng.integers(0, 6)), int(self._rng.integers(0, 9)))
+        budget, tree = wanted.clamp(depth=limit.depth, nodes=limit.nodes), DraftTree()
+        for drafter in self.drafters if budget.depth and budget.nodes else ():
+            nodes = budget.nodes - len(tree)
+            for _ in drafter.expand(tree, tokens, Budget(budget.depth, nodes)):
+                pass
+        draft = tree.select(range(len(tree)))
+        self.proposed[len(tokens)] = list(tokens), limit, draft
+        return draft
 
 
 class Alarm:
