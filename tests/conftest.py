@@ -12,7 +12,7 @@ MARKERS = {
     "contract": ("contract",),
     "slow": (
         "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples", "hub",
-        "laboratory", "planner", "registry", "server", "service", "tui",
+        "laboratory", "planner", "plugin", "registry", "server", "service", "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
