@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends import open_model
+from edgespec.backends import Model, open_model
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.engine.drafting import Speculation
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.stream import Piece
 from tests.models import find_trained
 
-PLAIN = Speculation("none", 0, 0)
+PLAIN = Speculation()
 
 
 class Cheap(CostModel):
@@ -26,18 +28,25 @@ class Cheap(CostModel):
     def observe(self, rows: int, position: int, seconds: float) -> None:
         super().observe(rows, position, 1.0 + 0.01 * rows)
 
-    def observe_drafted(self, seconds: float) -> None: ...
+    def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None: ...
 
 
 def eager(read_s: float = 0.001) -> DraftStats:
-    draft_stats = DraftStats(Profile({1: 1.0, 16: 1.1}, 0.01, read_s))
+    cost = DraftCost({1: 0.01}, read_s)
+    draft_stats = DraftStats(Profile({1: 1.0, 16: 1.1}, {"model": cost, "self": cost}))
     draft_stats.costs = Cheap(draft_stats.costs.profile)
     return draft_stats
 
 
+def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
+    """Lookups, and a drafter for each of `sources` by its name."""
+    specs = drafter_specs()
+    return [*list_drafters(["ngram"]), *(LoadedDrafter(specs[name], name, each) for name, each in sources.items())]
+
+
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:
     models = [open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
-    return Engine(models[0], models[1], PLAIN, options.caches)
+    return Engine(models[0], list_loaded(model=models[1]), PLAIN, options.caches)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load
 from edgespec.bench.divergence import first_divergence
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
@@ -18,18 +19,18 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
-from tests.engine.conftest import PLAIN, eager, generate, open_engine
+from tests.engine.conftest import PLAIN, eager, generate, list_loaded, open_engine
 from tests.engine.prompts import CODE
 from tests.models import DRAFT, TARGET, hybrid, mamba
 
 GREEDY = SamplingParams(temperature=0)
 WARM = SamplingParams(temperature=0.8, top_p=0.95)
-KINDS = {"model": Speculation("model"), "ngram": Speculation("ngram")}
+KINDS = {"model": Speculation(("ngram", "model")), "ngram": Speculation(("ngram",))}
 
 
 def loaded(path: Path, options: LoadOptions, n: int) -> Engine:
     models = [open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(n)]
-    return Engine(models[0], models[1] if n > 1 else None, PLAIN)
+    return Engine(models[0], list_loaded(model=models[1]) if n > 1 else [], PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,11 @@ def exact_engine() -> Iterator[Engine]:
 
 def rules(draft_stats: DraftStats) -> set[str]:
     """The ways of sampling under which anything was learned."""
-    return {name.split(",")[0] for name in draft_stats.matches}
+    return {
+        key.partition("; ")[2].split(",")[0]
+        for key, stats in draft_stats.drafters.items()
+        if any(rate.evidence[1] for rate in stats.rates)
+    }
 
 
 def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
@@ -103,22 +108,24 @@ def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) 
 @pytest.mark.parametrize(
     ("speculation", "temperature", "seed", "rule"),
     [
-        (Speculation("model"), 0.8, None, "block"),
-        (Speculation("model"), 0.5, None, "block"),
-        (Speculation("model"), 0.4, None, "sample"),
-        (Speculation("model"), 0.8, 0, "sample"),
-        (Speculation("model"), 0.0, None, "sample"),
-        (Speculation("model", 3), 0.8, None, "block"),
-        (Speculation("model", 3, 3), 0.8, None, "block"),
-        (Speculation("model", 3, 5), 0.8, None, "sample"),
-        (Speculation("model", 0), 0.8, None, "sample"),
-        (Speculation("ngram"), 0.8, None, "sample"),
-        (Speculation("none", 0), 0.8, None, "sample"),
-        (Speculation("none"), 0.8, None, "sample"),
-        (Speculation("model", acceptance="sample"), 0.8, None, "sample"),
-        (Speculation("model", acceptance="rejection"), 0.8, 7, "rejection"),
-        (Speculation("model", acceptance="block"), 0.1, 7, "block"),
-        (Speculation("model", acceptance="block"), 0.0, None, "sample"),
+        (Speculation(("ngram", "model")), 0.8, None, "block"),
+        (Speculation(("ngram", "model")), 0.5, None, "block"),
+        (Speculation(("ngram", "model")), 0.4, None, "sample"),
+        (Speculation(("ngram", "model")), 0.8, 0, "sample"),
+        (Speculation(("ngram", "model")), 0.0, None, "sample"),
+        (Speculation(("model",), 3), 0.8, None, "block"),
+        (Speculation(("model",), 3, 3), 0.8, None, "block"),
+        (Speculation(("model",), 3, 5), 0.8, None, "sample"),
+        (Speculation(("model",), 0), 0.8, None, "sample"),
+        (Speculation(("ngram",)), 0.8, None, "sample"),
+        (Speculation((), 0), 0.8, None, "sample"),
+        (Speculation(), 0.8, None, "sample"),
+        (Speculation(("self",), 3), 0.8, None, "block"),
+        (Speculation(("ngram", "pard")), 0.8, None, "block"),
+        (Speculation(("ngram", "model"), acceptance="sample"), 0.8, None, "sample"),
+        (Speculation(("ngram", "model"), acceptance="rejection"), 0.8, 7, "rejection"),
+        (Speculation(("ngram", "model"), acceptance="block"), 0.1, 7, "block"),
+        (Speculation(("ngram", "model"), acceptance="block"), 0.0, None, "sample"),
     ],
 )
 def test_the_rule(speculation: Speculation, temperature: float, seed: int | None, rule: Rule) -> None:
@@ -133,7 +140,7 @@ def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:
         steps = [event for event in engine.stream(Request(prompt, GREEDY, max_tokens=30)) if isinstance(event, Step)]
         reasons.append([step.decision.reason for step in steps if step.decision])
         assert engine.draft_stats is known
-        evidence.append(sum(each.first_choice.evidence[1] for each in known.models.values()))
+        evidence.append(sum(each.first_choice.evidence[1] for each in known.drafters.values()))
     assert evidence == sorted(set(evidence)), "each text adds to it"
     measuring = [each.count("to measure plain decoding") for each in reasons]
     assert measuring == [3, 0, 0], "once is enough"
@@ -143,13 +150,11 @@ def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks() -> None:
-    engine = Engine(
-        *(open_model("toy", Path(name), LoadOptions(), progress=lambda f: None, check=lambda: None)
-          for name in ("tree", "draft")), Speculation("model", 3),
-    )  # fmt: skip
+    target, draft = load("tree", LoadOptions()), load("draft", LoadOptions())
+    engine = Engine(target, list_loaded(model=draft), Speculation(("model",), 3))
     generate(engine, Request("a tale of", GREEDY, max_tokens=20))
     assert not engine.has_draft_stats
-    engine.speculation = Speculation("model")
+    engine.speculation = Speculation(("ngram", "model"))
     text = generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0]
     assert engine.has_draft_stats and 1 in engine.draft_stats.costs.profile.rows
     engine.speculation = PLAIN
@@ -158,14 +163,15 @@ def test_nothing_is_measured_where_nobody_asks() -> None:
 
 
 def test_measuring_leaves_the_sessions_usable(engine: Engine) -> None:
-    engine.speculation = Speculation("model", 3)
+    engine.speculation = Speculation(("model",), 3)
     request = Request(CODE[4], GREEDY, max_tokens=20)
     expected = generate(engine, request)[1].tokens
     for seconds in (0.0, 0.2):
         profile = engine.measure(seconds)
         assert 1 in profile.rows and len(profile.rows) > 2
         assert all(0 < s < 10 for s in profile.rows.values())
-        assert profile.draft_s is not None and profile.draft_s > 0 and profile.read_s > 0
+        assert set(profile.drafts) == {"model"}, "lookups take no time"
+        assert profile.drafts["model"].seconds(1) > 0 and profile.drafts["model"].read_s > 0
         assert generate(engine, request)[1].tokens == expected
     assert set(profile.rows) <= {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32}
 
@@ -194,7 +200,7 @@ def test_recurrent_target_and_draft(tmp_path: Path, make) -> None:  # type: igno
         engine.speculation, engine.draft_stats = kind, eager()
         finished = generate(engine, request)[1]
         assert finished.tokens == expected
-        if kind.kind == "model":
+        if "model" in kind.drafters:
             assert finished.metrics.acceptance_rate is not None and finished.metrics.acceptance_rate > 0.9
     engine.close()
 
@@ -203,7 +209,7 @@ def test_a_context_of_a_few_tokens() -> None:
     """Measured in what room there is, and generated to its end."""
     engine = loaded(TARGET, LoadOptions(threads=1, context_size=16), 1)
     profile = engine.measure(0.05)
-    assert 1 in profile.rows and max(profile.rows) <= 9 and profile.draft_s is None
+    assert 1 in profile.rows and max(profile.rows) <= 9 and profile.drafts == {}
     engine.speculation, engine.draft_stats = KINDS["ngram"], eager()
     events = [*engine.stream(Request("a = a + a + a", SamplingParams(temperature=0, logit_bias=((0, -1e3),))))]
     finished = events[-1]

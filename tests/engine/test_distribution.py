@@ -20,9 +20,9 @@ CRITICAL = 24.32  # chi-square, 7 degrees of freedom, size 1e-3
 @pytest.mark.parametrize(
     "speculation",
     [
-        Speculation("model", 3, 3),
-        Speculation("model", 3, 3, "rejection"),
-        Speculation("model", 3, 3, "block"),
+        Speculation(("model",), 3, 3),
+        Speculation(("model",), 3, 3, "rejection"),
+        Speculation(("model",), 3, 3, "block"),
     ],
     ids=["sample", "rejection", "block"],
 )
@@ -38,7 +38,7 @@ def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Spe
 def test_a_tree_is_the_same_sample(engine: Engine) -> None:
     """With `sample` a seed gives one text whatever is drafted, so a tree needs no samples of its own."""
     texts = []
-    for speculation in (Speculation("none", 0, 0), Speculation("model", 3, 3), Speculation("model", 2, 5)):
+    for speculation in (Speculation(), Speculation(("model",), 3, 3), Speculation(("model",), 2, 5)):
         engine.speculation = speculation
         requests = (Request(PROMPT, PARAMS, LENGTH, seed) for seed in range(100))
         texts.append([[*engine.stream(request)][-1].tokens for request in requests])
@@ -48,7 +48,7 @@ def test_a_tree_is_the_same_sample(engine: Engine) -> None:
 
 def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same comparison fails for a loop that samples at another temperature."""
-    engine.speculation = Speculation("model", 3, 3)
+    engine.speculation = Speculation(("model",), 3, 3)
     stream = engine.stream
     warmer = SamplingParams(temperature=2.5, top_k=2)
     monkeypatch.setattr(

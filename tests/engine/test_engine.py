@@ -17,7 +17,7 @@ from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from tests.engine.conftest import PLAIN, eager, generate
+from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.models import hybrid, llama, mamba
 
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def test_events_come_in_order_and_add_up(engine: Engine) -> None:
-    engine.speculation = Speculation("model", 3, 3)
+    engine.speculation = Speculation(("model",), 3, 3)
     began_s = perf_counter()
     events = list(engine.stream(Request(CODE[0], GREEDY, max_tokens=30)))
     took_s = perf_counter() - began_s
@@ -56,7 +56,7 @@ def test_plain_decoding_has_tau_one(engine: Engine) -> None:
     assert finished.reason == "length"
 
 
-@pytest.mark.parametrize("speculation", [PLAIN, Speculation("model", 8, 8)], ids=["plain", "model"])
+@pytest.mark.parametrize("speculation", [PLAIN, Speculation(("model",), 8, 8)], ids=["plain", "model"])
 def test_a_stop_string_ends_the_answer_before_it(engine: Engine, speculation: Speculation) -> None:
     engine.speculation = PLAIN
     whole, _ = generate(engine, Request(CODE[0], GREEDY, max_tokens=60))
@@ -70,7 +70,9 @@ def test_a_stop_string_ends_the_answer_before_it(engine: Engine, speculation: Sp
     assert finished.metrics.emitted_tokens == len(finished.tokens)
 
 
-@pytest.mark.parametrize("speculation", [Speculation("model", 3), Speculation("ngram", 4), Speculation("model")])
+@pytest.mark.parametrize(
+    "speculation", [Speculation(("model",), 3), Speculation(("ngram",), 4), Speculation(("ngram", "model"))]
+)
 def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Speculation) -> None:
     request = Request(CODE[1], GREEDY, max_tokens=60)
     engine.speculation = PLAIN
@@ -95,7 +97,7 @@ def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Specu
 
 
 def test_cancel_keeps_the_text_and_the_engine(engine: Engine) -> None:
-    engine.speculation = Speculation("model", 3, 3)
+    engine.speculation = Speculation(("model",), 3, 3)
     expected, _ = generate(engine, Request(CODE[2], GREEDY, max_tokens=40))
     cancelled = False
 
@@ -120,7 +122,7 @@ def test_turns_reuse_the_cache(engine: Engine) -> None:
     first, _ = generate(engine, Request(CODE[3], GREEDY, max_tokens=20))
     longer = (Message("user", CODE[3]), Message("assistant", first), Message("user", "\n# more\n"))
     progress = [e for e in engine.stream(Request(longer, GREEDY, max_tokens=2)) if isinstance(e, PrefillProgress)]
-    fresh = Engine(engine.target, None, PLAIN)
+    fresh = Engine(engine.target, [], PLAIN)
     text = generate(engine, Request(longer, GREEDY, max_tokens=20))[0]
     assert text == generate(fresh, Request(longer, GREEDY, max_tokens=20))[0]
     assert progress[-1].done == progress[-1].total
@@ -128,7 +130,7 @@ def test_turns_reuse_the_cache(engine: Engine) -> None:
 
 
 def test_the_context_end_is_a_length_stop(engine: Engine) -> None:
-    engine.speculation = Speculation("ngram", 6, 6)
+    engine.speculation = Speculation(("ngram",), 6, 6)
     size = engine.target.context_size
     prompt = "x = 1\n" * 120
     n = len(engine.encode(prompt))
@@ -161,7 +163,7 @@ def test_a_draft_with_another_vocabulary_is_refused_with_the_reason(engine: Engi
     _spoil_token(path, b"return")
     draft = open_model("llamacpp", path, LoadOptions(threads=1), progress=lambda f: None, check=lambda: None)
     with pytest.raises(DraftRefused, match=r"token \d+ is 'return' in the target and 'retorn' in the draft"):
-        Engine(engine.target, draft, PLAIN)
+        Engine(engine.target, list_loaded(model=draft), PLAIN)
     draft.close()
 
 
@@ -182,12 +184,16 @@ def test_recurrent_target_and_draft(tmp_path: Path) -> None:
         target, draft = (
             open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(2)
         )
-        engine = Engine(target, draft, PLAIN)
+        engine = Engine(target, list_loaded(model=draft), PLAIN)
         expected = generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].tokens
-        for speculation in (Speculation("model", 3, 3), Speculation("model", 3, 9), Speculation("ngram", 5, 5)):
+        for speculation in (
+            Speculation(("model",), 3, 3),
+            Speculation(("model",), 3, 9),
+            Speculation(("ngram",), 5, 5),
+        ):
             engine.speculation = speculation
             assert generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].tokens == expected
-        engine.speculation = Speculation("model", 4, 4)
+        engine.speculation = Speculation(("model",), 4, 4)
         metrics = generate(engine, Request(CODE[0], GREEDY, max_tokens=40))[1].metrics
         assert metrics.acceptance_rate is not None and metrics.acceptance_rate > 0.9
         engine.close()
@@ -197,5 +203,5 @@ def test_templates_can_write_the_end_of_a_turn() -> None:
     """Templates like Mistral's put EOS after every answer; the byte tokenizer spells it <end>."""
     target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda f: None, check=lambda: None)
     target.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"  # type: ignore[misc]
-    engine = Engine(target, None, PLAIN)
+    engine = Engine(target, [], PLAIN)
     assert len(engine.encode((Message("user", "hi"), Message("assistant", "ho")))) == len("hi<end>ho<end>")

@@ -15,7 +15,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.text.chat_template import encode_prompt
-from tests.engine.conftest import PLAIN, generate
+from tests.engine.conftest import PLAIN, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.engine.test_parity import DRAFTS
 from tests.mlx_models import CONFIGS, make_folder
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Engine]:
     target, draft = (load(path, LoadOptions(context_size=256)) for path in (TARGET, DRAFT))
-    engine = Engine(target, draft, PLAIN)
+    engine = Engine(target, list_loaded(model=draft), PLAIN)
     yield engine
     engine.close()
 
@@ -84,7 +84,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine,
     models = [load(path, LoadOptions(context_size=512)) for path in paths]
     tokens = encode_prompt(models[0].tokenizer, CODE[3], parse_special=True)
     steps = generate_step(mx.array(tokens), load_model(paths[0])[0], max_tokens=96)
-    engine = Engine(models[0], models[1], PLAIN)
+    engine = Engine(models[0], list_loaded(model=models[1]), PLAIN)
     yield engine, tuple(int(token) for token, _ in steps)
     engine.close()
 

@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
 from tests.backends.test_mlx_selfdraft import METHODS, SIX, make_draft
-from tests.engine.conftest import PLAIN, eager, generate
+from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.mlx_models import make_folder
 from tests.models import TARGET, find_trained
@@ -58,24 +58,24 @@ def test_text_is_plain_decodings(
     asked = Request(prompt, SamplingParams(temperature=0), max_tokens=TOKENS)
     drawn = Request(prompt, SamplingParams(temperature=0.8), max_tokens=TOKENS, seed=5)
     if which not in texts:
-        texts[which] = [generate(Engine(model, None, PLAIN), each)[1].tokens for each in (asked, drawn)]
+        texts[which] = [generate(Engine(model, [], PLAIN), each)[1].tokens for each in (asked, drawn)]
     expected, sampled = texts[which]
-    engine = Engine(model, make_draft(model, method), PLAIN)
+    engine = Engine(model, list_loaded(self=make_draft(model, method)), PLAIN)
     engine.draft_stats = eager(0.0)
     n_accepted = 0
-    for spec in (Speculation("model", 3), Speculation("model", 2, 4), Speculation("model")):
+    for spec in (Speculation(("self",), 3), Speculation(("self",), 2, 4), Speculation(("ngram", "self"))):
         engine.speculation = spec
         events = list(engine.stream(asked))
         found = events[-1]
         assert isinstance(found, Finished)
         n_accepted += found.metrics.accepted_tokens
         decisions = [step.decision for step in events if isinstance(step, Step)]
-        assert spec.draft_max is not None or any(each.walked for each in decisions if each is not None)
+        assert spec.draft_max is not None or any(each.drafted for each in decisions if each is not None)
         if found.tokens != expected:
             tokens = encode_prompt(model.tokenizer, prompt, parse_special=True)
             fork = first_divergence(model.open_session(), tokens, expected, found.tokens)
             assert fork is not None and fork.is_near_tie, (spec, fork)
     assert n_accepted > 0
-    engine.speculation = Speculation("model", 3, acceptance="sample")
+    engine.speculation = Speculation(("self",), 3, acceptance="sample")
     assert generate(engine, drawn)[1].tokens == sampled
     engine.release_draft()

@@ -19,12 +19,12 @@ from tests.models import DRAFT, TARGET
 
 GREEDY = SamplingParams(temperature=0)
 DRAFTS = {
-    "model": Speculation("model", 3, 3),
-    "model-long": Speculation("model", 8, 8),
-    "model-tree": Speculation("model", 3, 8),
-    "ngram": Speculation("ngram", 4, 4),
-    "ngram-tree": Speculation("ngram", 4, 10),
-    "rejection-at-zero": Speculation("model", 3, 3, "rejection"),
+    "model": Speculation(("model",), 3, 3),
+    "model-long": Speculation(("model",), 8, 8),
+    "model-tree": Speculation(("model",), 3, 8),
+    "ngram": Speculation(("ngram",), 4, 4),
+    "ngram-tree": Speculation(("ngram",), 4, 10),
+    "rejection-at-zero": Speculation(("model",), 3, 3, "rejection"),
 }
 
 

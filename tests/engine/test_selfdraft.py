@@ -15,7 +15,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.errors import Cancelled
-from tests.engine.conftest import PLAIN, eager, generate
+from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.models import TARGET
 
@@ -40,14 +40,14 @@ def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pyte
     assert method is not None
     folder = tmp_path_factory.getbasetemp() / "drafts"  # copies are made once
     draft = target.attach(method, folder=folder, progress=lambda f: None, check=lambda: None)
-    opened = Engine(target, draft, PLAIN)
+    opened = Engine(target, list_loaded(self=draft), PLAIN)
     yield opened
     opened.release_draft()
 
 
 @pytest.mark.parametrize(
     "speculation",
-    [Speculation("model", 3), Speculation("model", 2, 5), Speculation("model")],
+    [Speculation(("self",), 3), Speculation(("self",), 2, 5), Speculation(("ngram", "self"))],
     ids=["chain", "tree", "autopilot"],
 )
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8)], ids=["greedy", "drawn"])
@@ -64,7 +64,7 @@ def test_the_text_is_plain_decodings(engine: Engine, speculation: Speculation, s
 
 
 def test_drawn_drafts_are_served(engine: Engine) -> None:
-    engine.speculation = Speculation("model", 3, acceptance="block")
+    engine.speculation = Speculation(("self",), 3, acceptance="block")
     _, finished = generate(engine, Request(CODE[1], SamplingParams(temperature=1.0), max_tokens=60, seed=1))
     assert finished.metrics.accepted_tokens > 0 and len(finished.tokens) == 60
 
@@ -72,7 +72,7 @@ def test_drawn_drafts_are_served(engine: Engine) -> None:
 def test_a_second_text_and_one_after_a_cancelled_one(engine: Engine) -> None:
     engine.speculation = PLAIN
     expected = [generate(engine, Request(prompt, GREEDY, max_tokens=30))[0] for prompt in CODE[:2]]
-    engine.speculation = Speculation("model", 3)
+    engine.speculation = Speculation(("self",), 3)
     stop = False
 
     def check() -> None:
@@ -88,7 +88,7 @@ def test_a_long_text_leaves_the_window(engine: Engine) -> None:
     prompt = "\n".join(CODE[:6])
     engine.speculation = PLAIN
     expected, _ = generate(engine, Request(prompt, GREEDY, max_tokens=100))
-    engine.speculation = Speculation("model", 4)
+    engine.speculation = Speculation(("self",), 4)
     text, finished = generate(engine, Request(prompt, GREEDY, max_tokens=100))
     assert text == expected and finished.metrics.drafted_tokens > 50
 
@@ -99,7 +99,7 @@ def test_the_autopilot_asks_whatever_reading_takes(engine: Engine, read_s: float
     request = Request("\n".join(CODE[:4]), GREEDY, max_tokens=60)
     engine.speculation = PLAIN
     expected, _ = generate(engine, request)
-    engine.speculation = Speculation("model")
+    engine.speculation = Speculation(("ngram", "self"))
     engine.draft_stats = eager(read_s)
     text, finished = generate(engine, request)
     assert text == expected and finished.metrics.drafted_tokens > 20

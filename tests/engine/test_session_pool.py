@@ -11,6 +11,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError
+from tests.engine.conftest import list_loaded
 
 GREEDY = SamplingParams(temperature=0, logit_bias=((256, -1000.0),))
 ONE, TWO, THREE = ("a long system text. " * 20, "b other words here. " * 20, "c and a third one. " * 20)
@@ -18,7 +19,7 @@ ONE, TWO, THREE = ("a long system text. " * 20, "b other words here. " * 20, "c 
 
 def made(caches: int) -> Engine:
     options = LoadOptions(context_size=4096)
-    return Engine(load("tree", options), load("draft", options), Speculation("model", 3), caches)
+    return Engine(load("tree", options), list_loaded(model=load("draft", options)), Speculation(("model",), 3), caches)
 
 
 def answer(engine: Engine, text: str) -> tuple[int, ...]:

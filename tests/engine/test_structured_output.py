@@ -24,10 +24,15 @@ from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats.harmony import MARKERS
+from tests.engine.conftest import PLAIN, list_loaded
 from tests.engine.prompts import CODE
 
-PLAIN = Speculation("none", 0)
-WAYS = (Speculation("ngram", 4), Speculation("model", 3), Speculation("model", 2, 5), Speculation("model"))
+WAYS = (
+    Speculation(("ngram",), 4),
+    Speculation(("model",), 3),
+    Speculation(("model",), 2, 5),
+    Speculation(("ngram", "model")),
+)
 
 
 def answer(engine: Engine, request: Request, speculation: Speculation) -> tuple[str, Finished, list[Step]]:
@@ -80,7 +85,7 @@ def test_any_schema_is_followed(
 def test_drafts_change_nothing(temperature: float) -> None:
     """On the toy, whose scores do not depend on the number of rows to the last bit."""
     options = LoadOptions(context_size=1024)
-    engine = Engine(load_toy("tree", options), load_toy("draft", options), PLAIN)
+    engine = Engine(load_toy("tree", options), list_loaded(model=load_toy("draft", options)), PLAIN)
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
               "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}}, "required": ["name", "sizes"],
               "additionalProperties": False}  # fmt: skip
@@ -89,7 +94,7 @@ def test_drafts_change_nothing(temperature: float) -> None:
     for seed, prompt in enumerate(CODE[:8]):
         request = Request(prompt, params, 160, seed, structure=json_structure(schema))
         plain, _, _ = answer(engine, request, PLAIN)
-        for way in (*WAYS[:3], Speculation("model", 3, None, "sample")):
+        for way in (*WAYS[:3], Speculation(("model",), 3, None, "sample")):
             text, _, steps = answer(engine, request, way)
             assert text == plain, (prompt, way)
             accepted += sum(step.n_accepted for step in steps)
@@ -102,7 +107,7 @@ def test_drawn_drafts_follow_the_structure_too(rule: Any, engine: Engine) -> Non
     structure, rejected = json_structure({"type": "array", "items": {"enum": [7, 42]}, "maxItems": 4}), 0
     for seed, prompt in enumerate(CODE[:8]):
         request = Request(prompt, SamplingParams(), 80, seed, structure=structure)
-        text, finished, steps = answer(engine, request, Speculation("model", 3, None, rule))
+        text, finished, steps = answer(engine, request, Speculation(("model",), 3, None, rule))
         rejected += sum(step.n_drafted - step.n_accepted for step in steps)
         assert finished.reason == "length" or set(json.loads(text)) <= {7, 42}, text
     assert rejected > 5
@@ -186,7 +191,7 @@ def test_reasoning_is_counted_where_its_markers_are_text() -> None:
     thought, end = "<|channel|>analysis<|message|>abc", "<|end|><|start|>assistant<|channel|>final<|message|>de"
     prompt = (Message("user", "a b"),)
     request = Request(prompt, max_tokens=200, seed=0, structure=Structure(((Text(thought + end),),)), visible=MARKERS)
-    text, finished, _ = answer(Engine(target, None, PLAIN), request, WAYS[0])
+    text, finished, _ = answer(Engine(target, [], PLAIN), request, WAYS[0])
     assert text == thought + end
     # The token that completes the marker before it, and the three letters; `<|end|>` is reasoning until it is complete.
     assert finished.metrics.reasoning_tokens == 1 + len("abc") + len("<|end|>") - 1
@@ -196,7 +201,7 @@ def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
     """Markers are text there, also for stop strings; a chat has them read."""
     target = load_toy("tree", LoadOptions(context_size=1024))
     target.chat_template = "{{ messages[0].content }}{# <think></think> #}"
-    engine = Engine(target, None, PLAIN)
+    engine = Engine(target, [], PLAIN)
     structure = Structure(((Text("<think>ab</think>cd"),),))
 
     def written(prompt: str | tuple[Message, ...], *stop: str) -> tuple[str, str | None]:
