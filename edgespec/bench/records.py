@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from edgespec.controller.cost_model import DraftCost
 from edgespec.core.metrics import Metrics
 from edgespec.errors import InvalidRequest
 
@@ -55,11 +57,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Costs at one position: seconds of a target forward by rows, and of a token of the draft model."""
+    """Costs at one position: seconds of a target forward by rows, and of the drafters that take time, by name."""
 
     position: int
     rows: dict[int, float]
-    drafts: dict[str, dict[str, Any]]
+    drafts: dict[str, DraftCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _convert(value: Any, kind: Any) -> Any:
         if missing := hints.keys() - value.keys():
             raise ValueError(f"{min(missing)} is missing")
         return kind(**{name: _convert(value[name], hint) for name, hint in hints.items()})
-    if isinstance(value, dict) and get_origin(kind) is dict:
+    if isinstance(value, dict) and get_origin(kind) in (dict, Mapping):
         of_key, of_value = get_args(kind)
         return {of_key(key): _convert(item, of_value) for key, item in value.items()}
     if isinstance(value, list) and get_origin(kind) is tuple:

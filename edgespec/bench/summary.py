@@ -17,11 +17,11 @@ _LABELS = {
 }
 
 _LEGEND = (
-    "arms: 'model 3' and 'ngram 3' draft 3 tokens in every round; 'autopilot cold' starts each prompt without "
-    "statistics. x plain: tokens/s over plain decoding, geometric mean of n results. worst decile: 10th percentile "
-    "of x plain. below 1: results slower than plain decoding. tau: tokens per target forward. oracle: the fastest of "
-    "plain decoding and the fixed arms for each prompt. upper bound: the speed if only the measured time of forwards "
-    "and drafts counted."
+    "arms: a drafter with a number drafts that many tokens in every round; the autopilot may ask all drafters; "
+    "'autopilot cold' starts each prompt without statistics. x plain: tokens/s over plain decoding, geometric mean of "
+    "n results. worst decile: 10th percentile of x plain. below 1: results slower than plain decoding. tau: tokens per "
+    "target forward. oracle: the fastest of plain decoding and the fixed arms for each prompt. upper bound: the speed "
+    "if only the measured time of forwards and drafts counted."
 )
 
 

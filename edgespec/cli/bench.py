@@ -31,8 +31,8 @@ _PROFILE_S = 10.0
     "--draft",
     default="auto",
     show_default=True,
-    metavar="auto|model|ngram|REF",
-    help="Drafter: the registry's draft model, n-gram lookup, or a draft model of your choice.",
+    metavar="auto|NAMES|REF",
+    help="Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.",
 )
 @click.option("--category", "categories", multiple=True, help="Prompt category; repeatable. [default: all]")
 @click.option(

@@ -15,7 +15,7 @@ HEADER = {
     "model": "python-6m", "draft": None, "threads": 1, "context_size": 2048, "max_tokens": 128, "repeats": 5,
     "label": "",
 }  # fmt: skip
-COST = {"kind": "cost", "position": 64, "rows": {"1": 0.02, "2": 0.03}, "draft_s": None}
+COST = {"kind": "cost", "position": 64, "rows": {"1": 0.02, "2": 0.03}, "drafts": {}}
 
 HINDSIGHT = {
     "a": {"plain": 10, "autopilot": 18, "model 3": 12, "ngram 7": 20},

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.runner import Bench, Skipped, list_arms
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import DraftKind, Speculation
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled
 from edgespec.text.stream import Piece
+from tests.engine.conftest import list_loaded
 
-PROFILE = Profile(dict.fromkeys(range(1, 17), 0.001), 0.0001, 0.00001)
+PROFILE = Profile(dict.fromkeys(range(1, 17), 0.001), {"model": DraftCost({1: 0.0001}, 0.00001)})
 NAMES = ["plain", "autopilot", "ngram 2", "model 2", "autopilot cold"]
 
 
@@ -30,13 +30,8 @@ class Watched(Engine):
     """A toy engine that remembers requests and thinks aloud; `change` may change requests first."""
 
     def __init__(self, context_size: int = 512) -> None:
-        models = [
-            open_model(
-                "toy", Path(name), LoadOptions(context_size=context_size), progress=lambda f: None, check=lambda: None
-            )
-            for name in ("tree", "draft")
-        ]
-        super().__init__(*models, Speculation("model"))
+        target, draft = (load(name, LoadOptions(context_size=context_size)) for name in ("tree", "draft"))
+        super().__init__(target, list_loaded(model=draft), Speculation(("ngram", "model")))
         self.seen: list[tuple[Speculation, DraftStats | None, Request]] = []
         self.change: Callable[[Request], Request] = lambda request: request
         self.draft_stats = self.known = DraftStats(PROFILE)
@@ -48,7 +43,7 @@ class Watched(Engine):
 
 
 def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures: tuple[float, ...] = (0.0,)) -> Bench:
-    return Bench(engine, list_arms("model", [2]), prompts, temperatures, repeats, 6)
+    return Bench(engine, list_arms(["ngram", "model"], [2]), prompts, temperatures, repeats, 6)
 
 
 def recorded(running: Bench, profile: Profile = PROFILE) -> list[dict[str, Any]]:
@@ -62,8 +57,8 @@ def one(id_: str, *turns: str) -> BenchPrompt:
 
 
 def test_arms() -> None:
-    assert [arm.name for arm in list_arms("model", [2])] == NAMES
-    assert [arm.name for arm in list_arms("ngram", [1, 3])] == [
+    assert [arm.name for arm in list_arms(["ngram", "model"], [2])] == NAMES
+    assert [arm.name for arm in list_arms(["ngram"], [1, 3])] == [
         "plain",
         "autopilot",
         "ngram 1",
@@ -166,16 +161,18 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
     assert (fork["near_tie"], fork["position"]) == (False, 0) and fork["gap"] > 0
 
 
-@pytest.mark.parametrize("kind", ["ngram", "model"])
-def test_the_bound_is_the_rounds_by_the_profile(kind: DraftKind) -> None:
+@pytest.mark.parametrize("drafters", [("ngram",), ("ngram", "model")])
+def test_the_bound_is_the_rounds_by_the_profile(drafters: tuple[str, ...]) -> None:
     """Where all forwards take as long, it is their number and the drafted tokens, at plain decoding's speed."""
-    flat = Profile({1: 0.5, 16: 0.5}, 0.25)  # whatever lies between its points counts as well
-    runs = recorded(Bench(Watched(), list_arms(kind, [2]), [one("a")], (0.0,), 1, 60), flat)
+    flat = Profile(
+        {1: 0.5, 16: 0.5}, {"model": DraftCost({1: 0.25})}
+    )  # whatever lies between its points counts as well
+    runs = recorded(Bench(Watched(), list_arms(drafters, [2]), [one("a")], (0.0,), 1, 60), flat)
     assert [run["arm"] for run in runs if run["bound_s"] is not None] == ["autopilot", "autopilot cold"]
     for run in (runs[1], runs[-1]):
         steps = run["bound_s"] / runs[0]["metrics"]["tpot_s"]
         drafting = steps - run["metrics"]["target_forwards"]
-        if kind == "ngram":
+        if drafters == ("ngram",):
             assert drafting == pytest.approx(0)
         else:
             assert 2 * drafting == pytest.approx(round(2 * drafting)) and drafting > 0, "half a step a drafted token"
