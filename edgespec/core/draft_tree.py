@@ -69,6 +69,7 @@ class DraftTree:
             del self._child[self.parents[node], self.tokens[node]]
         for values in (self.tokens, self.parents, self.depths, self.votes, self.q):
             del values[n:]
+        self._first_changed = min(self._first_changed, len(self.tokens))
 
     def find_child(self, parent: int, token: int) -> int | None:
         return self._child.get((parent, token))

@@ -1,0 +1,181 @@
+"""DraftTree: examples, and any sequence of operations against a naive model of paths and votes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.protocols import NO_DRAFT
+from edgespec.core.tree import check_draft, path_to
+
+V = 4
+
+
+def test_votes_for_one_token_are_one_node() -> None:
+    tree = DraftTree()
+    last = tree.add_chain([5, 6, 7], "ngram", [3.0, 3.0, 4.0])
+    assert (last, tree.path_tokens(last)) == (2, [5, 6, 7])
+    assert tree.add(-1, 5, "model", 0.9) == 0
+    assert tree.add(0, 9, "model", 0.3) == 3
+    assert tree.add(0, 6, "model", 0.2) == 1
+    assert tree.add(1, 6, "model", 0.1) == 4, "the same token elsewhere"
+    assert (tree.tokens, tree.parents, tree.depths) == ([5, 6, 7, 9, 6], [-1, 0, 1, 0, 1], [1, 2, 3, 2, 3])
+    assert tree.votes == [
+        {"ngram": 3.0, "model": 0.9},
+        {"ngram": 3.0, "model": 0.2},
+        {"ngram": 4.0},
+        {"model": 0.3},
+        {"model": 0.1},
+    ]
+    assert tree.proposals(-1, "model") == [0]
+    assert tree.proposals(0, "model") == [3, 1], "the most confident first"
+    assert tree.proposals(0, "ngram") == [1]
+    assert tree.proposals(2, "model") == [] == tree.proposals(-1, "pard")
+    assert (tree.deepest("ngram"), tree.deepest("model"), tree.deepest("pard")) == (2, 4, -1)
+    assert (tree.find_child(0, 9), tree.find_child(-1, 9)) == (3, None)
+
+
+def test_a_drafter_keeps_the_higher_of_two_confidences() -> None:
+    tree = DraftTree()
+    for confidence in (2.0, 5.0, 3.0):
+        tree.add(-1, 1, "ngram", confidence)
+    assert tree.votes == [{"ngram": 5.0}]
+
+
+def test_of_equally_deep_nodes_the_most_confident_is_the_deepest() -> None:
+    tree = DraftTree()
+    tree.add(-1, 1, "model", 0.3)
+    tree.add(-1, 2, "model", 0.6)
+    tree.add(-1, 3, "other", 0.9)
+    tree.add(-1, 4, "model", 0.6)
+    assert tree.deepest("model") == 1, "the earlier of equal ones"
+
+
+def test_a_selection_keeps_parents_and_names_its_sources() -> None:
+    tree = DraftTree()
+    tree.add_chain([5, 6, 7], "ngram", [3.0, 3.0, 4.0])
+    tree.add(-1, 5, "model", 0.9)
+    tree.add(0, 9, "model", 0.3)
+    draft = tree.select({3, 0, 1})
+    assert (draft.tokens.tolist(), draft.parents.tolist(), draft.q) == ([5, 6, 9], [-1, 0, 0], None)
+    assert draft.sources == ("ngram+model", "ngram", "model"), "in the order of asking"
+    assert tree.select([]) is NO_DRAFT
+    assert DraftTree().select(()) is NO_DRAFT
+    with pytest.raises(KeyError):
+        tree.select([2])
+
+
+def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
+    q = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
+    tree = DraftTree()
+    assert tree.drawn_chain() is NO_DRAFT
+    tree.add(-1, 3, "model", 0.4, q[0])
+    tree.add(0, 0, "model", 0.4, q[1])
+    draft = tree.drawn_chain()
+    check_draft(draft, V)
+    assert (draft.tokens.tolist(), draft.is_chain, draft.sources) == ([3, 0], True, ("model", "model"))
+    assert draft.q is not None and (draft.q == q).all()
+    tree.add(1, 2, "ngram", 3.0)
+    with pytest.raises(ValueError, match="chain of drawn tokens"):
+        tree.drawn_chain()
+    tree.truncate(2)
+    tree.add(0, 1, "model", 0.3, q[1])
+    with pytest.raises(ValueError, match="chain of drawn tokens"):
+        tree.drawn_chain()
+
+
+def test_a_truncated_tree_finds_no_lost_node() -> None:
+    tree = DraftTree()
+    tree.add_chain([1, 2, 3], "model", [0.5, 0.5, 0.5])
+    tree.truncate(1)
+    assert (len(tree), tree.find_child(0, 2), tree.deepest("model")) == (1, None, 0)
+    assert tree.add(0, 3, "ngram", 2.0) == 1
+    assert tree.add(0, 2, "ngram", 2.0) == 2
+    assert tree.votes == [{"model": 0.5}, {"ngram": 2.0}, {"ngram": 2.0}]
+
+
+def test_changes_are_told_once() -> None:
+    tree = DraftTree()
+    assert tree.take_changed() == 0
+    tree.add_chain([1, 2, 3], "model", [0.5, 0.5, 0.5])
+    assert (tree.take_changed(), tree.take_changed()) == (0, 3)
+    tree.add(2, 1, "model", 0.5)
+    tree.add(0, 2, "ngram", 2.0)
+    assert (tree.take_changed(), tree.take_changed()) == (1, 4), "a vote for an earlier node is a change too"
+
+
+Path = tuple[int, ...]
+operations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.integers(0, 12),
+            st.integers(0, V - 1),
+            st.sampled_from(["model", "ngram", "pard"]),
+            st.sampled_from([0.1, 0.5, 0.9]),
+        ),
+        st.tuples(st.just("truncate"), st.integers(0, 12), st.none(), st.none(), st.none()),
+        st.tuples(st.just("changed"), st.none(), st.none(), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@given(operations, st.data())
+def test_any_operations(operations, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
+    """The model is a dictionary from paths to votes, in the order in which they were added."""
+    tree, known = DraftTree(), dict[Path, dict[str, float]]()
+    changed: set[Path] = set()
+    for name, n, token, source, confidence in operations:
+        paths: list[Path] = [(), *known]
+        if name == "add":
+            above = paths[n % len(paths)]
+            path = (*above, token)
+            node = tree.add(paths.index(above) - 1, token, source, confidence)
+            votes = known.setdefault(path, {})
+            votes[source] = max(confidence, votes.get(source, 0.0))
+            changed.add(path)
+            assert node == list(known).index(path)
+        elif name == "truncate":
+            known = dict(list(known.items())[:n])
+            tree.truncate(n)
+            changed &= known.keys()
+        else:
+            first = tree.take_changed()
+            assert first <= min((list(known).index(path) for path in changed), default=len(known)) <= len(known)
+            changed = set()
+    check_against(tree, known)
+    kept = data.draw(st.sets(st.integers(0, max(0, len(known) - 1)))) if known else set()
+    paths = list(known)
+    kept |= {paths.index(paths[node][:n]) for node in kept for n in range(1, len(paths[node]))}
+    draft = tree.select(kept)
+    check_draft(draft, V)
+    assert {
+        tuple(draft.tokens[list(path_to(draft, node))].tolist()): source for node, source in enumerate(draft.sources)
+    } == {paths[node]: "+".join(known[paths[node]]) for node in kept}
+
+
+def check_against(tree: DraftTree, known: dict[Path, dict[str, float]]) -> None:
+    paths = list(known)
+    assert len(tree) == len(tree.tokens) == len(paths)
+    assert [tuple(tree.path_tokens(node)) for node in range(len(tree))] == paths
+    assert tree.parents == [paths.index(path[:-1]) if len(path) > 1 else -1 for path in paths]
+    assert tree.depths == [len(path) for path in paths]
+    assert tree.votes == list(known.values())
+    assert [list(votes) for votes in tree.votes] == [list(votes) for votes in known.values()]
+    for above in ((), *paths):
+        node = paths.index(above) if above else -1
+        for token in range(V):
+            child = (*above, token)
+            assert tree.find_child(node, token) == (paths.index(child) if child in known else None)
+        for source in ("model", "ngram", "pard"):
+            below = [path for path in paths if path[:-1] == above and path and source in known[path]]
+            below.sort(key=lambda path: -known[path][source])
+            assert tree.proposals(node, source) == [paths.index(path) for path in below]
+    for source in ("model", "ngram", "pard"):
+        voted = [path for path in paths if source in known[path]]
+        voted.sort(key=lambda path: (-len(path), -known[path][source]))
+        assert tree.deepest(source) == (paths.index(voted[0]) if voted else -1)
