@@ -29,12 +29,14 @@ class SlotResources:
     vocab_size  the target's; a proposal outside it is refused
     session     a session of the draft that was loaded for this drafter; the drafter closes it. None if it needs none
     mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
+    saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
     """
 
     target: Session
     vocab_size: int
     session: Session | None = None
     mask_token: int | None = None
+    saved: bytes | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""

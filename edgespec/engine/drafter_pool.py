@@ -27,6 +27,7 @@ class DrafterPool:
                         f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
                     )
         self.loaded = {each.spec.name: each for each in loaded}
+        self.saved: dict[str, bytes] = {}  # see Slot
         self._vocab_size = target.tokenizer.vocab_size
         self._refused: set[str] = set()  # drafters that cannot be opened
         self._told: set[str] = set()  # drafters that the user knows to have failed
@@ -43,7 +44,8 @@ class DrafterPool:
             if name in slot.drafters or name in self._refused:
                 continue
             try:
-                slot.drafters[name] = loaded.open(slot.target, self._vocab_size, check)
+                saved = slot.saved.get(name)
+                slot.drafters[name] = loaded.open(slot.target, self._vocab_size, saved, check)
             except (Cancelled, EdgespecError):
                 raise
             except Exception as error:  # noqa: BLE001 - somebody else's drafter
@@ -66,7 +68,7 @@ class DrafterPool:
     def drop(self, slot: Slot, failures: Mapping[str, str]) -> None:
         """Close drafters of `slot` that have failed; the next generation opens them anew."""
         for name, reason in failures.items():
-            slot.close_drafter(name)
+            slot.close_drafter(name, has_failed=True)
             self._tell(name, f"failed and was left out: {reason}")
 
     def take_notices(self) -> list[str]:

@@ -96,15 +96,18 @@ class LoadedDrafter:
     source: Model | AttachedDraft | None = None
     mask_token: int | None = None
 
-    def open(self, target: Session, vocab_size: int, check: CheckCancelled) -> Drafter:
-        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError."""
+    def open(self, target: Session, vocab_size: int, saved: bytes | None, check: CheckCancelled) -> Drafter:
+        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError.
+
+        `saved` is what an earlier drafter of this name has left.
+        """
         session: Session | None = None
         if isinstance(self.source, AttachedDraft):
             session = self.source.open_session(target, check)
         elif self.source is not None:
             session = self.source.open_session(check)
         try:
-            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token))
+            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token, saved))
         except BaseException:
             if session is not None:
                 session.close()

@@ -257,7 +257,7 @@ class Engine:
 
         slot: Slot | None = None
         target = self.target.open_session(check, shared=True)
-        slot = Slot(target)
+        slot = Slot(target, saved=self._drafters.saved)
         with ExitStack() as undo:
             undo.callback(slot.close)
             self._drafters.open_missing(slot, check)

@@ -16,20 +16,26 @@ _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another sl
 
 @dataclass(eq=False)
 class Slot:
-    """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll."""
+    """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll.
+
+    saved  what drafters have left when they were closed, by name; the slots of an engine share it
+    """
 
     target: Session
     drafters: dict[str, Drafter] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     check: CheckCancelled = lambda: None
     is_taken: bool = False
 
-    def close_drafter(self, name: str) -> None:
-        """Close a drafter; what it raises does not matter any more."""
-        drafter = self.drafters.pop(name, None)
-        if drafter is not None:
-            with suppress(Exception):
-                drafter.close()
+    def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
+        """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
+        drafter = self.drafters.pop(name)
+        with suppress(Exception):
+            if not has_failed and (saved := drafter.save()) is not None:
+                self.saved[name] = saved
+        with suppress(Exception):
+            drafter.close()
 
     def close(self) -> None:
         for name in tuple(self.drafters):  # they may read the target's cache
