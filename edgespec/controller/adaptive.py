@@ -83,7 +83,7 @@ class Adaptive:
         round_ = self._round = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step)
         for drafter in self._drafters:
             self._stats.drafter(drafter)
-        tree = ScoredTree(self._stats.rate)
+        tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
         self._review.begin_round(round_, tree)
         if not round_.node_limit or not round_.depth_limit:
             return self._decode_plain("the draft limit is zero")
@@ -128,7 +128,7 @@ class Adaptive:
                     break  # a chain that the host has not read cannot join others in a tree
                 return draft
             is_separate = request.drafter.is_drawn or not self._trees
-            grown = ScoredTree(self._stats.rate) if is_separate else tree
+            grown = ScoredTree(self._stats.rate, is_chain=not self._trees) if is_separate else tree
             round_.asked.append(asked)
             self._builder.ask(request, asked, grown, tokens, round_)
             if not asked.units:  # it lacks one of the tokens, or has failed

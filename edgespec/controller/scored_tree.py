@@ -12,10 +12,14 @@ from edgespec.core.protocols import Draft
 class ScoredTree:
     """A DraftTree and the probabilities of its nodes' whole paths."""
 
-    def __init__(self, rate: Callable[[dict[str, float]], float]) -> None:
-        """`rate` maps the votes of a node to its acceptance once its parent is accepted."""
+    def __init__(self, rate: Callable[[dict[str, float]], float], *, is_chain: bool = False) -> None:
+        """`rate` maps the votes of a node to its acceptance once its parent is accepted.
+
+        `is_chain`: the target takes no branches, so that only the most probable child of each node may be verified.
+        """
         self.tree = DraftTree()
         self._rate = rate
+        self._is_chain = is_chain
         self._probabilities: list[float] = []
 
     def __len__(self) -> int:
@@ -23,7 +27,29 @@ class ScoredTree:
 
     @property
     def probabilities(self) -> list[float]:
-        """[n] none higher than its parent's."""
+        """Of the nodes that may be verified; none higher than its parent's."""
+        known = self._score()
+        return [known[node] for node in self._list_path()] if self._is_chain else known
+
+    def probability(self, node: int) -> float:
+        return 1.0 if node < 0 else self._score()[node]
+
+    def select(self, n: int) -> Draft:
+        """The `n` most probable nodes. Their parents are among them, since no child is more probable."""
+        if self._is_chain:
+            return self.tree.select(self._list_path()[:n])
+        known = self._score()
+        return self.tree.select(nlargest(n, range(len(self)), key=lambda node: (known[node], -node)))
+
+    def _list_path(self) -> list[int]:
+        """The most probable child of the root, its most probable child, and so on."""
+        known, path = self._score(), [-1]
+        while children := [node for node, parent in enumerate(self.tree.parents) if parent == path[-1]]:
+            path.append(max(children, key=lambda node: (known[node], -node)))
+        return path[1:]
+
+    def _score(self) -> list[float]:
+        """[n]"""
         tree, known = self.tree, self._probabilities
         first = tree.take_changed()
         if first < len(tree) or len(known) > len(tree):
@@ -32,11 +58,3 @@ class ScoredTree:
                 parent = tree.parents[node]
                 known.append(self._rate(tree.votes[node]) * (1.0 if parent < 0 else known[parent]))
         return known
-
-    def probability(self, node: int) -> float:
-        return 1.0 if node < 0 else self.probabilities[node]
-
-    def select(self, n: int) -> Draft:
-        """The `n` most probable nodes. Their parents are among them, since no child is more probable."""
-        probabilities = self.probabilities
-        return self.tree.select(nlargest(n, range(len(self)), key=lambda node: (probabilities[node], -node)))
