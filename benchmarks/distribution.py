@@ -25,10 +25,10 @@ PROMPT, LENGTH = "self.", 3  # LENGTH tokens after PROMPT
 CRITICAL = 54.05  # of chi-square with 26 degrees of freedom, size 1e-3
 ARMS = {
     "plain": PLAIN,
-    "sample, chain of 3": Speculation("model", 3, 3),
-    "sample, tree of 5": Speculation("model", 2, 5),
-    "rejection, chain of 3": Speculation("model", 3, 3, "rejection"),
-    "block, chain of 3": Speculation("model", 3, 3, "block"),
+    "sample, chain of 3": Speculation(("model",), 3, 3),
+    "sample, tree of 5": Speculation(("model",), 2, 5),
+    "rejection, chain of 3": Speculation(("model",), 3, 3, "rejection"),
+    "block, chain of 3": Speculation(("model",), 3, 3, "block"),
 }
 
 

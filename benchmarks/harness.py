@@ -12,9 +12,11 @@ from typing import Any
 import click
 
 from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import describe_machine
-from edgespec.engine.drafting import Speculation
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 
@@ -22,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TARGET = REPOSITORY / "edgespec" / "assets" / "python-6m" / "target.gguf"
 DRAFT = TARGET.with_name("draft.gguf")
 EDGESPEC = (sys.executable, "-c", "from edgespec.cli.main import main; main()")  # the command, as a process
-PLAIN = Speculation("none", 0)
+PLAIN = Speculation()
 MODEL_PATH = click.Path(exists=True, path_type=Path)
 
 
@@ -33,7 +35,13 @@ def load_model(backend: BackendName, path: Path, options: LoadOptions) -> Model:
 
 def load_pair(backend: BackendName, target: Path, draft: Path, options: LoadOptions) -> Engine:
     """Both models in an engine; it decodes plainly until its `speculation` changes."""
-    return Engine(load_model(backend, target, options), load_model(backend, draft, options), PLAIN)
+    return Engine(load_model(backend, target, options), list_loaded(model=load_model(backend, draft, options)), PLAIN)
+
+
+def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
+    """Lookups, and a drafter for each of `sources`, by its name in the registry."""
+    specs = drafter_specs()
+    return [*list_drafters(["ngram"]), *(LoadedDrafter(specs[name], name, each) for name, each in sources.items())]
 
 
 def generate(engine: Engine, speculation: Speculation, request: Request) -> Finished:

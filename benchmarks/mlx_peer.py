@@ -4,8 +4,9 @@
 
 TARGET and DRAFT are model folders; `--bits` quantizes both first. The arms of a prompt take turns. Reported: whether
 greedy outputs equal mlx_lm's plain generation, with the gap and noise of each divergence; the median time of a round
-(one target forward) over mlx_lm's; tokens a round at temperature 1, for each exact rule and for mlx_lm's, which accepts
-while its samples match. On a CPU both sides compute in single precision. stdout ends with one JSON line.
+(one target forward) over mlx_lm's; the tokens/s of the autopilot, which is the default, over those of mlx_lm's chain;
+tokens a round at temperature 1, for each exact rule and for mlx_lm's, which accepts while its samples match. On a CPU
+both sides compute in single precision. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -37,6 +38,21 @@ from edgespec.engine.events import Finished, Request
 
 RULES = ("sample", "rejection", "block")
 MIN_ROUNDS = 8  # a text that ends earlier is not timed
+ADAPTIVE = Speculation(("ngram", "model"))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerText:
+    """Tokens of mlx_lm; for each round the time at its end, and the number of tokens by then."""
+
+    tokens: list[int]
+    ends: list[float]
+    counts: list[int]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """After the first round."""
+        return (self.counts[-1] - self.counts[0]) / (self.ends[-1] - self.ends[0])
 
 
 class MlxLmPair:
@@ -56,7 +72,7 @@ class MlxLmPair:
             ends.append(perf_counter())
         return text, ends
 
-    def generate_drafted(self, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], list[float]]:
+    def generate_drafted(self, prompt: list[int], tokens: int, temperature: float) -> PeerText:
         """The same by speculative decoding."""
         from mlx_lm.generate import speculative_generate_step
         from mlx_lm.sample_utils import make_sampler
@@ -68,12 +84,13 @@ class MlxLmPair:
             max_tokens=tokens,
             sampler=make_sampler(temp=temperature) if temperature else None,
         )
-        text, ends = [], []
+        found = PeerText([], [], [])
         for token, _, from_draft in steps:
-            text.append(int(token))
+            found.tokens.append(int(token))
             if not from_draft:
-                ends.append(perf_counter())
-        return text, ends
+                found.ends.append(perf_counter())
+                found.counts.append(len(found.tokens))
+        return found
 
 
 @dataclass
@@ -91,30 +108,36 @@ class Comparison:
     def compare_greedy(self, text: str) -> None:
         """Add one prompt's divergences and, where the text is long enough, its ratios."""
         prompt = self.engine.encode(text)
-        chain = Speculation("model", self.draft_max, self.draft_max)
+        chain = Speculation(("model",), self.draft_max, self.draft_max)
         reference, peer_plain_ends = self.pair.generate_plain(prompt, self.tokens)
         plain, plain_ends = self._generate(PLAIN, text)
-        peer_chain, peer_chain_ends = self.pair.generate_drafted(prompt, self.tokens, 0)
+        peer_chain = self.pair.generate_drafted(prompt, self.tokens, 0)
         drafted, chain_ends = self._generate(chain, text)
-        tree = self._generate(Speculation("model", self.draft_max, 2 * self.draft_max), text)[0]
-        ngram = self._generate(Speculation("ngram", self.draft_max, self.draft_max), text)[0]
-        outputs = {"plain": plain.tokens, "chain": drafted.tokens, "tree": tree.tokens, "ngram": ngram.tokens}
-        for name, output in {**outputs, "peer chain": tuple(peer_chain)}.items():
+        tree = self._generate(Speculation(("model",), self.draft_max, 2 * self.draft_max), text)[0]
+        ngram = self._generate(Speculation(("ngram",), self.draft_max, self.draft_max), text)[0]
+        adaptive = self._generate(ADAPTIVE, text)[0]
+        finished = {"plain": plain, "chain": drafted, "tree": tree, "ngram": ngram, "autopilot": adaptive}
+        outputs = {name: each.tokens for name, each in finished.items()}
+        for name, output in {**outputs, "peer chain": tuple(peer_chain.tokens)}.items():
             self._compare_output(name, prompt, reference, output)
-        if min(map(len, (peer_plain_ends, plain_ends, peer_chain_ends, chain_ends))) < MIN_ROUNDS:
+        if min(map(len, (peer_plain_ends, plain_ends, peer_chain.ends, chain_ends))) < MIN_ROUNDS:
             return
         self.ratios["plain rounds/s"].append(median_round_s(peer_plain_ends) / median_round_s(plain_ends))
-        self.ratios["chain rounds/s"].append(median_round_s(peer_chain_ends) / median_round_s(chain_ends))
-        speeds = [each.metrics.tokens_per_second or float("nan") for each in (drafted, plain)]
-        self.ratios["our chain's tokens/s to our plain's"].append(speeds[0] / speeds[1])
+        self.ratios["chain rounds/s"].append(median_round_s(peer_chain.ends) / median_round_s(chain_ends))
+        speeds = {name: each.metrics.tokens_per_second or float("nan") for name, each in finished.items()}
+        self.ratios["our chain's tokens/s to our plain's"].append(speeds["chain"] / speeds["plain"])
+        self.ratios["our autopilot's tokens/s to our plain's"].append(speeds["autopilot"] / speeds["plain"])
+        self.ratios["our autopilot's tokens/s to the peer chain's"].append(
+            speeds["autopilot"] / peer_chain.tokens_per_second
+        )
 
     def compare_sampled(self, text: str, seed: int) -> None:
         """Add one prompt's tokens and rounds at temperature 1, for each rule."""
         mx.random.seed(seed)
-        output, ends = self.pair.generate_drafted(self.engine.encode(text), self.tokens, 1.0)
-        self._count("mlx_lm, match", len(output), len(ends))
+        output = self.pair.generate_drafted(self.engine.encode(text), self.tokens, 1.0)
+        self._count("mlx_lm, match", len(output.tokens), len(output.ends))
         for rule in RULES:
-            speculation = Speculation("model", self.draft_max, self.draft_max, rule)  # type: ignore[arg-type]
+            speculation = Speculation(("model",), self.draft_max, self.draft_max, rule)  # type: ignore[arg-type]
             metrics = self._generate(speculation, text, 1.0, seed)[0].metrics
             self._count(rule, metrics.emitted_tokens - 1, metrics.target_forwards)
 

@@ -68,7 +68,7 @@ def decode_seconds(finished: Finished) -> float:
 def main(model: Path, tokens: int, repeats: int, threads: int, temperature: float) -> None:
     """Time both arms on the GGUF file MODEL."""
     target = load(model, LoadOptions(threads=threads, context_size=512))
-    engine, session = Engine(target, None, PLAIN), target.open_session()
+    engine, session = Engine(target, [], PLAIN), target.open_session()
     request = Request(PROMPT, SamplingParams(temperature=temperature), max_tokens=tokens, seed=1)
     prompt = engine.encode(PROMPT)
     text = generate(engine, PLAIN, request).tokens

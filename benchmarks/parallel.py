@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, load_model, print_result
+from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.controller.stats import DraftStats
@@ -31,7 +31,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Request
 
-ARMS = {"plain": PLAIN, "ngram 3": Speculation("ngram", 3), "autopilot": Speculation("model")}
+ARMS = {"plain": PLAIN, "ngram 3": Speculation(("ngram",), 3), "autopilot": Speculation(("ngram", "model"))}
 CATEGORIES = ("code_completion", "code_edit")  # the trained pair's domain
 N_REQUESTS = 16
 PROFILE_S = 5.0  # spent on measuring the models' costs
@@ -85,7 +85,7 @@ def main(
     counts = [int(n) for n in loads.split(",")]
     options = LoadOptions(threads=threads, context_size=ctx, caches=max(counts))
     models = [load_model("llamacpp", path, options) for path in (target, draft)]
-    engine = Engine(models[0], models[1], ARMS["autopilot"], options.caches)
+    engine = Engine(models[0], list_loaded(model=models[1]), ARMS["autopilot"], options.caches)
     engine.draft_stats = DraftStats(engine.measure(PROFILE_S))
     requests = make_requests(engine, tokens, temperature, ctx)
     rows = []

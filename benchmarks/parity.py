@@ -30,11 +30,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 
 ARMS = {
-    "model, chain of 3": Speculation("model", 3, 3),
-    "model, chain of 7": Speculation("model", 7, 7),
-    "model, tree of 7, depth 3": Speculation("model", 3, 7),
-    "ngram, chain of 7": Speculation("ngram", 7, 7),
-    "ngram, tree of 7, depth 4": Speculation("ngram", 4, 7),
+    "model, chain of 3": Speculation(("model",), 3, 3),
+    "model, chain of 7": Speculation(("model",), 7, 7),
+    "model, tree of 7, depth 3": Speculation(("model",), 3, 7),
+    "ngram, chain of 7": Speculation(("ngram",), 7, 7),
+    "ngram, tree of 7, depth 4": Speculation(("ngram",), 4, 7),
 }
 
 

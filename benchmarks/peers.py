@@ -29,7 +29,7 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.harness import MODEL_PATH, PLAIN, load_model, print_result
+from benchmarks.harness import MODEL_PATH, PLAIN, list_loaded, load_model, print_result
 from benchmarks.peers_arms import Arm, Generation, PeerFailed, Prompt, edgespec_arms, mlx_arms
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
 from edgespec.backends import BackendName
@@ -130,7 +130,7 @@ def main(
 def open_engine(backend: BackendName, paths: Sequence[Path], options: LoadOptions) -> Engine:
     """`paths` are the target and perhaps the draft. Raises EdgespecError."""
     models = [load_model(backend, path, options) for path in paths]
-    return Engine(models[0], models[1] if len(models) > 1 else None, PLAIN)
+    return Engine(models[0], list_loaded(**({"model": models[1]} if len(models) > 1 else {})), PLAIN)
 
 
 def select_prompts(engine: Engine, candidates: Sequence[BenchPrompt], tokens: int, context: int) -> list[Prompt]:

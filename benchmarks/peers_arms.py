@@ -90,10 +90,10 @@ class Edgespec:
 
 
 def edgespec_arms(engine: Engine) -> list[Edgespec]:
-    """Plain decoding, and the autopilot with what the engine has to draft with."""
+    """Plain decoding, and the autopilot with all drafters of the engine."""
     return [
-        Edgespec("edgespec plain", engine, Speculation("none", 0)),
-        Edgespec("edgespec autopilot", engine, Speculation("model" if engine.draft else "ngram", None)),
+        Edgespec("edgespec plain", engine, Speculation()),
+        Edgespec("edgespec autopilot", engine, Speculation(tuple(engine.drafters))),
     ]
 
 

@@ -23,13 +23,14 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
+from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
+from edgespec.drafters import SELF
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
@@ -83,7 +84,7 @@ def main(
     """Compare each METHOD with plain decoding."""
     options = LoadOptions(context_size=ctx, threads=threads if backend == "llamacpp" else None)
     model = load_model(backend, target, options)
-    arms = [Arm("plain", Engine(model, None, PLAIN), PLAIN)]
+    arms = [Arm("plain", Engine(model, [], PLAIN), PLAIN)]
     if draft:
         arms += open_arms(draft.name, model, lengths, partial(load_model, backend, draft, options), weight_bytes(draft))
     for name in methods:
@@ -110,11 +111,19 @@ def open_arms(
     draft = open_draft()
     if isinstance(draft, AttachedDraft):
         extra_bytes = draft.extra_bytes
-    engine = Engine(model, draft, Speculation("model", 1))
-    generate(engine, Speculation("model", 1), make_request("x = 1", 4))
+    drafter = SELF if isinstance(draft, AttachedDraft) else "model"
+    engine = Engine(model, list_loaded(**{drafter: draft}), PLAIN)
+    generate(engine, Speculation((drafter,), 1), make_request("x = 1", 4))
     grown = resident_bytes() - before
     return [
-        Arm(f"{name}, {n or 'autopilot'}", engine, Speculation("model", n or None), extra_bytes, grown) for n in lengths
+        Arm(
+            f"{name}, {n or 'autopilot'}",
+            engine,
+            Speculation((drafter,) if n else ("ngram", drafter), n or None),
+            extra_bytes,
+            grown,
+        )
+        for n in lengths
     ]
 
 

@@ -42,7 +42,7 @@ SCHEMA = {
     "required": ["identifier", "description", "is_enabled", "sizes", "kind"],
     "additionalProperties": False,
 }
-DRAFTED = Speculation("model")
+DRAFTED = Speculation(("ngram", "model"))
 RATIOS = (("plain, schema", "plain"), ("drafted", "plain"), ("drafted, schema", "plain, schema"))
 
 

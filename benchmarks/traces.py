@@ -18,9 +18,12 @@ import click
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
-from edgespec.core.protocols import Session
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import Budget
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
+from edgespec.drafters.sampling import MAX_SIBLINGS
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.text.chat_template import encode_prompt
@@ -42,8 +45,9 @@ def main(
 ) -> None:
     """Write the traces of all prompts that fit into the context to OUT."""
     options = LoadOptions(threads=1, context_size=CONTEXT)
-    engine = Engine(load_model("llamacpp", target, options), None, PLAIN)
+    engine = Engine(load_model("llamacpp", target, options), [], PLAIN)
     session = load_model("llamacpp", draft, options).open_session(lambda: None)
+    drafter = SequentialDrafter("model", ModelDraftSession(session, engine.target.tokenizer.vocab_size))
     traces = []
     for prompt in take_per_category(read_prompts(file) if file else read_shipped_prompts(), per_category):
         ids = encode_prompt(engine.target.tokenizer, prompt.turns[0], parse_special=True)
@@ -51,7 +55,7 @@ def main(
             click.echo(f"{prompt.id} is left out: it does not fit into {CONTEXT} tokens", err=True)
             continue
         request = Request(prompt.turns[0], SamplingParams(temperature=temperature), tokens, seed=1)
-        trace = record_trace(engine, session, ids, request)
+        trace = record_trace(engine, drafter, ids, request)
         traces.append({"id": prompt.id, "category": prompt.category, **trace})
         click.echo(f"{prompt.id}: {len(ids)} + {len(trace['text'])} tokens", err=True)
     with gzip.open(out, "wt", encoding="utf-8") as stream:
@@ -60,25 +64,25 @@ def main(
     print_result("traces", {"temperature": temperature, "texts": texts}, target, draft)
 
 
-def record_trace(engine: Engine, session: Session, prompt: list[int], request: Request) -> dict[str, Any]:
+def record_trace(engine: Engine, drafter: Drafter, prompt: list[int], request: Request) -> dict[str, Any]:
     """The prompt, the target's text and the draft's spine at each position of the text but the first."""
     finished = generate(engine, PLAIN, request)
     text = [*prompt, *finished.tokens]
-    stepper = DraftModelStepper(session, engine.target.tokenizer.vocab_size, GreedyTopK())
-    spines = [record_spine(stepper, text[:end]) for end in range(len(prompt) + 1, len(text))]
+    drafter.begin(prompt, None)
+    spines = [record_spine(drafter, text[:end]) for end in range(len(prompt) + 1, len(text))]
     return {"prompt": prompt, "text": finished.tokens, "spines": spines}
 
 
-def record_spine(stepper: DraftModelStepper, tokens: list[int]) -> list[tuple[list[int], list[float]]]:
+def record_spine(drafter: Drafter, tokens: list[int]) -> list[tuple[list[int], list[float]]]:
     """[DEPTH] pairs of up to four tokens and their probabilities: the draft's greedy continuation of `tokens`."""
-    stepper.sync(tokens)
-    candidates = stepper.start(tokens, len(tokens))
+    tree, name = DraftTree(), drafter.name
+    for _ in drafter.expand(tree, tokens, Budget(DEPTH, DEPTH * (1 + MAX_SIBLINGS))):
+        pass
     spine: list[tuple[list[int], list[float]]] = []
-    while candidates is not None:
-        spine.append((candidates.tokens, [round(p, 4) for p in candidates.probabilities]))
-        if len(spine) == DEPTH:
-            break
-        candidates = stepper.step(candidates.tokens[0])
+    parent = -1
+    while nodes := tree.proposals(parent, name):
+        spine.append(([tree.tokens[node] for node in nodes], [round(tree.votes[node][name], 4) for node in nodes]))
+        parent = nodes[0]
     return spine
 
 

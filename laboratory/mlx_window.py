@@ -91,7 +91,7 @@ def compare(target: Path, draft: Path, tokens: int) -> dict[str, int | None]:
 
     engine = load_pair("mlx", target, draft, LoadOptions(context_size=512))
     request = Request(CODE[3], SamplingParams(temperature=0), tokens)
-    text = generate(engine, Speculation("model", DRAFT_MAX, DRAFT_MAX), request).tokens
+    text = generate(engine, Speculation(("model",), DRAFT_MAX, DRAFT_MAX), request).tokens
     prompt = mx.array(engine.encode(CODE[3]))
     models = [load_model(path)[0] for path in (target, draft)]
     plain = [int(token) for token, _ in generate_step(prompt, models[0], max_tokens=tokens)]

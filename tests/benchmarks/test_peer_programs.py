@@ -24,7 +24,7 @@ def mlx_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_mlx_peer(program: Program, mlx_pair: tuple[Path, Path]) -> None:
     result = program("benchmarks.mlx_peer", *mlx_pair, "--tokens", 16, "--prompts", 1, "--draft-max", 2)
-    assert set(result["equal_to_mlx_lm_plain"]) == {"plain", "chain", "tree", "ngram", "peer chain"}
+    assert set(result["equal_to_mlx_lm_plain"]) == {"plain", "chain", "tree", "ngram", "autopilot", "peer chain"}
     assert set(result["tokens_per_round_at_temperature_1"]) == {"mlx_lm, match", "sample", "rejection", "block"}
     assert all(tokens >= 1 for tokens in result["tokens_per_round_at_temperature_1"].values())
 

@@ -16,7 +16,6 @@ import edgespec.planner.speed as speed
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
-from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
@@ -93,9 +92,9 @@ def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
     header = read_file(tmp_path / file.repo / file.path)
     measured = []
 
-    def by_bytes(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
+    def by_bytes(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
         measured.append(blocks)
-        return Profile({1: float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))}, None, 0.0)
+        return {1: float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))}
 
     monkeypatch.setattr(speed, "_measure_blocks", by_bytes)
     rows = speed._scale(header, LoadOptions(), tmp_path)
@@ -109,8 +108,8 @@ def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.Mon
     file.write(tmp_path)
     header = read_file(tmp_path / file.repo / file.path)
 
-    def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
-        return Profile({1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1}, None, 0.0)
+    def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
+        return {1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1}
 
     monkeypatch.setattr(speed, "_measure_blocks", noisy)
     rows = speed._scale(header, LoadOptions(), tmp_path)
