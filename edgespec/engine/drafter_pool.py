@@ -45,7 +45,11 @@ class DrafterPool:
                 continue
             try:
                 saved = slot.saved.get(name)
-                slot.drafters[name] = loaded.open(slot.target, self._vocab_size, saved, check)
+                drafter = loaded.open(slot.target, self._vocab_size, saved, check)
+                if drafter.name != name:  # what is learned of it is stored by this name
+                    drafter.close()
+                    raise ValueError(f"it calls itself '{drafter.name}'")
+                slot.drafters[name] = drafter
             except (Cancelled, EdgespecError):
                 raise
             except Exception as error:  # noqa: BLE001 - somebody else's drafter

@@ -30,7 +30,9 @@ class Slot:
 
     def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
         """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
-        drafter = self.drafters.pop(name)
+        drafter = self.drafters.pop(name, None)
+        if drafter is None:  # the whole slot was closed
+            return
         with suppress(Exception):
             if not has_failed and (saved := drafter.save()) is not None:
                 self.saved[name] = saved
