@@ -1,26 +1,31 @@
-"""Proof by enumeration of the whole loop: drafting, verifying and clipping keep the distribution."""
+"""Proof by enumeration of the whole loop: drafting, verifying and clipping keep the distribution.
+
+The controllers are the shipped ones, driven by drafters whose random draws are enumerated too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import cycle, product
 
-import numpy as np
 import pytest
 
 from edgespec.backends.toy.session import ToySession
+from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
+from edgespec.controller.round import Asked
+from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.wrappers import Switchable
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, Draft, Step, Verdict
-from edgespec.core.scores import Scores
+from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
+from edgespec.drafters.block import BlockDrafter
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.enumerate import (
     PROMPT,
     Enumerated,
-    Proposal,
     Rule,
     Table,
     Target,
@@ -29,55 +34,11 @@ from tests.core.enumerate import (
     outcomes,
     sampled,
 )
+from tests.core.enumerated_drafters import Drawn, EnumeratedDraw, Fixed, TwoRows, make_adaptive, model_drafter
+from tests.core.toys import Maker
 
-
-@dataclass
-class Fixed:
-    """Proposes the same deterministic tree in every round, beyond the remaining length too."""
-
-    draft: Draft
-
-    name = "fixed"
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
-
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        return self.draft
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
-
-
-@dataclass
-class Drawn:
-    """Draws from `q` below the history; `eager` ignores how many tokens are left to generate."""
-
-    q: Proposal
-    widths: tuple[int, ...]
-    random_source: Enumerated
-    eager: bool
-
-    name = "drawn"
-
-    def begin(self, prompt: Sequence[int], scores: Scores) -> None: ...
-
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        widths = self.widths if self.eager else self.widths[: budget.depth]
-        return sampled(lambda prefix: self.q((*tokens, *prefix[len(PROMPT) :])), widths)(self.random_source)
-
-    def observe(self, verdict: Verdict, scores: Scores) -> None: ...
-
-
-@dataclass
-class Stopping(Drawn):
-    """Samples until the token 0, so that the draft length depends on the sampled tokens."""
-
-    def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-        drawn: list[int] = []
-        distributions = []
-        while len(drawn) < budget.depth and (not drawn or drawn[-1] != 0):
-            distributions.append(self.q((*tokens, *drawn)))
-            drawn.append(self.random_source.choose(distributions[-1], len(tokens)))
-        return Draft.chain(drawn, np.stack(distributions))
+Controlling = Callable[[Enumerated], Controller]
+BOTH_RULES: list[Rule] = [TokenRejection, BlockVerification]  # type: ignore[list-item]
 
 
 def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fraction]:
@@ -91,22 +52,14 @@ def truth(target: Target, stop: frozenset[int], length: int) -> dict[Tokens, Fra
 
 
 def generated(
-    target: Target,
-    rule: Rule,
-    drafter: Drawn | Fixed,
-    stop: frozenset[int],
-    length: int,
-    pauses: Sequence[bool] = (False,),
+    target: Target, rule: Rule, control: Controlling, stop: frozenset[int], length: int
 ) -> dict[Tokens, Fraction]:
-    """The distribution of whole texts; `pauses` says, as often as it is asked, whether drafting is switched off."""
+    """The distribution of whole texts."""
 
     def run(random_source: Enumerated) -> Tokens:
-        if isinstance(drafter, Drawn):
-            drafter.random_source = random_source
-        asked = cycle(pauses)
         steps = speculate(
             ToySession(target),  # type: ignore[arg-type]
-            Switchable(FixedLength(drafter, Budget(9, 9)), lambda: next(asked)),
+            control(random_source),
             rule(target, random_source),
             PROMPT,
             max_tokens=length,
@@ -120,16 +73,24 @@ def generated(
     return distribution
 
 
+def by_draft(target: Target, random_source: Enumerated) -> AutoVerifier:
+    """Each draft by its own rule."""
+    return AutoVerifier(SampleMatching(target, random_source), BlockVerification(target, random_source))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["beyond the limit", "fixed length"])
 @pytest.mark.parametrize("stop", [frozenset[int](), frozenset({1})])
 @pytest.mark.parametrize("length", [1, 2, 3])
 @pytest.mark.parametrize(
     ("tokens", "parents"), [((0, 1, 2), (-1, 0, 1)), ((2, 0, 1, 0), (-1, -1, 0, 1)), ((1, 1, 1), (-1, 0, 1))]
 )
-def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop: frozenset[int]) -> None:
-    target = Target(3, low=0)
-    drafter = Fixed(deterministic(tokens, parents)(Enumerated()))
-    distribution = generated(target, SampleMatching, drafter, stop, length)  # type: ignore[arg-type]
-    assert distribution == truth(target, stop, length)
+def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop: frozenset[int], eager: bool) -> None:
+    target, draft = Target(3, low=0), deterministic(tokens, parents)(Enumerated())
+
+    def control(random_source: Enumerated) -> Controller:
+        return Maker(lambda text, limit: draft) if eager else FixedLength([Fixed(draft)], Budget(9, 10), 3)
+
+    assert generated(target, SampleMatching, control, stop, length) == truth(target, stop, length)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
@@ -141,37 +102,130 @@ def test_deterministic_trees(tokens: Tokens, parents: Tokens, length: int, stop:
 def test_sampled_drafts(
     rule: Rule, widths: tuple[int, ...], stop: frozenset[int], eager: bool, vocab_size: int, length: int
 ) -> None:
-    target = Target(4, vocab_size, low=vocab_size == 2)
-    drafter = Drawn(Table(9, vocab_size), widths, Enumerated(), eager)
-    assert generated(target, rule, drafter, stop, length) == truth(target, stop, length)
+    """`eager` drafts ignore how many tokens are left to generate."""
+    target, q = Target(4, vocab_size, low=vocab_size == 2), Table(9, vocab_size)
+
+    def control(random_source: Enumerated) -> Controller:
+        def make(text: Sequence[int], limit: Budget) -> Draft:
+            drawn = widths if eager and limit.depth else widths[: limit.depth]
+            return sampled(lambda prefix: q((*text, *prefix[len(PROMPT) :])), drawn)(random_source)
+
+        return Maker(make)
+
+    assert generated(target, rule, control, stop, length) == truth(target, stop, length)
 
 
-@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+@pytest.mark.parametrize("rule", BOTH_RULES)
+@pytest.mark.parametrize("stop", [frozenset[int](), frozenset({1})])
 @pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
-def test_drafts_whose_length_depends_on_their_tokens(rule: Rule, vocab_size: int, length: int) -> None:
+def test_drafts_whose_length_depends_on_their_tokens(
+    rule: Rule, stop: frozenset[int], vocab_size: int, length: int
+) -> None:
+    """A drafter that draws until the token 0."""
     target = Target(5, vocab_size, low=vocab_size == 2)
-    drafter = Stopping(Table(8, vocab_size), (), Enumerated(), eager=False)
-    assert generated(target, rule, drafter, frozenset(), length) == truth(target, frozenset(), length)
+
+    def control(random_source: Enumerated) -> Controller:
+        drafter = Drawn(Table(8, vocab_size), random_source, lambda drawn: drawn[-1] == 0)
+        return FixedLength([drafter], Budget(9, 9), vocab_size)
+
+    assert generated(target, rule, control, stop, length) == truth(target, stop, length)
 
 
-def test_deterministic_and_sampled_rounds() -> None:
-    """Deterministic and sampled drafts in turn, each by its own rule."""
-    target = Target(6, 2, low=True)
+@pytest.mark.parametrize("rule", BOTH_RULES)
+@pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
+@pytest.mark.parametrize("kind", ["sequential", "block"])
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_drawn_drafts_of_the_shipped_drafters(policy: str, kind: str, rule: Rule, vocab_size: int, length: int) -> None:
+    """The adaptive length of a sequential draft depends on the probabilities of the tokens drawn before."""
+    target, model = Target(4, vocab_size, low=vocab_size == 2), Target(8, vocab_size)
+    seen = dict[tuple[int, ...], set[int]]()  # text -> lengths of its drafts
 
-    class InTurn(Drawn):
-        def propose(self, tokens: Sequence[int], budget: Budget) -> Draft:
-            return super().propose(tokens, budget) if len(tokens) % 2 else Draft.chain([0, 1][: budget.depth])
+    def control(random_source: Enumerated) -> Controller:
+        drafter = model_drafter(model) if kind == "sequential" else BlockDrafter("block", TwoRows(model))
+        draw = EnumeratedDraw(model, random_source)
+        controller: Controller = (
+            FixedLength([drafter], Budget(2, 2), vocab_size, draw)
+            if policy == "fixed"
+            else make_adaptive([drafter], vocab_size, draw)
+        )
+        propose = controller.propose
 
-    def by_draft(target: Target, random_source: Enumerated) -> AutoVerifier:
-        return AutoVerifier(SampleMatching(target, random_source), BlockVerification(target, random_source))  # type: ignore[arg-type]
+        def heard(tokens: Sequence[int], limit: Budget) -> Draft:
+            draft = propose(tokens, limit)
+            seen.setdefault(tuple(tokens), set()).add(len(draft))
+            assert (draft.q is None) == (len(draft) == 0)
+            return draft
 
-    drafter = InTurn(Table(3, 2), (1, 1), Enumerated(), eager=False)
-    assert generated(target, by_draft, drafter, frozenset(), 4) == truth(target, frozenset(), 4)  # type: ignore[arg-type]
+        controller.propose = heard  # type: ignore[method-assign]
+        return controller
+
+    assert generated(target, rule, control, frozenset(), length) == truth(target, frozenset(), length)
+    varies = policy == "adaptive" and kind == "sequential" and length == 4
+    assert any(lengths == {1, 2} for lengths in seen.values()) == varies
+    assert {1} in seen.values(), "before the last token"
+
+
+class DropsTheImprobable(Adaptive):
+    """A mistake: a drawn token that is not worth verifying is not verified."""
+
+    def _verify_drawn(self, chain: ScoredTree, asked: Asked, reason: str) -> Draft:
+        draft = super()._verify_drawn(chain, asked, reason)
+        n = next((i for i, p in enumerate(chain.probabilities) if p < 0.3), len(draft))
+        return Draft(draft.tokens[:n], draft.parents[:n], None if draft.q is None else draft.q[:n], draft.sources[:n])
+
+
+@pytest.mark.parametrize("kind", [Adaptive, DropsTheImprobable])
+@pytest.mark.parametrize("rule", [TokenRejection, by_draft])
+def test_to_drop_a_drawn_token_would_show(rule: Rule, kind: type[Adaptive]) -> None:
+    target, model = Target(4, 2), Target(8, 2)
+
+    def control(random_source: Enumerated) -> Controller:
+        return make_adaptive([model_drafter(model)], 2, EnumeratedDraw(model, random_source), kind)
+
+    is_exact = generated(target, rule, control, frozenset(), 4) == truth(target, frozenset(), 4)
+    assert is_exact == (kind is Adaptive)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_deterministic_and_drawn_rounds(policy: str) -> None:
+    """A drawn drafter and lookups, each draft by its own rule; the drawn one drafts at every second position only."""
+    target, model, kinds = Target(6, 2, low=True), Target(3, 2), set()
+
+    class InTurn(SequentialDrafter):
+        def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+            if len(text) % 2:
+                yield from super().expand(tree, text, limit)
+
+    def control(random_source: Enumerated) -> Controller:
+        session = ModelDraftSession(ToySession(model), 2)  # type: ignore[arg-type]
+        drafters, draw = [InTurn("model", session), Fixed(Draft.chain([0, 1]))], EnumeratedDraw(model, random_source)
+        if policy == "adaptive":
+            drafters[1].is_free = True
+        controller = (
+            FixedLength(drafters, Budget(2, 2), 2, draw) if policy == "fixed" else make_adaptive(drafters, 2, draw)
+        )
+        observe = controller.observe
+
+        def heard(done: Round) -> None:
+            kinds.add((len(done.draft) > 0, done.draft.q is not None))
+            observe(done)
+
+        controller.observe = heard  # type: ignore[method-assign]
+        return controller
+
+    assert generated(target, by_draft, control, frozenset(), 4) == truth(target, frozenset(), 4)
+    assert kinds >= {(True, True), (True, False)}
 
 
 @pytest.mark.parametrize("pauses", [(True,), (False, True), (True, False, False), (False, True, True)])
-@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+@pytest.mark.parametrize("rule", BOTH_RULES)
 def test_drafting_switched_off_and_on(rule: Rule, pauses: tuple[bool, ...]) -> None:
+    """`pauses` says, as often as it is asked, whether drafting is switched off."""
     target = Target(7, 2, low=True)
-    drafter = Drawn(Table(5, 2), (1, 1), Enumerated(), eager=False)
-    assert generated(target, rule, drafter, frozenset(), 4, pauses) == truth(target, frozenset(), 4)
+
+    def control(random_source: Enumerated) -> Controller:
+        asked = cycle(pauses)
+        drafter = Drawn(Table(5, 2), random_source)
+        return Switchable(FixedLength([drafter], Budget(2, 2), 2), lambda: next(asked))
+
+    assert generated(target, rule, control, frozenset(), 4) == truth(target, frozenset(), 4)

@@ -12,13 +12,14 @@ import pytest
 
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, Drafter, Step, Verifier
+from edgespec.core.protocols import Budget, Controller, Step, Verifier
 from edgespec.core.rng import CounterRng, RandomSource
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
-from edgespec.drafters.draft_model import GreedyChoice, ModelDrafter, SampledChoice
+from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.stats import assert_follows
-from tests.core.toys import DrawingDrafter, Remembering, RememberingSampler, open_session
+from tests.core.toys import DrawingDrafter, Maker, Remembering, RememberingSampler, open_session
 
 V, RUNS = 4, 4500
 PROMPT = [1, 0]
@@ -43,14 +44,17 @@ def truth(sampler: Sampler) -> list[float]:
     return distribution.ravel().tolist()
 
 
-def drafter_for(name: str, sampler: Sampler) -> Drafter:
+def controller_for(name: str, sampler: Sampler) -> Controller:
     rng = np.random.default_rng(17)
+    drawing = DrawingDrafter(rng, V, depth=2)
     if name == "drawn chain":
-        return DrawingDrafter(rng, V, depth=2)
+        return FixedLength([drawing], Budget(2, 2), V)
     if name == "drawn siblings":
-        return DrawingDrafter(rng, V, depth=2, siblings=2)
-    choice = GreedyChoice() if name == "greedy model" else SampledChoice(sampler, rng)
-    return ModelDrafter(open_session("linear", DRAFT), V, choice)
+        return Maker(drawing.draw_siblings)
+    model = SequentialDrafter("model", ModelDraftSession(open_session("linear", DRAFT), V))
+    if name == "greedy tree":
+        return FixedLength([model], Budget(2, 4), V)
+    return FixedLength([model], Budget(2, 2), V, RequestDraw(sampler, rng))
 
 
 def verifier_for(rule: str, sampler: Sampler, random_source: RandomSource) -> Verifier:
@@ -58,19 +62,17 @@ def verifier_for(rule: str, sampler: Sampler, random_source: RandomSource) -> Ve
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafter_name", "sampling"),
+    ("rule", "drafting", "sampling"),
     [
         ("token", "drawn siblings", "penalised"),
         ("block", "drawn chain", "truncated"),
         ("block", "sampled model", "penalised"),
-        ("target", "greedy model", "plain"),
+        ("target", "greedy tree", "plain"),
     ],
 )
-def test_joint_distribution_of_two_tokens(rule: str, drafter_name: str, sampling: str) -> None:
+def test_joint_distribution_of_two_tokens(rule: str, drafting: str, sampling: str) -> None:
     sampler = RememberingSampler(SAMPLING[sampling], V)
-    drafter = drafter_for(drafter_name, sampler)
-    session = open_session("tree", MODEL)
-    controller = FixedLength(drafter, Budget(2, 4))
+    session, controller = open_session("tree", MODEL), controller_for(drafting, sampler)
     counts = np.zeros((V, V), int)
     accepted = 0
     for seed in range(RUNS):
