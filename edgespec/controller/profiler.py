@@ -13,7 +13,7 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, reason_of
 
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 24)  # the most informative first
 _START = 32  # tokens of context at which the measurements begin
@@ -51,14 +51,16 @@ def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambd
 
 def measure_drafters(
     drafters: Iterable[Drafter], target: Session, check: CheckCancelled = lambda: None
-) -> dict[str, DraftCost]:
-    """The cost of each drafter that takes time, on a text that `target` is made to hold.
+) -> tuple[dict[str, DraftCost], dict[str, str]]:
+    """(the cost of each drafter that takes time, the reasons of those that fail), by name.
 
-    A drafter that fails or proposes nothing is left out. Raises Cancelled, and BackendError of the target.
+    `target` is made to hold a text. A drafter that proposes nothing has no cost and is never asked. Raises Cancelled,
+    and BackendError of the target.
     """
     limits = target.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)[: min(_START, limits.context_size // 2)]
-    found = {}
+    found: dict[str, DraftCost] = {}
+    failures: dict[str, str] = {}
     for drafter in drafters:
         if not drafter.is_free:
             _fill(target, tokens[:-1])  # the last token is the root
@@ -66,12 +68,13 @@ def measure_drafters(
                 cost = measure_drafter(drafter, tokens, check)
             except Cancelled:
                 raise
-            except Exception:  # noqa: BLE001 - somebody else's code; a generation that asks it tells the user
+            except Exception as error:  # noqa: BLE001 - it may be somebody else's code
+                failures[drafter.name] = f"{reason_of(error)}."
                 continue
             if cost is not None:
                 found[drafter.name] = cost
     target.rewind(0)
-    return found
+    return found, failures
 
 
 def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancelled = lambda: None) -> DraftCost | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.profiler import measure_drafters, measure_rows
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.wrappers import JumpForward, Switchable
@@ -153,14 +153,20 @@ class Engine:
         """Measure the cost of forwards and of the drafters. Raises Cancelled, BackendError."""
         with self._borrow_slot(check) as slot:
             rows = measure_rows(slot.target, seconds, check)
-            return Profile(rows, measure_drafters(slot.drafters.values(), slot.target, check))
+            return Profile(rows, self._measure_drafters(slot, slot.drafters, check))
 
     def measure_missing(self, check: CheckCancelled = lambda: None) -> None:
         """Measure the drafters whose cost is not known. Raises Cancelled, BackendError."""
         stats = self.draft_stats
         with self._borrow_slot(check) as slot:
-            missing = [each for name, each in slot.drafters.items() if not stats.costs.has_cost(name)]
-            stats.costs.add_drafters(measure_drafters(missing, slot.target, check))
+            missing = [name for name in slot.drafters if not stats.costs.has_cost(name)]
+            stats.costs.add_drafters(self._measure_drafters(slot, missing, check))
+
+    def _measure_drafters(self, slot: Slot, names: Iterable[str], check: CheckCancelled) -> dict[str, DraftCost]:
+        """The costs of these drafters; those that fail are dropped, and the user is told."""
+        costs, failures = measure_drafters([slot.drafters[name] for name in names], slot.target, check)
+        self._drafters.drop(slot, failures)
+        return costs
 
     @contextmanager
     def _borrow_slot(self, check: CheckCancelled) -> Iterator[Slot]:
