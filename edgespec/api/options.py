@@ -22,7 +22,8 @@ class LoadArguments(TypedDict, total=False):
     """Arguments of `load`. One that is left out has the command line's default.
 
     backend          'auto' (the default), 'llamacpp', 'mlx', or 'toy', the deterministic runtime of the tests
-    draft            'auto' (the default), 'model', 'ngram', 'none', a model reference, or a self-draft ('layerskip:4')
+    draft            'auto' (the default), 'none', drafters joined by '+' such as 'ngram+model', or a model reference;
+                     drafters are 'ngram', 'model', 'pard', self-drafts ('layerskip:4'), and those of packages
     draft_max        drafted tokens on a path, at most; 0 decodes plainly, None lets the autopilot decide each round
     draft_tree       drafted tokens in all; more than draft_max make a tree
     acceptance       'auto' (the default), 'sample', 'rejection' or 'block'; all keep the target's distribution

@@ -38,9 +38,10 @@ print(json.dumps({"devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name":
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def doctor_command(as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works."""
-    report = {
+    report: dict[str, Any] = {
         "machine": _describe_machine(),
         "runtimes": {"llamacpp": _check_llamacpp(), "mlx": _check_mlx()},
+        "drafters": _describe_drafters(),
         "cache": _describe_cache(),
     }
     problems = _find_problems(report)
@@ -136,6 +137,35 @@ def _describe_cache() -> dict[str, Any]:
     }
 
 
+def _describe_drafters() -> list[dict[str, Any]]:
+    """All drafters with the package of each, then the entry points that were refused, with the reason."""
+    from importlib.metadata import entry_points
+
+    from edgespec.drafters import GROUP, drafter_specs, refused_plugins
+    from edgespec.planner.draft_request import format_word, list_words
+
+    specs, refused = drafter_specs(), refused_plugins()
+    packages: dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    for entry in entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist is not None else entry.value
+        if entry.name in refused:
+            found.append({"name": entry.name, "package": package, "refused": refused[entry.name]})
+            continue
+        value = entry.load()
+        packages |= {spec.name: package for spec in (value if isinstance(value, list | tuple) else (value,))}
+    registered = [
+        {
+            "name": spec.name,
+            "words": [format_word(word, of) for word, of in list_words() if of.name == spec.name],
+            "summary": spec.summary,
+            "package": packages.get(spec.name, "edgespec"),
+        }
+        for spec in specs.values()
+    ]
+    return registered + found
+
+
 def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
     problems = []
     for title, name in (("llama.cpp", "llamacpp"), ("MLX", "mlx")):
@@ -156,6 +186,10 @@ def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
                 "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}',
             }
         )
+    for drafter in report["drafters"]:
+        if "refused" in drafter:
+            problem = f"the drafter {drafter['name']} is refused: {drafter['refused']}"
+            problems.append({"problem": problem, "fix": f"pip install --upgrade {drafter['package']}"})
     if not report["cache"]["writable"]:
         problems.append({"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"})
     return problems
@@ -175,6 +209,13 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         for device in runtime.get("devices", ()):
             memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
             click.echo(f"           {device['kind']} {device['name']}: {device['description']}{memory}")
+    title = "drafters"
+    for drafter in report["drafters"]:
+        words = ", ".join(drafter.get("words", [drafter["name"]]))
+        package = f" ({drafter['package']})" if drafter["package"] != "edgespec" else ""
+        what = "refused" if "refused" in drafter else drafter["summary"]
+        click.echo(f"{title:10} {words}{package}: {what}")
+        title = ""
     offline = ", offline" if cache["offline"] else ""
     click.echo(f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}")
     click.echo(f"config     {cache['config']}")

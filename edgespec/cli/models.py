@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import backend_option, parse_backend
+from edgespec.cli.options import backend_option, draft_option, parse_backend
 
 if TYPE_CHECKING:
     from edgespec.hub.reference import Reference
@@ -18,13 +18,7 @@ _backend_option = backend_option("Runtime whose model an alias stands for.")
 
 @click.command("pull")
 @click.argument("model", metavar="REF")
-@click.option(
-    "--draft",
-    default="auto",
-    show_default=True,
-    metavar="auto|model|none|REF",
-    help="Draft model to download too: the registry's, none, or one of your choice.",
-)
+@draft_option("As for run; the models of these drafters are downloaded too.")
 @click.option(
     "--ctx", type=click.IntRange(8), help="Context size for the memory check. [default: the model's, at most 8192]"
 )
@@ -128,4 +122,5 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
 def _pair_to_json(pair: Any) -> dict[str, object] | None:
     if pair is None:
         return None
-    return {"target": str(pair.target), "draft": str(pair.draft) if pair.draft else None, "verified": pair.verified}
+    drafts = {name: None if (draft := getattr(pair, name)) is None else str(draft) for name in ("draft", "pard")}
+    return {"target": str(pair.target), **drafts, "verified": pair.verified}

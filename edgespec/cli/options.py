@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from edgespec.backends import BackendName
     from edgespec.core.sampling import SamplingParams
     from edgespec.planner.plan import LoadConfig
@@ -57,13 +59,44 @@ def parse_backend(name: str) -> BackendName | None:
     return None if name == "auto" else cast("BackendName", name)
 
 
-_DRAFT = (
-    click.option(
-        "--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF|SELF",
-        help="Drafter: the registry's draft model, n-gram lookup, none, a draft model of your choice, or the model "
-        "itself: layerskip[:K], qspec[:BITS], sparse[:SINK,WINDOW], joined by '+'.",
-    ),
-)  # fmt: skip
+class DraftOption(click.Option):
+    """`--draft`, whose help and completion list the drafters of the registry. It is not read before."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        self.help = self.help or _describe_drafters()
+        return super().get_help_record(ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names after the last '+' that do not stand before it."""
+        from click.shell_completion import CompletionItem
+
+        from edgespec.planner.draft_request import AUTO, NONE, list_words
+
+        *before, start = incomplete.split("+")
+        taken = {part.partition(":")[0] for part in before}
+        words = [word for word, _ in list_words() if word not in taken]
+        found = words if before else [AUTO, *words, NONE]
+        return [CompletionItem("+".join([*before, word])) for word in found if word.startswith(start)]
+
+
+def _describe_drafters() -> str:
+    """Each drafter with the words that name it."""
+    from edgespec.drafters import drafter_specs
+    from edgespec.planner.draft_request import format_word, list_words
+
+    drafters = ["auto (all that are available)", "none"]
+    for spec in drafter_specs().values():
+        words = ", ".join(format_word(word, of) for word, of in list_words() if of.name == spec.name)
+        drafters.append(f"{words} ({spec.summary})")
+    return f"Drafters, joined by '+': {'; '.join(drafters)}; or REF, a draft model of your choice."
+
+
+def draft_option(help_text: str | None = None) -> Callable[[F], F]:
+    """`--draft`; its help lists the drafters unless there is another text."""
+    return click.option(
+        "--draft", cls=DraftOption, default="auto", show_default=True, metavar="auto|NAMES|REF", help=help_text
+    )
+
 
 _SAMPLING = (
     click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
@@ -119,12 +152,12 @@ PARALLEL = click.option(
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
-    return _add(command, (*_DRAFT, *_SAMPLING, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
+    return _add(command, (draft_option(), *_SAMPLING, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    return _add(command, (*_DRAFT, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
+    return _add(command, (draft_option(), *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def load_options(command: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("model", metavar="[REF]", required=False)
-@click.option("--draft", default="auto", show_default=True, metavar="auto|model|ngram|none|REF", help="As for run.")
+@draft_option("As for run.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options

@@ -16,6 +16,7 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.planner.draft_request import describe_words
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import require_model
 from edgespec.service.local import LocalEngine
@@ -146,7 +147,8 @@ class Repl:
             request = replace(self._request, draft=argument)
             list(interruptible(self._engine.change_draft(request, TerminalReporter())))
             self._request = request
-        click.echo(f"draft: {require_model(self._engine).draft}")
+        choices = "" if argument else f" (choose from {describe_words()})"
+        click.echo(f"draft: {require_model(self._engine).draft}{choices}")
 
     def _set(self, argument: str) -> None:
         for name, value in apply_setting(self._chat, argument):

@@ -44,6 +44,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "backend": chosen,
         **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
         "draft": None if resolved.draft is None else str(resolved.draft),
+        **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
         "context": context,
         "weights_bytes": cost.weights,
         "kv_bytes": cost.kv,

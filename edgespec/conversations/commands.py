@@ -38,7 +38,7 @@ class SlashCommand:
 _COMMANDS = (
     SlashCommand("help", "", "show keys and commands"),
     SlashCommand("spec", "[on|off|auto|N]", "speculation: on, off, adaptive, or N drafted tokens"),
-    SlashCommand("draft", "[KIND|REF]", "auto, model, ngram, none, layerskip, qspec, sparse, or a model"),
+    SlashCommand("draft", "[NAMES|REF]", "draft by auto, none, drafters joined by '+', or a model; without, list them"),
     SlashCommand("set", "[NAME VALUE]", f"show or change {', '.join(SETTINGS)}"),
     SlashCommand("stats", "", "show statistics of the last answer"),
     SlashCommand("retry", "", "answer the last question again"),

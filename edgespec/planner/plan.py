@@ -19,7 +19,7 @@ from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, Edgesp
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
-from edgespec.planner.draft_request import AUTO, DraftTerm, parse_draft
+from edgespec.planner.draft_request import AUTO, DraftTerm, naming_drafters, parse_draft
 from edgespec.planner.memory import Fit, check_fit, shares_context
 from edgespec.registry.resolve import (
     ResolvedPair,
@@ -210,13 +210,14 @@ class _DraftFinder:
             if term.spec.needs != "model":
                 found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
                 continue
-            reference = parse_reference(term.reference) if term.reference is not None else self._paired(term.spec)
-            if reference is None:
-                raise DraftRefused(
-                    f"no {'PARD' if term.spec.name == 'pard' else 'draft'} model is paired with this target.",
-                    hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
-                )
-            found.append(self._find_model(term.spec, reference))
+            with naming_drafters(term.reference):
+                reference = parse_reference(term.reference) if term.reference is not None else self._paired(term.spec)
+                if reference is None:
+                    raise DraftRefused(
+                        f"no {'PARD' if term.spec.name == 'pard' else 'draft'} model is paired with this target.",
+                        hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
+                    )
+                found.append(self._find_model(term.spec, reference))
         return found
 
     def _paired(self, spec: DrafterSpec) -> Reference | None:

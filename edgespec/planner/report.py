@@ -34,6 +34,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "name": planned.name,
         "backend": planned.backend,
         "draft": "+".join(each.label for each in planned.drafters) or "none",
+        "draft_models": [str(model.reference) for model in planned.models],
         "context": fit.context,
         "weights_bytes": fit.target.weights,
         "kv_bytes": fit.target.kv,
@@ -47,7 +48,9 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
 
 def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled."""
-    target, draft = planned.metadata, planned.models[0].metadata if planned.models else None
+    target = planned.metadata
+    models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
+    draft = models.get("model")
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
     try:
@@ -63,7 +66,9 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
         "mixture": bool(target.own("expert_count")),
     }
     if planned.self_draft is not None:
-        return plain
+        return plain | {"drafts_not_foretold": "`edgespec draft build` measures self-drafts"}
+    if draft is None and models:
+        return plain | {"drafts_not_foretold": f"`edgespec bench` measures {' and '.join(models)}"}
     chains = {a: expected.speculative(a) for a in planned.acceptance or _ASSUMED}
     return plain | {
         "drafted_token_cost": round(expected.draft_s / expected.rows[1], 3) if expected.draft_s else None,
@@ -82,12 +87,13 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         f"  target: weights {gib(facts['weights_bytes'])}, "
         f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}, scratch memory {gib(scratch)}"
     )
+    models = "draft models" if len(facts["draft_models"]) > 1 else "draft model"
     if facts["draft_bytes"]:
-        yield f"  draft model: {gib(facts['draft_bytes'])} (weights, KV cache, scratch memory)"
+        yield f"  {models}: {gib(facts['draft_bytes'])} (weights, KV cache, scratch memory)"
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:
-        yield "  fits without the draft model; `run` then drafts by n-grams unless --draft names a model"
+        yield f"  fits without the {models}; `run` with --draft auto leaves out what does not fit"
     if "plain_tokens_per_second" not in facts:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
@@ -98,8 +104,8 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     yield f"  cost of a forward of n rows, in plain steps: {costs}"
     if facts["mixture"]:
         yield "  measured with the same experts for all rows; rows that route to other experts cost more"
-    if "speedup_at_acceptance" not in facts:
-        yield "  `edgespec draft build` measures self-drafts once the model is downloaded"
+    if "drafts_not_foretold" in facts:
+        yield f"  {facts['drafts_not_foretold']} once the model is downloaded"
         return
     registered = ("the registry's low figure", "the registry's high figure")
     sources = registered if facts["acceptance_known"] else ("assumed", "assumed")

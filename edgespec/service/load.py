@@ -19,7 +19,7 @@ from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.hub.hub import Hub
-from edgespec.planner.draft_request import AUTO, parse_draft
+from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import (
@@ -232,7 +232,11 @@ def _load_toy(config: LoadConfig, check: CheckCancelled) -> LoadedModel:
 
     name = config.model or "tree"
     terms = parse_draft("ngram+model" if config.draft == AUTO else config.draft)
-    models = {term.spec.name: load(term.reference or "draft") for term in terms if term.spec.needs == "model"}
+    models = {}
+    for term in terms:
+        if term.spec.needs == "model":
+            with naming_drafters(term.reference):
+                models[term.spec.name] = load(term.reference or "draft")
     drafters = [
         LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
     ]

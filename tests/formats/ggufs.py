@@ -31,6 +31,7 @@ def write_gguf(
     pad_bytes: int = 0,
     bos: int | None = 0,
     eos: int | None = 1,
+    mask: int | None = None,
     add_bos: bool | None = True,
     model: str = "gpt2",
 ) -> Path:
@@ -49,6 +50,8 @@ def write_gguf(
         writer.add_bos_token_id(bos)
     if eos is not None:
         writer.add_eos_token_id(eos)
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     if add_bos is not None:
         writer.add_add_bos_token(add_bos)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 128), dtype=np.float16))

@@ -64,7 +64,7 @@ def test_a_windowed_pair_with_vision_in_the_target_only(plan: Plan) -> None:
     target, draft = FILES["gemma-3-27b-q4"]
     files = [with_words(target, VISION_WORDS), with_words(draft, WORDS)]
     facts, asked = plan("gemma-3-27b-q4", files, "--no-speed", "--ctx", "8192")
-    assert facts["draft"] == f"hf:{draft.repo}/{draft.path}" and facts["draft_bytes"] > 0
+    assert facts["draft"] == f"ngram+hf:{draft.repo}/{draft.path}" and facts["draft_bytes"] > 0
     assert facts["weights_bytes"] == pytest.approx(16.55e9 - 262208 * 5376 * 210 / 256, rel=0.005)
     assert facts["kv_bytes"] == 62 * 2 * 16 * 128 * 2 * 8192
     assert all(0 < each < 2 * 2**20 for each in asked.values())
@@ -118,7 +118,7 @@ def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
     facts = {
-        "name": "m", "backend": "llamacpp", "draft": "d", "context": 8192, "weights_bytes": GIB, "kv_bytes": GIB,
+        "name": "m", "backend": "llamacpp", "draft": "d", "draft_models": ["d"], "context": 8192, "weights_bytes": GIB, "kv_bytes": GIB,
         "draft_bytes": GIB, "needed_bytes": 3 * GIB, "free_bytes": 2 * GIB, "fits": False, "fits_without_draft": True,
     }  # fmt: skip
     assert any("fits without the draft model" in line for line in format_plan(facts))

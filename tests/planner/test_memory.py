@@ -72,7 +72,7 @@ def test_parts_of_a_split_model_are_priced_together(tmp_path: Path) -> None:
 
 def test_a_pair_that_fits_gives_the_numbers(tmp_path: Path) -> None:
     header = read_file(write_gguf(tmp_path / "m.gguf"))
-    fit = check_fit(header, header, context=512, memory=Memory(RESERVE_BYTES + GIB))
+    fit = check_fit(header, [header], context=512, memory=Memory(RESERVE_BYTES + GIB))
     assert fit.draft is not None
     assert fit.needed == fit.target.total + fit.draft.total
     assert fit.headroom == GIB - fit.needed
@@ -83,12 +83,12 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
     draft = read_file(write_gguf(tmp_path / "draft.gguf", pad_bytes=2**24))
     memory = Memory(RESERVE_BYTES + 44 * GIB)
     with pytest.raises(DoesNotFit) as caught:
-        check_fit(llama_70b(), draft, context=32_768, memory=memory)
+        check_fit(llama_70b(), [draft], context=32_768, memory=memory)
     assert "70b.gguf needs 50.0 GiB and 44.0 GiB are free" in caught.value.message
     assert "KV cache for 32,768 tokens 10.0 GiB" in caught.value.message
     assert "--ctx" in caught.value.hint and "--force" in caught.value.hint and "quantisation" in caught.value.hint
     assert "--draft ngram" not in caught.value.hint
-    forced = check_fit(llama_70b(), draft, context=32_768, memory=memory, force=True)
+    forced = check_fit(llama_70b(), [draft], context=32_768, memory=memory, force=True)
     assert forced.headroom < 0
 
 
@@ -104,9 +104,9 @@ def test_texts_in_one_context_have_one_scratch_memory() -> None:
         == 8 * estimate_memory(header, 1024).compute
     )
     enough = Memory(RESERVE_BYTES + together.total)
-    assert check_fit(header, None, context=1024, memory=enough, caches=8, together=True).headroom == 0
+    assert check_fit(header, [], context=1024, memory=enough, caches=8, together=True).headroom == 0
     with pytest.raises(DoesNotFit):
-        check_fit(header, None, context=1024, memory=enough, caches=8)
+        check_fit(header, [], context=1024, memory=enough, caches=8)
     header.metadata["llama.attention.sliding_window"] = 512
     assert not shares_context(header)
 
@@ -115,9 +115,25 @@ def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None
     target, draft = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf"))
     enough = estimate_memory(target, 1024).total
     with pytest.raises(DoesNotFit) as caught:
-        check_fit(target, draft, context=1024, memory=Memory(RESERVE_BYTES + enough))
+        check_fit(target, [draft], context=1024, memory=Memory(RESERVE_BYTES + enough))
     assert caught.value.hint.startswith("try --draft ngram")
-    assert check_fit(target, None, context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
+    assert check_fit(target, [], context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
+
+
+def test_several_draft_models_are_added_up(tmp_path: Path) -> None:
+    target = llama_70b()
+    small, large = (read_file(write_gguf(tmp_path / f"{size}.gguf", pad_bytes=size)) for size in (2**20, 2**24))
+    prices = [estimate_memory(draft, 1024, "q8_0", 2) for draft in (small, large)]
+    alone = estimate_memory(target, 1024, "q8_0", 2).total
+    enough = Memory(RESERVE_BYTES + alone + sum(price.total for price in prices))
+    both = check_fit(target, [small, large], context=1024, memory=enough, kv_type="q8_0", caches=2)
+    assert both.draft is not None and both.headroom == 0
+    assert (both.draft.weights, both.draft.kv, both.draft.compute) == tuple(
+        sum(getattr(price, part) for price in prices) for part in ("weights", "kv", "compute")
+    )
+    with pytest.raises(DoesNotFit):
+        check_fit(target, [small, large, small], context=1024, memory=enough, kv_type="q8_0", caches=2)
+    assert check_fit(target, [], context=1024, memory=enough, kv_type="q8_0", caches=2).draft is None
 
 
 def test_devices_add_their_own_memory_only_once() -> None:
@@ -125,7 +141,7 @@ def test_devices_add_their_own_memory_only_once() -> None:
     shared = DeviceMemory("unified", 24 * GIB, 32 * GIB, shares_ram=True)
     assert Memory(32 * GIB, (card,)).usable == 56 * GIB - 2 * RESERVE_BYTES
     assert Memory(32 * GIB, (shared,)).usable == 32 * GIB - RESERVE_BYTES
-    assert check_fit(llama_70b(), None, context=8, memory=Memory(GIB, (card, card))).fits_on_devices
+    assert check_fit(llama_70b(), [], context=8, memory=Memory(GIB, (card, card))).fits_on_devices
 
 
 def test_unknown_kv_types_and_contexts_are_refused() -> None:

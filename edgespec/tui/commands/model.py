@@ -7,6 +7,7 @@ from dataclasses import replace
 from edgespec.conversations.chat import describe_speculation
 from edgespec.conversations.commands import apply_setting
 from edgespec.errors import InvalidRequest
+from edgespec.planner.draft_request import describe_words
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
 from edgespec.tui.app import ChatApp
@@ -25,7 +26,7 @@ async def spec(app: ChatApp, argument: str) -> None:
 
 async def draft(app: ChatApp, argument: str) -> None:
     if not argument:
-        await app.say(f"draft: {require_model(app.client).draft}")
+        await app.say(f"draft: {require_model(app.client).draft} (choose from {describe_words()})")
         return
     app.activity.require_idle()
     require_model(app.client)

@@ -1,0 +1,181 @@
+"""From a request to the drafters that will be loaded, on files whose headers alone are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.devices import RESERVE_BYTES, Memory
+from edgespec.backends.options import LoadOptions
+from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
+from edgespec.formats.gguf_validate import read_file
+from edgespec.hub.hub import Hub
+from edgespec.planner.memory import estimate_memory
+from edgespec.planner.plan import LoadConfig, Plan, plan
+from edgespec.planner.report import describe_plan, format_plan
+from edgespec.registry.schema import Registry, load_registry
+from tests.formats.ggufs import TOKENS, write_gguf
+
+CONTEXT = 256
+
+
+class Heard:
+    """A Reporter that remembers its notices."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def download(self, name: str, done: int, total: int) -> None: ...
+
+    def loading(self, name: str, fraction: float) -> None: ...
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """target.gguf, draft.gguf, pard.gguf (which names no mask token), own.gguf (which does)."""
+    write_gguf(tmp_path / "target.gguf", pad_bytes=2**22)
+    write_gguf(tmp_path / "draft.gguf", pad_bytes=2**20)
+    write_gguf(tmp_path / "pard.gguf", pad_bytes=2**21)
+    write_gguf(tmp_path / "own.gguf", mask=9)
+    write_gguf(tmp_path / "other.gguf", tokens=TOKENS[::-1])
+    return tmp_path
+
+
+def registry_of(folder: Path, *lines: str) -> Registry:
+    path = folder / "models.toml"
+    given = [f'target = "{folder}/target.gguf"', *(line.format(folder=folder) for line in lines)]
+    path.write_text("\n".join(["[here.gguf]", *given, ""]), encoding="utf-8")
+    return load_registry(path)
+
+
+@pytest.fixture
+def paired(folder: Path) -> Registry:
+    """An alias `here` with a draft model and a PARD model, whose mask token is 7."""
+    return registry_of(folder, 'draft = "{folder}/draft.gguf"', 'pard = "{folder}/pard.gguf"', "pard_token = 7")
+
+
+def planned(registry: Registry, heard: Heard, draft: str = "auto", *, force: bool = False) -> Plan:
+    request = LoadConfig("here", "llamacpp", draft, load=LoadOptions(threads=1, context_size=CONTEXT), force=force)
+    return plan(request, registry, Hub.from_environment(), heard)
+
+
+def drafters(found: Plan) -> list[tuple[str, str]]:
+    return [(each.spec.name, Path(each.label).name) for each in found.drafters]
+
+
+def limit_memory(monkeypatch: pytest.MonkeyPatch, folder: Path, *files: str) -> None:
+    """This machine has the memory that target and `files` need together, and no more."""
+    headers = [read_file(folder / name) for name in ("target.gguf", *files)]
+    needed = sum(estimate_memory(header, CONTEXT, together=i == 0).total for i, header in enumerate(headers))
+    monkeypatch.setattr("edgespec.planner.plan.host_memory", lambda devices: Memory(RESERVE_BYTES + needed))
+
+
+def test_auto_takes_whatever_is_available(folder: Path, paired: Registry, heard: Heard) -> None:
+    found = planned(paired, heard)
+    assert drafters(found) == [("ngram", "ngram"), ("model", "draft.gguf"), ("pard", "pard.gguf")]
+    assert [each.mask_token for each in found.drafters] == [None, None, 7]
+    assert drafters(planned(registry_of(folder), heard)) == [("ngram", "ngram")]
+    only_pard = registry_of(folder, 'pard = "{folder}/own.gguf"')
+    assert drafters(planned(only_pard, heard)) == [("ngram", "ngram"), ("pard", "own.gguf")]
+    assert heard.notices == []
+
+
+def test_exactly_what_is_named_is_taken_in_that_order(folder: Path, paired: Registry, heard: Heard) -> None:
+    assert drafters(planned(paired, heard, "model")) == [("model", "draft.gguf")]
+    assert drafters(planned(paired, heard, "pard+ngram")) == [("pard", "pard.gguf"), ("ngram", "ngram")]
+    both = planned(paired, heard, f"ngram+{folder}/draft.gguf+layerskip:1")
+    assert drafters(both) == [("ngram", "ngram"), ("model", "draft.gguf"), ("self", "layerskip:1")]
+    assert str(both.self_draft) == "layerskip:1" and len(both.models) == 1
+    assert planned(paired, heard, "none").drafters == ()
+
+
+def test_the_files_mask_token_wins_over_the_registrys(folder: Path, heard: Heard) -> None:
+    registry = registry_of(folder, 'pard = "{folder}/own.gguf"', "pard_token = 7")
+    assert [each.mask_token for each in planned(registry, heard, "pard").drafters] == [9]
+
+
+def test_a_model_without_a_mask_token_is_no_pard_model(folder: Path, heard: Heard) -> None:
+    nameless = registry_of(folder, 'pard = "{folder}/pard.gguf"')
+    assert drafters(planned(nameless, heard)) == [("ngram", "ngram")]
+    assert len(heard.notices) == 1 and "names no mask token" in heard.notices[0]
+    for draft in ("pard", f"pard:{folder}/draft.gguf"):
+        with pytest.raises(DraftRefused, match="names no mask token") as caught:
+            planned(nameless, heard, draft)
+        assert "pard_token" in caught.value.hint
+    assert drafters(planned(nameless, heard, f"pard:{folder}/own.gguf")) == [("pard", "own.gguf")]
+
+
+def test_the_registrys_mask_token_is_for_its_own_model(folder: Path, paired: Registry, heard: Heard) -> None:
+    assert [each.mask_token for each in planned(paired, heard, f"pard:{folder}/pard.gguf").drafters] == [7]
+    with pytest.raises(DraftRefused, match="names no mask token"):
+        planned(paired, heard, f"pard:{folder}/draft.gguf")
+
+
+def test_a_drafter_without_a_paired_model_is_refused(folder: Path, heard: Heard) -> None:
+    for draft, example in (("model", "--draft REF."), ("ngram+pard", "--draft pard:REF.")):
+        with pytest.raises(DraftRefused, match="model is paired with this target") as caught:
+            planned(registry_of(folder), heard, draft)
+        assert caught.value.hint.endswith(example)
+
+
+def test_a_draft_with_another_tokenizer_is_left_out_or_refused(folder: Path, heard: Heard) -> None:
+    registry = registry_of(folder, 'draft = "{folder}/other.gguf"')
+    assert drafters(planned(registry, heard)) == [("ngram", "ngram")]
+    assert heard.notices[0].startswith(f"Drafting without {folder}/other.gguf: ")
+    with pytest.raises(DraftRefused, match="cannot draft for this target"):
+        planned(registry, heard, "ngram+model")
+
+
+def test_a_mistyped_drafter_leads_to_the_list(paired: Registry, heard: Heard) -> None:
+    for draft, meant in (("ngrm", "ngram"), ("ngram+qspek:3", "qspec"), ("pard:modle", "model")):
+        with pytest.raises(UnknownModel, match=r"model called|not a model reference") as caught:
+            planned(paired, heard, draft)
+        assert f"Did you mean --draft {meant}? Drafters: ngram, model, " in caught.value.hint
+
+
+def test_auto_drops_the_last_draft_model_first(
+    folder: Path, paired: Registry, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_memory(monkeypatch, folder, "draft.gguf", "pard.gguf")
+    assert len(planned(paired, heard).models) == 2 and heard.notices == []
+    limit_memory(monkeypatch, folder, "draft.gguf")
+    found = planned(paired, heard)
+    assert drafters(found) == [("ngram", "ngram"), ("model", "draft.gguf")] and found.fit.headroom == 0
+    told = f"Drafting without {folder}/pard.gguf: it does not fit in memory with the target."
+    assert heard.notices == [told]
+    limit_memory(monkeypatch, folder)
+    assert drafters(planned(paired, heard)) == [("ngram", "ngram")]
+    assert heard.notices[1:] == [told, told.replace("pard", "draft")]
+
+
+def test_what_was_named_is_not_dropped(
+    folder: Path, paired: Registry, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_memory(monkeypatch, folder, "draft.gguf")
+    with pytest.raises(DoesNotFit):
+        planned(paired, heard, "ngram+model+pard")
+    assert len(planned(paired, heard, "ngram+model+pard", force=True).models) == 2
+    assert heard.notices == []
+
+
+def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:
+    found = planned(paired, heard)
+    facts = describe_plan(found)
+    assert facts["draft"] == f"ngram+{folder}/draft.gguf+{folder}/pard.gguf"
+    assert facts["draft_models"] == [f"{folder}/draft.gguf", f"{folder}/pard.gguf"]
+    assert found.fit.draft is not None and facts["draft_bytes"] == found.fit.draft.total
+    lines = list(format_plan(facts))
+    assert lines[0] == f"here on llamacpp, drafted by {facts['draft']}"
+    assert any(line.startswith("  draft models: ") for line in lines)
+    alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
+    assert any(line.startswith("  draft model: ") for line in alone)
+    assert "drafted by none" in next(format_plan(describe_plan(planned(paired, heard, "none"))))
