@@ -114,10 +114,9 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
 
 def find_pard_token(model: ModelMetadata) -> int | None:
     """The mask token that the model's own files name; None where they name none."""
-    if isinstance(model, Header):
-        token = model.metadata.get("tokenizer.ggml.mask_token_id")
-        return token if isinstance(token, int) else None
-    return model.integer("pard_token")
+    gguf, folder = "tokenizer.ggml.mask_token_id", "pard_token"
+    token: object = model.metadata.get(gguf) if isinstance(model, Header) else model.config.get(folder)
+    return token if isinstance(token, int) and not isinstance(token, bool) and token >= 0 else None
 
 
 def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:

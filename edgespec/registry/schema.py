@@ -244,9 +244,9 @@ def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
             if not isinstance(value, dict) or not isinstance(old, dict):
                 entry[key] = value
                 continue
-            if {"target", "draft"} & value.keys():  # measured for another pair
-                old = {name: kept for name, kept in old.items() if name != "acceptance"}
-            entry[key] = {**old, **value}
+            stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
+            stale |= {"pard_token"} if "pard" in value else set()  # of another model
+            entry[key] = {**{name: kept for name, kept in old.items() if name not in stale}, **value}
     return merged
 
 

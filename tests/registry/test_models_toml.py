@@ -64,6 +64,39 @@ def test_the_70b_pair_names_its_files(tmp_path: Path) -> None:
     assert not pair.verified
 
 
+def test_a_pard_model_has_a_reference_and_a_mask_token(tmp_path: Path) -> None:
+    def pard(text: str, alias: str = "x") -> tuple[object, int | None]:
+        pair = load(tmp_path, text).get(alias).pair("llamacpp")
+        assert pair is not None
+        return pair.pard, pair.pard_token
+
+    assert pard('[x.gguf]\ntarget = "a/b"\n') == (None, None)
+    assert pard('[x.gguf]\ntarget = "a/b"\npard = "c/d:Q8_0"\n') == (HubQuant("c/d", "Q8_0"), None)
+    assert pard('[x.gguf]\ntarget = "a/b"\npard = "/p.gguf"\npard_token = 0\n') == (LocalPath(Path("/p.gguf")), 0)
+    mine = f'[{DEFAULT_ALIAS}.gguf]\npard = "/p.gguf"\npard_token = 4095\n'
+    assert pard(mine, DEFAULT_ALIAS) == (LocalPath(Path("/p.gguf")), 4095), "over the shipped pair"
+    assert load(tmp_path, mine).get(DEFAULT_ALIAS).gguf.draft == PackagedFile("python-6m/draft.gguf")  # type: ignore[union-attr]
+
+
+def test_another_pard_model_does_not_inherit_the_mask_token(tmp_path: Path) -> None:
+    def pard(text: str) -> tuple[object, int | None]:
+        pair = load(tmp_path, text).get("qwen3-32b-q4").pair("mlx")
+        assert pair is not None
+        return pair.pard, pair.pard_token
+
+    assert pard("") == (HubRepo("amd/PARD-Qwen3-0.6B"), 151670)
+    assert pard('[qwen3-32b-q4.mlx]\ndraft = "a/b"\n') == pard("")
+    assert pard("[qwen3-32b-q4.mlx]\npard_token = 5\n") == (HubRepo("amd/PARD-Qwen3-0.6B"), 5)
+    assert pard('[qwen3-32b-q4.mlx]\npard = "a/b"\n') == (HubRepo("a/b"), None)
+    assert pard('[qwen3-32b-q4.mlx]\npard = "a/b"\npard_token = 5\n') == (HubRepo("a/b"), 5)
+
+
+def test_every_shipped_pard_model_has_a_mask_token(tmp_path: Path) -> None:
+    pairs = [pair for entry in shipped(tmp_path).entries.values() for pair in (entry.gguf, entry.mlx) if pair]
+    assert any(pair.pard for pair in pairs)
+    assert all((pair.pard is None) == (pair.pard_token is None) for pair in pairs)
+
+
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match="llama-70b-q4") as caught:
         shipped(tmp_path).get("lama-70b-q4")
@@ -107,6 +140,14 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
         *(
             (f'[x.gguf]\ntarget = "a/b"\nacceptance = {value}\n', "two numbers from 0 to 1")
             for value in ("0.5", "[0.5]", "[0.8, 0.5]", "[-0.1, 0.5]", "[0.5, 1.5]", '["a", 1]', "[nan, 1]")
+        ),
+        ("[x.gguf]\npard = 7\n", "pard is not text"),
+        ('[x.gguf]\npard = "python-6m"\n', "pard is another alias (python-6m); name a file or a repository"),
+        ('[x.gguf]\npard = "hf:a/b/../c.gguf"\n', "pard: 'hf:a/b/../c.gguf' is not a model reference"),
+        ('[x.gguf]\ntarget = "a/b"\nprad = "c/d"\n', "the key 'prad' is not known; the nearest is 'pard'"),
+        *(
+            (f'[x.gguf]\ntarget = "a/b"\npard_token = {value}\n', "pard_token is not a token id")
+            for value in ("-1", "1.5", "true", '"7"', "[7]")
         ),
         ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
         ("[x]\ndescription = 3\n", "description is not text"),

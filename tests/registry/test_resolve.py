@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
+from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubRepo, PackagedFile, parse_reference
 from edgespec.registry.resolve import (
@@ -17,6 +18,7 @@ from edgespec.registry.resolve import (
     PackagedGguf,
     detect_backend,
     fetch_source,
+    find_pard_token,
     read_metadata,
     resolve_pair,
     resolve_source,
@@ -36,7 +38,8 @@ def registry(tmp_path: Path) -> Registry:
     path = tmp_path / "models.toml"
     path.write_text(
         f'[pair.gguf]\ntarget = "hf:{REPO}/{FILE}"\ndraft = "{DRAFT_REPO}"\n[pair.sampling]\ntop_k = 5\n'
-        '[only-mlx.mlx]\ntarget = "mlx-community/M-4bit"\n',
+        '[parallel.gguf]\ntarget = "package:python-6m/target.gguf"\npard = "package:python-6m/draft.gguf"\n'
+        'pard_token = 7\n[only-mlx.mlx]\ntarget = "mlx-community/M-4bit"\n',
         encoding="utf-8",
     )
     return load_registry(path)
@@ -159,6 +162,24 @@ def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: 
     with pytest.raises(InvalidModelFile, match=r"embedded model python-6m/absent\.gguf is missing"):
         resolve_source(parse_reference("package:python-6m/absent.gguf"), "llamacpp", hub)
     assert resolve_pair(None, "mlx", registry, hub) == pair, "one form of the weights for both runtimes"
+
+
+def test_a_pard_model_and_its_mask_token(hub: Hub, tmp_path: Path, registry: Registry) -> None:
+    pair = resolve_pair("parallel", "llamacpp", registry, hub)
+    assert (pair.draft, pair.pard, pair.pard_token) == (None, PackagedFile("python-6m/draft.gguf"), 7)
+    assert (resolve_pair(None, "llamacpp", registry, hub).pard_token) is None
+    stated = read_metadata(LocalGguf(write_gguf(tmp_path / "stated.gguf", mask=9)), hub)
+    silent = read_metadata(LocalGguf(write_gguf(tmp_path / "silent.gguf")), hub)
+    assert (find_pard_token(stated), find_pard_token(silent)) == (9, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "token"),
+    [("151670", 151670), ("0", 0), ("-1", None), ("true", None), ('"x"', None), ("1.5", None)],
+)
+def test_the_mask_token_of_a_folder(tmp_path: Path, value: str, token: int | None) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "qwen3", "pard_token": {value}}}')
+    assert find_pard_token(read_config(tmp_path, "folder", 0)) == token
 
 
 def test_unknown_names_and_repositories(hub: Hub, registry: Registry) -> None:
