@@ -6,20 +6,23 @@ are measured ones (docs/benchmarks.md). `tests.controller.replays` prints what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgespec.controller.stats import DraftStats
-from edgespec.drafters.draft_model import Candidates
+from edgespec.core.protocols import Budget, Draft, Step
 from tests.controller.replay import (
     CURVES,
+    Candidates,
     Clock,
-    ReplayStepper,
-    autopilot,
-    autopilot_speeds,
+    ReplayDrafter,
+    Trace,
+    adaptive,
+    adaptive_speeds,
     count_plain_steps,
     fixed_speeds,
     make_clock,
@@ -42,7 +45,7 @@ def named(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_greedy_text_is_faster_than_with_any_fixed_length(named: str) -> None:
     clock = make_clock(named)
     fixed = fixed_speeds(GREEDY, clock)
-    ours = autopilot_speeds(GREEDY, make_clock(named, seed=0))
+    ours = adaptive_speeds(GREEDY, make_clock(named, seed=0))
     assert mean(ours) >= 1.03 * max(mean(each) for each in fixed.values()), "the best length, chosen with hindsight"
     assert mean(ours) >= 0.95 * mean(oracle(fixed)), "the best length of each prompt, chosen with hindsight"
     assert ours.min() > 0.9
@@ -51,92 +54,131 @@ def test_greedy_text_is_faster_than_with_any_fixed_length(named: str) -> None:
 def test_sampled_text_is_never_slower_than_plain(named: str) -> None:
     """At temperature 0.8 a greedy draft of this pair is right too seldom to pay on most of the curves."""
     clock = make_clock(named, seed=0)
-    ours = autopilot_speeds(SAMPLED, clock)
+    ours = adaptive_speeds(SAMPLED, clock)
     fixed = fixed_speeds(SAMPLED, make_clock(named))
     assert mean(ours) >= 0.98 * max(1.0, *(mean(each) for each in fixed.values()))
     assert ours.min() > 0.93
 
 
-class WrongStepper(ReplayStepper):
-    """A draft model that is always sure, and always wrong."""
+class WrongDrafter(ReplayDrafter):
+    """A draft model that is always sure, and always wrong: the texts have no `token`."""
 
-    def start(self, tokens, window=10_000):  # type: ignore[no-untyped-def]
-        return self._falsify(super().start(tokens, window), tokens)
+    def __init__(self, trace: Trace, name: str = "model", token: int = 4095) -> None:
+        super().__init__(trace, name)
+        self._token = token
 
-    def step(self, token):  # type: ignore[no-untyped-def]
-        return self._falsify(super().step(token), [])
+    def change(self, candidates: Candidates, text: Sequence[int]) -> Candidates:
+        return Candidates([self._token], [0.999])
 
-    def _falsify(self, options: Candidates | None, tokens: list[int]) -> Candidates | None:
-        return None if options is None else Candidates([4095 if 4095 not in tokens else 4094], [0.999])
+
+def replay_with(traces: list[Trace], clock: Clock, names: Sequence[str]) -> tuple[np.ndarray, float]:
+    """([texts] times plain decoding, drafting per plain step), with statistics that the texts share.
+
+    Drafters named 'wrong...' are useless, each with a wrong token of its own.
+    """
+    draft_stats, speeds, drafting_s = DraftStats(make_profile(clock, names)), [], 0.0
+    for trace in traces:
+        drafters = [
+            WrongDrafter(trace, name, 4095 - i) if name.startswith("wrong") else ReplayDrafter(trace, name)
+            for i, name in enumerate(names)
+        ]
+        speeds.append(count_plain_steps(trace) / replay(adaptive(draft_stats, drafters), drafters, trace, clock))
+        drafting_s += sum(each.drafted for each in drafters) * clock.draft_s
+    return np.array(speeds), drafting_s / sum(map(count_plain_steps, traces))
+
+
+def speeds_with(traces: list[Trace], clock: Clock, names: Sequence[str]) -> np.ndarray:
+    return replay_with(traces, clock, names)[0]
 
 
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(named: str) -> None:
-    clock = make_clock(named, seed=0)
-    with_wrong, draft_stats = [], DraftStats(make_profile(clock))
-    for trace in SAMPLED:
-        stepper = WrongStepper(trace)
-        with_wrong.append(count_plain_steps(trace) / replay(autopilot(draft_stats, stepper), stepper, trace, clock))
-    without, draft_stats = [], DraftStats(make_profile(clock))
-    for trace in SAMPLED:
-        stepper = ReplayStepper(trace)
-        without.append(count_plain_steps(trace) / replay(autopilot(draft_stats, None), stepper, trace, clock))
-    assert mean(np.array(with_wrong)) >= 0.985 * mean(np.array(without))
+    with_wrong = speeds_with(SAMPLED, make_clock(named, seed=0), ["wrong"])
+    without = speeds_with(SAMPLED, make_clock(named, seed=0), [])
+    assert mean(with_wrong) >= 0.985 * mean(without)
     assert with_wrong[0] > 0.93, "nothing is known of the drafter yet"
     assert min(with_wrong[1:]) > 0.96
+
+
+@pytest.mark.parametrize("traces", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+def test_ten_useless_drafters_lose_no_more_than_one(traces: list[Trace]) -> None:
+    """Each has its own name and its own wrong token; the noise of the clock is an independent one for each seed."""
+    ratios = []
+    for curve, seed in product(CURVES, range(3)):
+        one, _ = replay_with(traces, make_clock(curve, seed=seed), ["wrong"])
+        ten, drafting = replay_with(traces, make_clock(curve, seed=seed), [f"wrong {i}" for i in range(10)])
+        assert ten.min() > 0.9, (curve, seed)
+        assert drafting < 0.02, "plain steps for each token, reading of the text included"
+        ratios.append(mean(ten) / mean(one))
+    assert mean(np.array(ratios)) >= 0.985
+
+
+@pytest.mark.parametrize("curve", ["a GPU", "8B, Q4_0"])
+def test_a_good_drafter_after_a_useless_one_is_adopted(curve: str) -> None:
+    """Only the first of several is trusted before it was asked; the second earns its place in trials."""
+    speeds = {
+        names: mean(np.array([mean(speeds_with(GREEDY, make_clock(curve, seed=seed), names)) for seed in range(3)]))
+        for names in [("model",), ("wrong", "model"), ("wrong",)]
+    }
+    assert speeds["wrong", "model"] >= 0.99 * speeds["model",]
+    assert speeds["wrong", "model"] >= (1.06 if curve == "a GPU" else 1.005) * speeds["wrong",]
 
 
 def test_a_machine_that_became_slow_for_drafts() -> None:
     """The profile promises flat verification; the clock charges every row in full."""
     draft_stats = DraftStats(make_profile(make_clock("a GPU")))
     honest = Clock(lambda n: 1.0 * n, 0.3, np.random.default_rng(1))
-    speeds = autopilot_speeds(SAMPLED, honest, draft_stats)
+    speeds = adaptive_speeds(SAMPLED, honest, draft_stats)
     assert mean(speeds) > 0.96 and np.median(speeds) > 0.97, "two of 96 steps are what the budget allows"
 
 
 def test_one_busy_moment_does_not_end_drafting() -> None:
     """Four rows have been seen once, and took three times as long as they do."""
     clock = make_clock("1B, Q4_0")
-    undisturbed, draft_stats = autopilot_speeds(GREEDY, clock), DraftStats(make_profile(clock))
+    undisturbed, draft_stats = adaptive_speeds(GREEDY, clock), DraftStats(make_profile(clock))
     draft_stats.costs.observe(4, len(GREEDY[0].prompt), 3 * clock.curve(4))
-    assert mean(autopilot_speeds(GREEDY, clock, draft_stats)) > 0.97 * mean(undisturbed)
+    assert mean(adaptive_speeds(GREEDY, clock, draft_stats)) > 0.97 * mean(undisturbed)
 
 
 def test_replays_are_deterministic() -> None:
-    speeds = [autopilot_speeds(GREEDY[:3], make_clock("8B, Q4_0", seed=0)) for _ in range(2)]
+    speeds = [adaptive_speeds(GREEDY[:3], make_clock("8B, Q4_0", seed=0)) for _ in range(2)]
     assert (speeds[0] == speeds[1]).all()
 
 
 def test_chains_where_trees_are_not_taken() -> None:
     clock = make_clock("a GPU")
     for trace in GREEDY[:4]:
-        stepper, draft_stats = ReplayStepper(trace), DraftStats(make_profile(clock))
-        controller = autopilot(draft_stats, stepper, trees=False)
+        model, draft_stats = ReplayDrafter(trace), DraftStats(make_profile(clock))
+        controller = adaptive(draft_stats, [model], trees=False)
         propose = controller.propose
 
-        def checked(tokens, limit, propose=propose):  # type: ignore[no-untyped-def]
-            draft = propose(tokens, limit)
+        def checked(tokens: Sequence[int], limit: Budget, propose=propose) -> Draft:  # type: ignore[no-untyped-def]
+            draft: Draft = propose(tokens, limit)
             assert draft.is_chain
             return draft
 
         controller.propose = checked  # type: ignore[method-assign]
-        assert count_plain_steps(trace) / replay(controller, stepper, trace, clock) > 1.1
+        assert count_plain_steps(trace) / replay(controller, [model], trace, clock) > 1.1
 
 
 def test_decisions_explain_themselves() -> None:
     clock = make_clock("8B, Q4_0")
     decisions = set()
     for trace in GREEDY:
-        stepper, draft_stats = ReplayStepper(trace), DraftStats(make_profile(clock))
-        controller = autopilot(draft_stats, stepper)
+        model, draft_stats = ReplayDrafter(trace), DraftStats(make_profile(clock))
+        controller = adaptive(draft_stats, [model])
         record = controller.record
 
-        def heard(step, record=record):  # type: ignore[no-untyped-def]
-            assert step.decision.expected_tokens >= 1.0 and step.decision.expected_s > 0
-            decisions.add((step.decision.source, step.decision.reason, step.n_drafted > 0))
+        def heard(step: Step, record=record) -> None:  # type: ignore[no-untyped-def]
+            decision = step.decision
+            assert decision is not None and decision.expected_tokens is not None and decision.expected_s is not None
+            assert decision.expected_tokens >= 1.0 and decision.expected_s > 0
+            assert decision.drafted.keys() <= {"model"}, "only drafters that take time"
+            decisions.add((decision.source, decision.reason, step.n_drafted > 0, bool(decision.drafted)))
             record(step)
 
         controller.record = heard  # type: ignore[method-assign]
-        replay(controller, stepper, trace, clock)
-    sources = {source for source, _, drafted in decisions if drafted}
-    assert sources == {"ngram", "model", "model+ngram"}
-    assert ("none", "to measure plain decoding", False) in decisions
+        replay(controller, [model], trace, clock)
+    assert {source for source, _, is_drafted, _ in decisions if is_drafted} == {"ngram", "model", "ngram+model"}
+    assert ("none", "to measure plain decoding", False, False) in decisions
+    assert {"model" in source or asked for source, _, is_drafted, asked in decisions if is_drafted} == {True, False}
+    assert not [source for source, _, _, asked in decisions if "model" in source and not asked]
