@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
 
+_REASON = "the draft length is fixed"
 _MIN_MATCH = 2.0  # tokens; a fixed length would seldom pay after shorter matches
 
 
@@ -25,8 +27,8 @@ class FixedLength:
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._budget = budget
         self.expects_plain = not (drafters and budget.depth and budget.nodes)
-        names = "+".join(drafter.name for drafter in drafters)
-        self.decision = Decision("none" if self.expects_plain else names, "the draft length is fixed")
+        self._lengths = {drafter.name for drafter in drafters if drafter.confidence == "length"}
+        self.decision = Decision("none", _REASON)
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -39,20 +41,22 @@ class FixedLength:
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         budget = self._budget.clamp(depth=limit.depth, nodes=limit.nodes)
         if not (budget.depth and budget.nodes):
-            return NO_DRAFT
+            return self._decide(NO_DRAFT)
         is_chain = budget.nodes <= budget.depth
+        if is_chain:  # a drawn or unread one is taken whole
+            budget = replace(budget, depth=budget.nodes)
         tree = DraftTree()
         for drafter in self._drafters:
             if is_chain and (chain := self._drafters.draft_unread(drafter, tokens, budget)) is not None:
-                return chain
+                return self._decide(chain, drafter.name)
             own = DraftTree() if drafter.is_drawn else tree
             for _ in self._drafters.expand(drafter, own, tokens, budget):
                 pass
             if len(own) and drafter.is_drawn:
-                return own.drawn_chain()
+                return self._decide(own.drawn_chain())
             if is_chain and (draft := self._select(tree, budget, is_chain=True)) is not NO_DRAFT:
-                return draft
-        return self._select(tree, budget, is_chain=is_chain)
+                return self._decide(draft)
+        return self._decide(self._select(tree, budget, is_chain=is_chain))
 
     def observe(self, done: Round) -> None:
         self._drafters.observe(done)
@@ -69,13 +73,18 @@ class FixedLength:
     def end(self) -> None:
         """Keeps nothing."""
 
+    def _decide(self, draft: Draft, source: str = "") -> Draft:
+        """State who made `draft`: `source`, or the drafters that its tokens name."""
+        names = dict.fromkeys(name for each in draft.sources for name in each.split("+"))
+        self.decision = Decision(source or "+".join(names) or "none", _REASON)
+        return draft
+
     def _select(self, tree: DraftTree, budget: Budget, *, is_chain: bool) -> Draft:
         """The nodes of the most confident paths within `budget`; of a chain each node's best child alone."""
-        lengths = {drafter.name for drafter in self._drafters if drafter.confidence == "length"}
         scores: list[float] = []
         for parent, votes in zip(tree.parents, tree.votes, strict=True):
             above = 1.0 if parent < 0 else scores[parent]
-            scores.append(above * max(_as_rate(c, is_length=name in lengths) for name, c in votes.items()))
+            scores.append(above * max(_as_rate(c, is_length=name in self._lengths) for name, c in votes.items()))
         ranked = sorted(range(len(tree)), key=lambda node: (-scores[node], node))
         kept: list[int] = []
         for node in ranked:
