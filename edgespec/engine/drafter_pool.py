@@ -10,7 +10,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.session_pool import Slot
-from edgespec.errors import Cancelled, DraftRefused, EdgespecError, reason_of
+from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 
@@ -50,7 +50,7 @@ class DrafterPool:
                     drafter.close()
                     raise ValueError(f"it calls itself '{drafter.name}'")
                 slot.drafters[name] = drafter
-            except (Cancelled, EdgespecError):
+            except (Cancelled, BackendError):
                 raise
             except Exception as error:  # noqa: BLE001 - somebody else's drafter
                 self._refused.add(name)
