@@ -115,11 +115,13 @@ def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[st
 
 def explain_rounds(steps: Iterable[Step]) -> list[str]:
     """A table of rounds: drafted and accepted tokens, expected and actual tokens and milliseconds, and the reason."""
+    rounds = list(steps)
+    width = max([12, *(len(step.decision.source) for step in rounds if step.decision)])
     lines = [
-        f"{'':40}expected → actual",
-        "round  drafter       drafted  accepted   tokens        ms           why",
+        f"{'':{width + 28}}expected → actual",
+        f"round  {'drafter':{width}}  drafted  accepted   tokens        ms           why",
     ]
-    for step in steps:
+    for step in rounds:
         decision = step.decision
         if decision is None:  # the first token, from prefill
             continue
@@ -127,7 +129,7 @@ def explain_rounds(steps: Iterable[Step]) -> list[str]:
         tokens = "-" if decision.expected_tokens is None else f"{decision.expected_tokens:.1f}"
         expected_ms = "-" if decision.expected_s is None else f"{1000 * decision.expected_s:.1f}"
         lines.append(
-            f"{step.index:5}  {decision.source:12}  {step.n_drafted:7}  {step.n_accepted:8}"
+            f"{step.index:5}  {decision.source:{width}}  {step.n_drafted:7}  {step.n_accepted:8}"
             f"   {tokens:>4} → {len(step.tokens):<4} {expected_ms:>7} → {took_ms:<7.1f} {decision.reason}"
         )
     return lines

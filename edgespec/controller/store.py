@@ -69,7 +69,8 @@ class ProfileStore:
 
     def __init__(self, target: Path, drafts: Sequence[Path] = (), self_draft: str = "") -> None:
         """`drafts` are draft models; `self_draft` is the method by which the target drafts for itself, or empty."""
-        self._models = [("target", target), *(("draft", each) for each in drafts)]
+        roles = ("draft" if i == 0 else f"draft {i + 1}" for i in range(len(drafts)))
+        self._models = [("target", target), *zip(roles, drafts, strict=True)]
         self._self_draft = self_draft
 
     @cached_property

@@ -114,9 +114,7 @@ def test_tools_with_a_structure_in_a_request() -> None:
         "model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
     })  # fmt: skip
-    model_info = ModelInfo(
-        "m", "toy", "none", SamplingDefaults(), None, None, None, 64, Speculation("none", 0), False, (), 1, None
-    )
+    model_info = ModelInfo("m", "toy", {}, SamplingDefaults(), None, None, None, 64, Speculation(), False, (), 1, None)
     structure = request.generation_spec().build_request(model_info, token_limit=64).structure
     assert structure is not None and len(structure.alternatives) == 2
     only = (

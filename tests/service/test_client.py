@@ -93,7 +93,7 @@ def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
     assert client.model_info is None
     (model_info,) = client.open(TOY, Heard())
     assert client.model_info == model_info == require_model(client)
-    assert (model_info.name, model_info.draft, model_info.context_size) == ("tree", "model", 200_000)
+    assert (model_info.name, model_info.draft, model_info.context_size) == ("tree", "ngram+model", 200_000)
     events = list(client.stream(request()))
     assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
     said = "".join(event.text for event in events if isinstance(event, Piece))
@@ -116,11 +116,11 @@ def test_another_way_to_draft_is_for_one_generation(client: EngineClient) -> Non
     list(client.open(TOY, Heard()))
     client.speculate("off").result()
     plain = list(client.stream(request()))
-    drafted = list(client.stream(request(), Speculation("model", 2)))
+    drafted = list(client.stream(request(), Speculation(("model",), 2)))
     assert not any(event.n_drafted for event in plain if isinstance(event, Step))
     assert any(event.n_drafted for event in drafted if isinstance(event, Step))
     after = require_model(client)
-    assert after.is_paused and after.speculation == Speculation("model", 3)
+    assert after.is_paused and after.speculation == Speculation(("ngram", "model"), 3)
 
 
 def test_speculation_is_switched_amid_an_answer(client: EngineClient) -> None:
@@ -162,7 +162,7 @@ def test_errors_are_told_and_nothing_is_lost(client: EngineClient) -> None:
         list(client.stream(request("")))
     with pytest.raises(UnknownModel):
         list(client.change_draft(LoadConfig(model="tree", backend="toy", draft="nothing"), Heard()))
-    assert require_model(client).draft == "model"
+    assert require_model(client).draft == "ngram+model"
     assert len(tokens_of(client.stream(request()))) == 40
 
 

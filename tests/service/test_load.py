@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.attached_draft import SelfDraftSpec, Skip
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
+from edgespec.errors import UnknownModel
 from edgespec.planner.plan import LoadConfig
+from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
 from edgespec.service.load import LoadedModel, Loader
 from tests.engine.conftest import generate
-from tests.models import DRAFT, TARGET
+from tests.models import DRAFT, REPOSITORY, TARGET
 
 ONE = LoadOptions(threads=1, context_size=128)
+PARD = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
 Open = Callable[[LoadConfig], LoadedModel]
 
 
@@ -54,7 +58,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
 
     def measure(engine: Engine, seconds: float, check: object = None) -> Profile:
         asked.append(seconds)
-        return Profile({1: 0.01, 4: 0.011}, 0.001, 0.0001) if engine.draft else Profile({1: 0.01, 4: 0.012})
+        paid = [name for name, each in engine.drafters.items() if each.source is not None]
+        return Profile({1: 0.01, 4: 0.011}, {name: DraftCost({1: 0.001}, 0.0001) for name in paid})
 
     monkeypatch.setattr(Engine, "measure", measure)
     return asked
@@ -89,7 +94,7 @@ def test_measured_once_then_loaded_with_what_was_learned(open_: Open, measured: 
     assert measured == [2.0]
     second = open_(LoadConfig(load=ONE))
     assert second.engine.draft_stats.to_dict() == known
-    assert known["models"] and known["matches"]
+    assert {key.partition(";")[0] for key in known["drafters"]} == {"ngram", "model"}
     assert (measured, heard.notices) == ([2.0], [])
 
 
@@ -110,9 +115,9 @@ def test_drafts_are_known_apart(open_: Open, measured: list[float], heard: Heard
     open_(LoadConfig(load=ONE)).save_stats()
     lookups = open_(LoadConfig(load=ONE, draft="ngram"))
     assert (len(measured), heard.notices) == (2, [])
-    assert lookups.engine.draft_stats.costs.profile.draft_s is None
+    assert lookups.engine.draft_stats.costs.profile.drafts == {}
     lookups.save_stats()
-    assert open_(LoadConfig(load=ONE)).engine.draft_stats.costs.profile.draft_s == 0.001
+    assert open_(LoadConfig(load=ONE)).engine.draft_stats.costs.profile.drafts["model"].units == {1: 0.001}
 
 
 @pytest.mark.parametrize("request_", [LoadConfig(load=ONE, draft="none"), LoadConfig(load=ONE, draft_max=3)])
@@ -122,7 +127,7 @@ def test_nothing_is_measured_for_plain_decoding_and_fixed_lengths(
     loaded = open_(request_)
     assert not measured and not loaded.engine.has_draft_stats
     loaded.save_stats()
-    assert not ProfileStore(loaded.target_path, loaded.draft_path).path.exists()
+    assert not ProfileStore(loaded.target_path, loaded.draft_paths).path.exists()
 
 
 def test_a_fixed_length_does_not_forget_what_is_known(open_: Open, measured: list[float]) -> None:
@@ -138,8 +143,9 @@ def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard
     loaded = open_(LoadConfig(load=ONE))
     known = converse(loaded)
     lookups = changed(loaded, LoadConfig(load=ONE, draft="ngram"), heard)
-    assert (lookups.info.draft, lookups.draft_path, len(measured)) == ("ngram", None, 2)
+    assert (lookups.info.draft, lookups.draft_paths, len(measured)) == ("ngram", (), 2)
     back = changed(lookups, LoadConfig(load=ONE, draft="model"), heard)
+    assert (back.info.drafters, len(back.draft_paths)) == ({"model": "package:python-6m/draft.gguf"}, 1)
     assert (back.engine.draft_stats.to_dict(), len(measured)) == (known, 2)
     back.engine.release_draft()
 
@@ -162,12 +168,109 @@ def test_files_that_have_gone_meanwhile_cost_no_answer(open_: Open, tmp_path: Pa
 
 def test_a_damaged_file_is_measured_again_and_healed(open_: Open, measured: list[float], heard: Heard) -> None:
     loaded = open_(LoadConfig(load=ONE))
-    store = ProfileStore(loaded.target_path, loaded.draft_path)
+    store = ProfileStore(loaded.target_path, loaded.draft_paths)
     store.path.parent.mkdir(parents=True)
     store.path.write_text('{"entries": [{"setting": {}, "experience": NaN}]}')
     open_(LoadConfig(load=ONE)).save_stats()
     assert (len(measured), heard.notices) == (2, [])
     assert isinstance(store.load(loaded.key), DraftStats)
+
+
+@pytest.fixture
+def pard(measured: list[float], tmp_path: Path) -> None:
+    """The user's models.toml pairs the embedded model with a PARD model."""
+    folder = tmp_path / "EDGESPEC_CONFIG_DIR"
+    folder.mkdir()
+    (folder / "models.toml").write_text(f'[python-6m.gguf]\npard = "{PARD}"\npard_token = 3\n')
+
+
+def test_auto_loads_all_drafters_that_are_paired(open_: Open, pard: None, measured: list[float]) -> None:
+    loaded = open_(LoadConfig(load=ONE))
+    assert loaded.info.drafters == {"ngram": "ngram", "model": "package:python-6m/draft.gguf", "pard": str(PARD)}
+    assert loaded.info.speculation.drafters == tuple(loaded.info.drafters)
+    assert loaded.info.draft == f"ngram+package:python-6m/draft.gguf+{PARD}"
+    assert [path.name for path in loaded.draft_paths] == ["draft.gguf", "model.gguf"]
+    known = converse(loaded)
+    assert {key.partition(";")[0] for key in known["drafters"]} >= {"ngram", "model"} and measured == [2.0]  # type: ignore[attr-defined]
+
+
+def test_several_drafters_by_name_give_the_text_of_plain_decoding(open_: Open, pard: None) -> None:
+    def text(draft: str) -> tuple[int, ...]:
+        loaded = open_(LoadConfig(load=LoadOptions(threads=1, context_size=128, exact=True), draft=draft, draft_max=3))
+        request = Request("def fibonacci(n):\n    ", SamplingParams(temperature=0), max_tokens=30)
+        return generate(loaded.engine, request)[-1].tokens
+
+    plain = text("none")
+    for draft in ("pard", "ngram+model+pard", f"pard+{DRAFT}", "ngram+layerskip:2", "model+layerskip:2+qspec:2"):
+        assert text(draft) == plain, draft
+
+
+def test_drafts_of_one_file_name_are_known_apart(open_: Open, measured: list[float], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = Path(shutil.copy(PARD, tmp_path / "one" / "model.gguf"))
+    two = Path(shutil.copy(DRAFT, tmp_path / "two" / "model.gguf"))
+    stores = [ProfileStore(TARGET, paths) for paths in ([one, two], [two, two], [one], [two])]
+    assert len({store.path for store in stores}) == 4
+    assert list(stores[0].digests) == ["target target.gguf", "draft model.gguf", "draft 2 model.gguf"]
+
+
+def test_a_self_draft_beside_lookups(open_: Open, heard: Heard) -> None:
+    loaded = open_(LoadConfig(load=ONE, draft="ngram+layerskip:2"))
+    assert loaded.info.drafters == {"ngram": "ngram", "self": "layerskip:2"}
+    assert (loaded.draft_paths, heard.notices) == ((), [])
+    known = converse(loaded)
+    assert {key.partition(";")[0] for key in known["drafters"]} == {"ngram", "self"}  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for a self-draft ends after a few trials."""
+    monkeypatch.setattr("edgespec.service.load.EVALUATION_S", 0.5)
+
+
+@pytest.mark.parametrize("draft", ["layerskip", "ngram+layerskip"])
+def test_the_layers_of_a_requested_self_draft_are_searched_once(
+    open_: Open, heard: Heard, short_search: None, draft: str
+) -> None:
+    loaded = open_(LoadConfig(load=ONE, draft=draft))
+    own = loaded.info.drafters["self"]
+    assert list(loaded.info.drafters) == [*draft.split("+")[:-1], "self"] and own.startswith("layerskip:")
+    assert heard.notices[0].startswith("Searching for a self-draft")
+    assert heard.notices[1].startswith(f"Drafting by {own}: ")
+    heard.notices.clear()
+    assert open_(LoadConfig(load=ONE, draft=draft)).info.drafters["self"] == own
+    assert len(heard.notices) == 1, "the choice is remembered"
+
+
+def test_auto_searches_where_no_draft_model_is_planned(open_: Open, heard: Heard, short_search: None) -> None:
+    assert "self" not in open_(LoadConfig(load=ONE)).info.drafters and heard.notices == []
+    alone = open_(LoadConfig(str(TARGET), load=ONE))
+    assert heard.notices[0].startswith("Searching for a self-draft")
+    assert list(alone.info.drafters) in (["ngram"], ["ngram", "self"])
+    assert ("self" in alone.info.drafters) == heard.notices[1].startswith("Drafting by layerskip")
+    heard.notices.clear()
+    assert open_(LoadConfig(str(TARGET), load=ONE, draft="ngram")).info.draft == "ngram"
+    assert open_(LoadConfig(str(TARGET), load=ONE, draft_max=0)).info.draft == "ngram"
+    assert heard.notices == []
+
+
+def test_a_self_draft_that_was_found_to_pay_is_added(open_: Open, measured: list[float], heard: Heard) -> None:
+    first = open_(LoadConfig(load=ONE))
+    choice = Choice(SelfDraftSpec(Skip(exit=2)), pays=True, reason="a test says so")
+    SelfDraftCache(first.target_path, first.info.name).remember(first.key, "auto", choice)
+    found = open_(LoadConfig(load=ONE))
+    assert list(found.info.drafters) == ["ngram", "model", "self"] and found.info.drafters["self"] == "layerskip:2"
+    assert heard.notices == ["Drafting by layerskip:2: a test says so."]
+    assert len(measured) == 2, "a self-draft makes another set of drafters"
+    assert converse(found)["drafts"].keys() == {"model", "self"}  # type: ignore[attr-defined]
+
+
+def test_a_mistyped_drafter_is_refused_with_the_list(open_: Open) -> None:
+    for config in (LoadConfig(load=ONE, draft="ngrm"), LoadConfig(backend="toy", draft="ngrm")):
+        with pytest.raises(UnknownModel) as caught:
+            open_(config)
+        assert caught.value.hint.startswith("Did you mean --draft ngram? Drafters: ngram, model, ")
 
 
 def test_the_toy_runtime_keeps_nothing(
