@@ -1,0 +1,85 @@
+"""A trained PARD model (tests/fixtures/pard) on both runtimes: several tokens from one forward of the draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import Model, open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.divergence import first_divergence
+from edgespec.core.sampling import SamplingParams
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.registry.resolve import LocalGguf, LocalMlx, find_pard_token, read_metadata
+from tests.engine.prompts import CODE
+from tests.models import TARGET
+
+FOLDER = Path(__file__).parents[1] / "fixtures/pard"
+MASK = 3
+
+
+def open_(backend: str, path: Path) -> Model:
+    options = LoadOptions(threads=1, context_size=256)
+    return open_model(backend, path, options, progress=lambda fraction: None, check=lambda: None)  # type: ignore[arg-type]
+
+
+def answer(engine: Engine, text: str, temperature: float = 0.0, seed: int | None = 5) -> Finished:
+    *_, finished = engine.stream(Request(text, SamplingParams(temperature=temperature), 40, seed))
+    assert isinstance(finished, Finished)
+    return finished
+
+
+@pytest.mark.parametrize("backend", ["llamacpp", "mlx"])
+def test_blocks_are_accepted_and_change_no_text(backend: str) -> None:
+    target, pard = open_(backend, TARGET), open_(backend, FOLDER / "model.gguf")
+    engine = Engine(target, [LoadedDrafter(drafter_specs()["pard"], "pard", pard, MASK)], Speculation())
+    try:
+        drafted = accepted = 0
+        for text in CODE[:4]:
+            expected = {t: answer(engine, text, t).tokens for t in (0.0, 0.8)}
+            for speculation in (Speculation(("pard",), 3), Speculation(("pard",), 3, 6)):
+                engine.speculation = speculation
+                found = answer(engine, text)
+                drafted, accepted = drafted + found.metrics.drafted_tokens, accepted + found.metrics.accepted_tokens
+                if found.tokens != expected[0.0]:
+                    prompt = engine.encode(text)
+                    fork = first_divergence(target.open_session(lambda: None), prompt, expected[0.0], found.tokens)
+                    assert fork is not None and fork.is_near_tie
+            engine.speculation = Speculation(("pard",), 3, acceptance="sample")
+            assert answer(engine, text, 0.8).tokens == expected[0.8], "a seed gives the text of plain decoding"
+            engine.speculation = Speculation()
+        assert accepted > drafted / 4, "a model that saw no mask tokens in training gets next to nothing right"
+    finally:
+        engine.close()
+
+
+def test_an_ordinary_draft_model_does_not_draft_blocks() -> None:
+    """The test above measures the training: with the embedded draft model the positions after the first are wrong."""
+    from tests.models import DRAFT
+
+    def count(path: Path) -> tuple[int, int]:
+        target, draft = open_("llamacpp", TARGET), open_("llamacpp", path)
+        engine = Engine(
+            target, [LoadedDrafter(drafter_specs()["pard"], "pard", draft, MASK)], Speculation(("pard",), 3)
+        )
+        try:
+            metrics = [answer(engine, text).metrics for text in CODE[:4]]
+        finally:
+            engine.close()
+        return sum(m.accepted_tokens for m in metrics), sum(m.target_forwards for m in metrics)
+
+    (trained, trained_rounds), (ordinary, ordinary_rounds) = count(FOLDER / "model.gguf"), count(DRAFT)
+    assert trained / trained_rounds > 1.3 * ordinary / ordinary_rounds
+
+
+def test_files_name_the_mask_token() -> None:
+    from edgespec.hub.hub import Hub
+
+    hub = Hub.from_environment()
+    assert find_pard_token(read_metadata(LocalGguf(FOLDER / "model.gguf"), hub)) == MASK
+    assert find_pard_token(read_metadata(LocalMlx(FOLDER), hub)) == MASK
+    assert find_pard_token(read_metadata(LocalGguf(TARGET), hub)) is None
