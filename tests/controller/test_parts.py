@@ -1,22 +1,19 @@
-"""The parts of the controller: costs, means, acceptance, draft trees, regret budget, statistics between runs."""
+"""The parts of the controller: costs, means, acceptance, sizes of drafts, regret and exploration budgets."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import math
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.controller.acceptance import AcceptanceModel, model_by_match_length, model_by_probability
-from edgespec.controller.cost_model import CostModel, Profile
-from edgespec.controller.draft_tree import DraftTree
+from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile, choose_chain_length
 from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.regret import RegretBudget
-from edgespec.controller.stats import DraftStats
+from edgespec.controller.stats import ExplorationBudget
 from edgespec.controller.value import DraftSize, choose_size, list_sizes
-from edgespec.core.tree import check_draft, path_to
 
 
 def test_costs_between_the_profiles_points() -> None:
@@ -24,14 +21,9 @@ def test_costs_between_the_profiles_points() -> None:
     assert [costs.seconds(rows) for rows in (1, 2, 4, 6, 8, 10)] == pytest.approx([10, 12, 16, 28, 40, 52])
     assert CostModel(Profile({1: 10.0})).seconds(3) == 30.0
     assert CostModel(Profile({1: 10.0, 4: 12.0, 5: 4.0})).seconds(9) == 5.0, "a falling end does not fall for ever"
-    for rows, draft_s, read_s in (
-        ({2: 1.0}, None, 0.0),
-        ({1: 0.0}, None, 0.0),
-        ({1: 1.0}, -1.0, 0.0),
-        ({1: 1.0}, 1.0, -1.0),
-    ):
+    for rows in ({2: 1.0}, {1: 0.0}, {1: 1.0, 2: math.inf}, {1: math.nan}):
         with pytest.raises(ValueError, match="one row"):
-            Profile(rows, draft_s, read_s)
+            Profile(rows)
 
 
 def test_costs_follow_the_clock() -> None:
@@ -76,11 +68,45 @@ def test_plain_costs_are_those_near_the_position() -> None:
 
 
 def test_draft_and_reading_costs() -> None:
-    costs = CostModel(Profile({1: 10.0}, 2.0, 0.5))
-    assert (costs.draft_s, costs.read_s) == (2.0, 0.5)
+    costs = CostModel(Profile({1: 10.0}, {"model": DraftCost({1: 2.0}, 0.5), "pard": DraftCost({1: 2.0, 4: 5.0}, 0.1)}))
+    assert (costs.unit_s("model"), costs.read_s("model")) == (2.0, 0.5)
+    assert [costs.unit_s("pard", n) for n in (1, 2, 3, 4, 9)] == [2.0, 3.0, 4.0, 5.0, 5.0], "none is extrapolated"
+    costs.observe_drafting("model", 40.0, 4.0)
+    assert costs.unit_s("model") == pytest.approx(11.0), "the profile is one of the first fifteen measurements"
     for _ in range(15):
-        costs.observe_drafted(4.0)
-    assert (costs.draft_s, costs.read_s) == (4.0, 1.0), "reading is slower where drafting is"
+        costs.observe_drafting("model", 8.0, 4.0)
+    assert (costs.unit_s("model"), costs.read_s("model")) == (4.0, 1.0), "reading is slower where drafting is"
+    costs.observe_drafting("model", 900.0, 4.0)
+    assert costs.unit_s("model") == 4.0, "an outlier is one among fifteen"
+    assert (costs.unit_s("pard", 4), costs.read_s("pard")) == (5.0, 0.1), "each drafter has its own"
+
+
+def test_the_costs_of_a_drafter_may_be_added() -> None:
+    costs = CostModel(Profile({1: 10.0}, {"model": DraftCost({1: 2.0})}))
+    assert costs.has_cost("model") and not costs.has_cost("pard")
+    costs.add_drafters({"pard": DraftCost({1: 1.0, 8: 3.0}, 0.1)})
+    assert costs.has_cost("model") and costs.unit_s("pard", 8) == 3.0
+    assert costs.profile == Profile({1: 10.0}, {"model": DraftCost({1: 2.0}), "pard": DraftCost({1: 1.0, 8: 3.0}, 0.1)})
+
+
+def test_the_cost_of_a_path() -> None:
+    assert DraftCost({1: 2.0}).path_s(3) == 6.0, "a unit for each token"
+    assert DraftCost({1: 2.0, 4: 5.0}).path_s(3) == 4.0, "one block"
+    units = ({}, {1: 0.0}, {0: 1.0}, {1: -1.0}, {1: math.nan}, {1: 1.0, 2: math.inf})
+    for each in units:
+        with pytest.raises(ValueError, match="time of a unit"):
+            DraftCost(each)
+    for read_s in (-0.1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="negative"):
+            DraftCost({1: 1.0}, read_s)
+
+
+def test_the_fastest_chain() -> None:
+    rows = {1: 1.0, 2: 1.1, 3: 1.2, 5: 1.3}
+    length, speedup = choose_chain_length(rows, 0.05, 0.8)
+    assert (length, speedup) == (4, pytest.approx((1 + 0.8 + 0.64 + 0.512 + 0.4096) / 1.5))
+    assert choose_chain_length(rows, 0.05, 0.05) == (0, 1.0)
+    assert choose_chain_length({1: 1.0}, 0.05, 0.8) == (0, 1.0), "nothing is known of more rows"
 
 
 def test_rates() -> None:
@@ -124,52 +150,15 @@ def after(rate: DecayedMean) -> DecayedMean:
 
 
 def test_acceptance_bins_are_independent() -> None:
-    acceptance = model_by_probability()
+    acceptance = make_acceptance_model("probability")
     for _ in range(100):
         acceptance.observe(0.99, is_right=False)
     assert acceptance.rate(0.99) < 0.2, "a drafter that is always sure and always wrong"
     assert acceptance.rate(0.3) == pytest.approx(0.27)
-    lengths = model_by_match_length()
+    lengths = make_acceptance_model("length")
     assert [lengths.rate(n) for n in (2, 3, 40)] == pytest.approx([0.4, 0.5, 0.95])
     with pytest.raises(ValueError, match="one guess"):
         AcceptanceModel([0.5], [0.1])
-
-
-def test_candidates_merge_and_the_most_probable_fill_the_rows() -> None:
-    found = DraftTree()
-    found.add_chain([5, 6, 7], [0.5, 0.8, 0.8])
-    path = found.add(-1, 5, 0.9)
-    found.add(-1, 8, 0.1)
-    assert found.add(path, 9, 0.3) == 4
-    assert found.probabilities == pytest.approx([0.9, 0.4, 0.32, 0.1, 0.27])
-    draft = found.select_draft(4)
-    assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 6, 7, 9], [-1, 0, 1, 0])
-    assert len(found.select_draft(0)) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4), st.floats(0, 1)), max_size=25), st.integers(0, 25))
-def test_any_tree_gives_a_valid_draft_of_its_best_nodes(nodes: list[tuple[int, int, float]], n: int) -> None:
-    found = DraftTree()
-    for parent, token, rate in nodes:
-        found.add(min(parent, len(found)) - 1, token, rate)
-    n = min(n, len(found))
-    draft = found.select_draft(n)
-    check_draft(draft, 5)
-    assert len(draft) == n
-    paths = {
-        tuple(found.tokens[i] for i in _path(found, node)): found.probabilities[node] for node in range(len(found))
-    }
-    assert len(paths) == len(found), "no path twice"
-    kept = [paths[tuple(draft.tokens[list(path_to(draft, node))].tolist())] for node in range(n)]
-    assert sorted(kept, reverse=True) == pytest.approx(sorted(paths.values(), reverse=True)[:n])
-
-
-def _path(found: DraftTree, node: int) -> list[int]:
-    path: list[int] = []
-    while node >= 0:
-        path.insert(0, node)
-        node = found.parents[node]
-    return path
 
 
 def test_every_size_is_compared() -> None:
@@ -256,41 +245,22 @@ def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -
         assert steps - emitted <= 4.0 + 0.01 * steps + 1e-6
 
 
-def test_statistics_outlive_the_process() -> None:
-    draft_stats = DraftStats(Profile({1: 0.1, 4: 0.2}, 0.01, 0.001))
-    for right in itertools.islice(itertools.cycle((True, False, True)), 50):
-        draft_stats.lookup("greedy").observe(4, right)
-        draft_stats.model("greedy").acceptance.observe(0.7, right)
-        draft_stats.model("greedy").gain(0).observe(1.0)
-    state = json.loads(json.dumps(draft_stats.to_dict()))
-    again = DraftStats.from_dict(state)
-    assert again.to_dict() == draft_stats.to_dict()
-    ours, theirs = again.model("greedy").fork(), draft_stats.model("greedy").fork()
-    assert ours.gain(0).value == pytest.approx(theirs.gain(0).value)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda s: s.pop("rows"),
-        lambda s: s["rows"].pop("1"),
-        lambda s: s["rows"].update({"x": 1.0}),
-        lambda s: s["rows"].update({"1": -1.0}),
-        lambda s: s.update(rows=[]),
-        lambda s: s.update(draft_s="x"),
-        lambda s: s["matches"]["greedy"].pop(),
-        lambda s: s["matches"].update(greedy=None),
-        lambda s: s["matches"]["greedy"].__setitem__(0, [float("nan"), 1.0]),
-        lambda s: s["matches"]["greedy"].__setitem__(0, [2.0, 1.0]),
-        lambda s: s["models"]["greedy"].__setitem__(0, [-1.0, 1.0]),
-        lambda s: s["models"].update(greedy=[["a", "b"]] * 13),
-    ],
-)
-def test_damaged_statistics_raise(damage) -> None:  # type: ignore[no-untyped-def]
-    draft_stats = DraftStats(Profile({1: 0.1}, 0.01))
-    draft_stats.lookup("greedy").observe(4, True)
-    draft_stats.model("greedy")
-    state = json.loads(json.dumps(draft_stats.to_dict()))
-    damage(state)
-    with pytest.raises(ValueError):
-        DraftStats.from_dict(state)
+def test_the_exploration_budget() -> None:
+    budget = ExplorationBudget()
+    assert not budget.spend(4.5), "four plain steps at first"
+    assert budget.spend(4.0) and not budget.spend(0.01)
+    budget = ExplorationBudget()
+    assert budget.spend(0.5), "of which one step is kept after a cheap trial"
+    assert not budget.spend(0.6) and budget.spend(0.5)
+    budget.add(100.0)
+    assert budget.spend(0.3) and not budget.spend(0.01), "then a small share of the time"
+    budget.add(1000.0)
+    budget.charge(2.5)
+    assert budget.spend(0.5) and not budget.spend(0.01), "less what was lost"
+    budget.add(1000.0)
+    budget.reset()
+    assert not budget.spend(0.01)
+    budget.charge(1.0)
+    budget.reset()
+    budget.add(100.0)
+    assert not budget.spend(0.01), "a debt is kept"

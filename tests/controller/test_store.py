@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from edgespec.backends.toy.session import ToyModel, ToySession
-from edgespec.controller.adaptive import Autopilot
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.adaptive import Adaptive
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import (
     ProfileKey,
@@ -27,12 +27,16 @@ from edgespec.core.protocols import Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
-from edgespec.drafters.draft_model import DraftModelStepper, GreedyTopK
+from edgespec.drafters.block import BlockDrafter
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.pard import PardSession
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import CacheError
 from tests.core.toys import decode
 
 HERE = ProfileKey.current("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
 MIB = 2**20
+LOOKUP, MODEL_KEY = "ngram; sample at 0.0, answer", "model; block at 0.8, answer"
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +53,19 @@ def written(path: Path, content: bytes = b"weights") -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ProfileStore:
-    return ProfileStore(written(tmp_path / "target.gguf", b"target"), written(tmp_path / "draft.gguf", b"draft"))
+    return ProfileStore(written(tmp_path / "target.gguf", b"target"), [written(tmp_path / "draft.gguf", b"draft")])
 
 
 def learned(plain_s: float = 0.02) -> DraftStats:
-    draft_stats = DraftStats(Profile({1: plain_s, 4: 0.03, 16: 0.07}, 0.003, 0.0004))
+    drafts = {"model": DraftCost({1: 0.003}, 0.0004), "pard": DraftCost({1: 0.003, 4: 0.005}, 0.0)}
+    draft_stats = DraftStats(Profile({1: plain_s, 4: 0.03, 16: 0.07}, drafts))
+    lookup, model = draft_stats.drafter(LOOKUP, "length"), draft_stats.drafter(MODEL_KEY, "probability")
     for right in (True, True, False):
-        draft_stats.lookup("sample at 0.0").observe(7, right)
-        draft_stats.model("block at 0.8").acceptance.observe(0.4, right)
-        draft_stats.model("block at 0.8").gain(0).observe(-1.5 * right)
+        lookup.acceptance.observe(7, right)
+        model.acceptance.observe(0.4, right)
+        model.gain(0).observe(-1.5 * right)
+        draft_stats.agreement("model+ngram; block at 0.8, answer").observe(0.85, right)
+        draft_stats.gain_after("pard after model; block at 0.8, answer").observe(0.5 * right)
     return draft_stats
 
 
@@ -75,8 +83,9 @@ def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
     assert isinstance(found, DraftStats)
     assert found.to_dict() == saved.to_dict()
     assert found.costs.profile == saved.costs.profile
-    assert found.lookup("sample at 0.0").rate(7) == pytest.approx(saved.lookup("sample at 0.0").rate(7), abs=0.1)
-    assert found.lookup("sample at 0.0").rate(7) != DraftStats(saved.costs.profile).lookup("").rate(7)
+    rate = found.drafter(LOOKUP, "length").acceptance.rate(7)
+    assert rate == pytest.approx(saved.drafter(LOOKUP, "length").acceptance.rate(7), abs=0.1)
+    assert rate != DraftStats(saved.costs.profile).drafter("", "length").acceptance.rate(7)
     store.save(HERE, learned(0.5))
     assert plain_of(store.load(HERE)) == 0.5, "the last one counts"
 
@@ -122,6 +131,21 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"setting": asdict(HERE), "experience": learned().to_dict() | changes}
 
 
+def cost(unit_s: Any, read_s: Any = 0.0) -> dict[str, Any]:
+    """The stored cost of a drafter."""
+    return {"model": {"units": {"1": unit_s}, "read_s": read_s}}
+
+
+def drafter(rates: list[Any], confidence: str = "length") -> dict[str, Any]:
+    """Stored statistics of a drafter."""
+    return {LOOKUP: {"confidence": confidence, "is_trusted": False, "rates": rates}}
+
+
+def without(name: str) -> dict[str, Any]:
+    """The stored statistics but one part."""
+    return {key: value for key, value in learned().to_dict().items() if key != name}
+
+
 def of(*entries: object) -> str:
     return json.dumps({"entries": entries})
 
@@ -150,19 +174,29 @@ DAMAGED = {
     "rows in a list": of(entry(rows=[0.1, 0.2])),
     "seconds that are text": of(entry(rows={"1": "long"})),
     "seconds below zero": of(entry(rows={"1": -0.1})),
-    "seconds of drafting that are text": of(entry(draft_s="long")),
-    "seconds of reading that are null": of(entry(read_s=None)),
+    "seconds of drafting that are text": of(entry(drafts=cost("long"))),
+    "seconds of reading that are null": of(entry(drafts=cost(0.003, None))),
+    "no seconds of drafting": of(entry(drafts={"model": {"units": {}, "read_s": 0.0}})),
+    "a drafter without units": of(entry(drafts={"model": {"read_s": 0.0}})),
+    "drafters in a list": of(entry(drafts=[cost(0.003)])),
     "NaN": of(entry(rows={"1": float("nan")})),
-    "NaN read": of(entry(read_s=float("nan"))),
-    "infinity": of(entry(draft_s=float("inf"))),
-    "a float too large": of(entry()).replace('"draft_s": 0.003', '"draft_s": 1e999'),
+    "NaN read": of(entry(drafts=cost(0.003, float("nan")))),
+    "infinity": of(entry(drafts=cost(float("inf")))),
+    "a float too large": of(entry()).replace('"units": {"1": 0.003}', '"units": {"1": 1e999}'),
     "an integer too large": of(entry(rows={"1": 10**400})),
-    "an integer too long": of(entry(draft_s=7)).replace('"draft_s": 7', '"draft_s": ' + "7" * 5000),
-    "evidence too short": of(entry(matches={"sample at 0.0": [[1, 1]]})),
-    "evidence of one number": of(entry(matches={"sample at 0.0": [[1]] * 8})),
-    "evidence that is text": of(entry(models={"sample at 0.0": ["ab"] * 13})),
-    "evidence of negative weight": of(entry(matches={"sample at 0.0": [[1, -5.0]] * 8})),
-    "models in a list": of(entry(models=[1])),
+    "an integer too long": of(entry(drafts=cost(7))).replace('"1": 7', '"1": ' + "7" * 5000),
+    "evidence too short": of(entry(drafters=drafter([[1, 1]]))),
+    "evidence of one number": of(entry(drafters=drafter([[1]] * 15))),
+    "evidence that is text": of(entry(drafters=drafter(["ab"] * 15))),
+    "evidence of negative weight": of(entry(drafters=drafter([[1, -5.0]] * 15))),
+    "another kind of confidence": of(entry(drafters=drafter([[0, 0]] * 15, confidence="mood"))),
+    "no trust": of(entry(drafters={LOOKUP: {"confidence": "length", "rates": [[0, 0]] * 15}})),
+    "statistics of drafters in a list": of(entry(drafters=[1])),
+    "an agreement that is too short": of(entry(agreements={"a+b; greedy, answer": [[0, 0]]})),
+    "more right than seen": of(entry(agreements={"a+b; greedy, answer": [[2, 1]] * 11})),
+    "a gain that is no pair": of(entry(after={"a after b; greedy, answer": 1.0})),
+    "a version without agreements": of({"setting": asdict(HERE), "experience": without("agreements")}),
+    "a version without gains after others": of({"setting": asdict(HERE), "experience": without("after")}),
 }
 
 
@@ -173,6 +207,16 @@ def test_a_damaged_file_is_as_none_and_written_over(store: ProfileStore, name: s
     assert store.load(HERE) is None
     store.save(HERE, learned())
     assert plain_of(store.load(HERE)) == 0.02
+
+
+def test_the_undamaged_parts_load(store: ProfileStore) -> None:
+    """Those that DAMAGED damages."""
+    whole = entry(drafts=cost(7), drafters=drafter([[0, 0]] * 15), agreements={"a+b; greedy, answer": [[1, 1]] * 11})
+    written(store.path, of(whole).encode())
+    found = store.load(HERE)
+    assert isinstance(found, DraftStats)
+    assert found.costs.unit_s("model") == 7.0
+    assert found.agreement("a+b; greedy, answer").rate(0.7) > DraftStats(found.costs.profile).agreement("").rate(0.7)
 
 
 def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
@@ -209,8 +253,9 @@ TEXT = decode(MODEL, GREEDY, 0, PROMPT, 14, frozenset(), 64)
 
 def generated(draft_stats: DraftStats) -> list[int]:
     """A text of the toy model, with the autopilot over lookups and the model itself."""
-    stepper = DraftModelStepper(ToySession(MODEL, context_size=64), V, GreedyTopK())
-    controller = Autopilot(draft_stats, "sample at 0.0", stepper, trees=True)
+    model = SequentialDrafter("model", ModelDraftSession(ToySession(MODEL, context_size=64), V))
+    pard = BlockDrafter("pard", PardSession(ToySession(MODEL, context_size=64), V, mask_token=1))
+    controller = Adaptive([NgramDrafter(), model, pard], draft_stats, "sample at 0.0", V, trees=True)
     session, verifier = ToySession(MODEL, context_size=64), SampleMatching(GREEDY, CounterRng(0))
     events = speculate(session, controller, verifier, PROMPT, max_tokens=14, stop=frozenset())
     return [token for event in events if isinstance(event, Step) for token in event.tokens]
@@ -229,16 +274,21 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(store: ProfileStore, cac
 def test_files_are_identified_by_their_content(tmp_path: Path) -> None:
     target, draft = written(tmp_path / "t.gguf", b"target"), written(tmp_path / "d.gguf", b"draft")
     paths = [
-        ProfileStore(target, draft).path,
-        ProfileStore(target, None).path,
-        ProfileStore(draft, target).path,
-        ProfileStore(draft, None).path,
+        ProfileStore(target, [draft]).path,
+        ProfileStore(target).path,
+        ProfileStore(draft, [target]).path,
+        ProfileStore(draft).path,
     ]
-    assert len(set(paths)) == 4
+    paths += [
+        ProfileStore(target, [draft, target]).path,
+        ProfileStore(target, [target, draft]).path,
+        ProfileStore(target, [draft], "layerskip:2").path,
+    ]
+    assert len(set(paths)) == 7
     moved = written(tmp_path / "elsewhere" / "other-name.gguf", b"target")
-    assert ProfileStore(moved, draft).path == ProfileStore(target, draft).path
+    assert ProfileStore(moved, [draft]).path == ProfileStore(target, [draft]).path
     written(target, b"target, changed")
-    assert ProfileStore(target, draft).path not in paths
+    assert ProfileStore(target, [draft]).path not in paths
 
 
 def test_fingerprints_look_at_both_ends_and_the_size(tmp_path: Path) -> None:
@@ -275,7 +325,7 @@ def test_fingerprints_of_folders(tmp_path: Path) -> None:
 
 def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"gone\.gguf cannot be read: No such file or directory\."):
-        _ = ProfileStore(tmp_path / "gone.gguf", None).path
+        _ = ProfileStore(tmp_path / "gone.gguf").path
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CacheError, match="cannot be read"):
