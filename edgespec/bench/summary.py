@@ -90,7 +90,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Either the cold runs or the warm ones: a repeated prompt measures the lookup table.
+    """Either the cold runs or the warm ones: a repeated prompt measures what lookups remember.
 
     splits          groups by category, by temperature (if there are several), and by both
     best_fixed      the fastest arm of fixed depth, chosen with hindsight
@@ -128,7 +128,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        return f"N-gram lookup in {'all texts' if self.warm else 'the current text only'}"
+        return f"Lookups in {'all texts' if self.warm else 'the current text only'}"
 
     def by_category(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.temperature is None]

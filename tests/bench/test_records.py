@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import Run, read_records
+from edgespec.bench.records import Cost, Run, read_records
 from edgespec.bench.stats import summarize
 from edgespec.bench.summary import format_table
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.errors import InvalidRequest
 from tests.bench.lines import COST, HEADER, run, write
 
@@ -64,6 +66,10 @@ GOOD = run("plain", "a", 10)
         ([json.dumps(HEADER), json.dumps(COST | {"rows": {"1": 0.1, "2": 0}})], 2, "above zero"),
         ([json.dumps(HEADER), json.dumps(COST | {"rows": {"one": 0.1}})], 2, "invalid literal"),
         ([json.dumps(HEADER), json.dumps(COST | {"rows": [0.1]})], 2, "has the wrong type"),
+        ([json.dumps(HEADER), json.dumps({k: v for k, v in COST.items() if k != "drafts"})], 2, "drafts is missing"),
+        ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {}, "read_s": 0}}})], 2, "time of a unit"),
+        ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {"1": 1}}}})], 2, "read_s is missing"),
+        ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": 0.1}})], 2, "has the wrong type"),
     ],
 )
 def test_damage_is_told_with_file_and_line(tmp_path: Path, lines: list[str], number: int, reason: str) -> None:
@@ -85,4 +91,9 @@ def test_records_are_what_the_file_says(tmp_path: Path) -> None:
     assert (record.temperature, record.bound_s, record.metrics.tokens_per_second) == (0.0, 1.0, 10.0)
     summary = summarize([header, cost, record])
     assert summary.costs[0].rows == {1: 0.02, 2: 0.03}
+    profile = Profile({1: 0.02, 2: 0.03}, {"pard": DraftCost({1: 0.01, 4: 0.02}, 0.005)})
+    (_, measured) = read_records(
+        write(tmp_path / "bench.jsonl", HEADER, COST | json.loads(json.dumps(asdict(profile))))
+    )
+    assert isinstance(measured, Cost) and (measured.rows, measured.drafts) == (profile.rows, profile.drafts)
     assert summary.header.versions == {"edgespec": "0.1.0", "mlx_lm": None}

@@ -67,6 +67,18 @@ def test_arms() -> None:
     ]
 
 
+def test_each_drafter_is_an_arm_alone_and_the_autopilot_has_them_all() -> None:
+    drafters = ("own-head", "ngram", "self")
+    arms = list_arms(drafters, [2, 4])
+    assert [(arm.name, arm.drafters, arm.gamma) for arm in arms] == [
+        ("plain", (), 0),
+        ("autopilot", drafters, None),
+        *((f"{name} {gamma}", (name,), gamma) for name in drafters for gamma in (2, 4)),
+        ("autopilot cold", drafters, None),
+    ]
+    assert [arm.name for arm in arms if arm.cold] == ["autopilot cold"]
+
+
 def test_arms_are_interleaved_there_and_back() -> None:
     engine = Watched()
     running = bench(engine, one("a"), one("b"), repeats=2, temperatures=(0.0, 0.8))

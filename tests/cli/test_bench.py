@@ -67,7 +67,7 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "a test" in lines[0] and any(line == "N-gram lookup in the current text only" for line in lines)
+    assert "a test" in lines[0] and any(line == "Lookups in the current text only" for line in lines)
     heading = next(i for i, line in enumerate(lines) if line.startswith("arm "))
     rows = {line[:22].strip(): line[22:].split() for line in lines[heading + 1 : heading + 6]}
     assert sorted(rows) == sorted(ARMS)
