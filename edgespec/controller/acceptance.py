@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from math import prod
+from collections.abc import Sequence
 
 from edgespec.controller.estimator import DecayedMean
 from edgespec.core.drafter import Confidence
@@ -54,11 +53,6 @@ def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
 
 
 def make_agreement_model() -> AcceptanceModel:
-    """For a token that several drafters propose, by `combine_rates`."""
+    """For a token that several drafters propose, by the highest rate of them: they may have the same reason."""
     edges = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
     return AcceptanceModel(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
-
-
-def combine_rates(rates: Iterable[float]) -> float:
-    """The probability that a token is right if each of several rates were of an independent reason for it."""
-    return 1.0 - prod(1.0 - rate for rate in rates)

@@ -6,12 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from edgespec.controller.acceptance import (
-    AcceptanceModel,
-    combine_rates,
-    make_acceptance_model,
-    make_agreement_model,
-)
+from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model, make_agreement_model
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.estimator import DecayedMean
 from edgespec.core.drafter import Confidence, Drafter
@@ -220,7 +215,7 @@ class TextStats:
         return self._after[key]
 
     def agreement(self, names: Collection[str]) -> AcceptanceModel:
-        """Acceptance of a token that all of `names` propose, by `combine_rates`."""
+        """Acceptance of a token that all of `names` propose, by the highest rate of them."""
         key = self._key("+".join(sorted(names)))
         if key not in self._agreements:
             self._agreements[key] = self._shared.agreement(key).fork()
@@ -229,12 +224,12 @@ class TextStats:
     def rate(self, votes: dict[str, float]) -> float:
         """The probability that a token with these votes is accepted if the one before it is."""
         rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
-        return rates[0] if len(rates) == 1 else self.agreement(votes).rate(combine_rates(rates))
+        return rates[0] if len(rates) == 1 else self.agreement(votes).rate(max(rates))
 
     def observe_agreement(self, votes: dict[str, float], is_right: bool) -> None:
         """A token that several drafters had proposed was compared."""
         rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
-        self.agreement(votes).observe(combine_rates(rates), is_right)
+        self.agreement(votes).observe(max(rates), is_right)
 
     def merge(self) -> None:
         """The text is complete, or its generation has ended."""

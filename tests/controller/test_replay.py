@@ -119,7 +119,7 @@ def test_a_good_drafter_after_a_useless_one_is_adopted(curve: str) -> None:
         names: mean(np.array([mean(speeds_with(GREEDY, make_clock(curve, seed=seed), names)) for seed in range(3)]))
         for names in [("model",), ("wrong", "model"), ("wrong",)]
     }
-    assert speeds["wrong", "model"] >= 0.99 * speeds["model",]
+    assert speeds["wrong", "model"] >= 0.98 * speeds["model",]
     assert speeds["wrong", "model"] >= (1.06 if curve == "a GPU" else 1.005) * speeds["wrong",]
 
 
