@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
+
+import numpy as np
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -20,6 +23,7 @@ class DrafterSet:
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, draw: TokenDraw | None = None) -> None:
         """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
         self._drafters = list(drafters)
+        self._names = {drafter.name for drafter in drafters}
         self._vocab_size = vocab_size
         self._draw = draw
         self.failures: dict[str, str] = {}  # drafter -> reason
@@ -40,28 +44,30 @@ class DrafterSet:
         return [
             (drafter, outcome)
             for drafter in self
-            for outcome in self._call(drafter, partial(drafter.observe, done), nothing)
+            for outcome in self._call(drafter, partial(_hear, drafter, done), nothing)
         ]
 
     def unread(self, drafter: Drafter, text: Sequence[int]) -> int:
         """See Drafter; the length of the text for a drafter that fails."""
-        return self._call(drafter, partial(drafter.unread, text), len(text))
+        return self._call(drafter, partial(_count_unread, drafter, text), len(text))
 
     def expand(self, drafter: Drafter, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """Drive `drafter.expand`; each next() is a unit. Nodes of a faulty unit are taken back."""
-        units: Iterator[None] | None = self._call(drafter, lambda: drafter.expand(tree, text, limit), None)
-        while units is not None:
+        units: list[Iterator[None]] = []
+
+        def advance(before: int) -> bool:
+            if not units:
+                units.append(iter(drafter.expand(tree, text, limit)))
+            is_unit = next(units[0], _END) is not _END
+            self._check(drafter, tree, before, limit)
+            return is_unit
+
+        while True:
             before = len(tree)
-
-            def advance(units: Iterator[None] = units, before: int = before) -> bool:
-                if next(units, _END) is _END:
-                    return False
-                self._check(drafter, tree, before)
-                return True
-
-            if not self._call(drafter, advance, False):
-                if drafter.name in self.failures:
-                    tree.truncate(before)
+            is_unit = self._call(drafter, partial(advance, before), False)
+            if drafter.name in self.failures:
+                self._take_back(tree, before)
+            if not is_unit:
                 return
             yield
 
@@ -80,8 +86,9 @@ class DrafterSet:
             self._drafters = [each for each in self._drafters if each is not drafter]
             return otherwise
 
-    def _check(self, drafter: Drafter, tree: DraftTree, start: int) -> None:
-        """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""
+    def _check(self, drafter: Drafter, tree: DraftTree, start: int, limit: Budget) -> None:
+        """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify, and for
+        votes that cannot be counted."""
         for node in range(start, len(tree)):
             token, q = tree.tokens[node], tree.q[node]
             if not 0 <= token < self._vocab_size or not -1 <= tree.parents[node] < node:
@@ -90,6 +97,37 @@ class DrafterSet:
                 raise ValueError("drawn tokens need the distribution that they were drawn from, others have none")
             if q is not None and (q.shape != (self._vocab_size,) or not q[token] > 0):
                 raise ValueError(f"the distribution that it drew token {token} from does not allow it")
+            if drafter.name not in tree.votes[node]:
+                raise ValueError(f"it votes under another name than its own, which is '{drafter.name}'")
+        if drafter.is_drawn and len(tree) > limit.depth:
+            raise ValueError(f"it drew {len(tree)} tokens, more than the {limit.depth} that it was asked for")
+        for votes in tree.votes:
+            for name, confidence in votes.items():
+                if not self._is_countable(name, confidence):
+                    raise ValueError(f"it votes as '{name}' with confidence {confidence}")
+
+    def _is_countable(self, name: str, confidence: object) -> bool:
+        return name in self._names and isinstance(confidence, int | float | np.number) and math.isfinite(confidence)
+
+    def _take_back(self, tree: DraftTree, n: int) -> None:
+        """Drop the nodes from `n` on, and votes for earlier ones that cannot be counted."""
+        tree.truncate(n)
+        for votes in tree.votes:
+            for name in [name for name, confidence in votes.items() if not self._is_countable(name, confidence)]:
+                votes.pop(name)
+                if not votes:  # it has spoilt the vote for a token of its own
+                    votes[name] = 0.0
+
+
+def _hear(drafter: Drafter, done: Round) -> list[Outcome]:
+    return [Outcome(float(each.confidence), bool(each.is_right)) for each in drafter.observe(done)]
+
+
+def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:
+    n = drafter.unread(text)
+    if n < 0:
+        raise ValueError(f"it has {n} unread tokens")
+    return n
 
 
 _END = object()

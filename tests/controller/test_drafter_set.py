@@ -1,0 +1,258 @@
+"""DrafterSet: what a drafter raises or gets wrong costs its proposals, never the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.controller.drafter_set import DrafterSet
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
+from edgespec.errors import BackendError, Cancelled
+from tests.controller.replay import NO_SCORES
+
+V = 8
+TEXT = [1, 2, 3]
+DONE = Round([*TEXT, 4], (4,), NO_DRAFT, (), 0, NO_SCORES)
+LIMIT = Budget(4, 4)
+
+
+class Counting(Drafter):
+    """Drafts a chain of 5, 6, 7 ...; raises `error` in the method `fails_in`, at the unit `at` of an expand."""
+
+    def __init__(self, name: str, fails_in: str = "", error: BaseException | None = None, at: int = 0) -> None:
+        self.name = name
+        self._fails_in = fails_in
+        self._error = error
+        self._at = at
+        self.calls: list[str] = []
+
+    def _note(self, method: str) -> None:
+        self.calls.append(method)
+        if method == self._fails_in and self._error is not None:
+            raise self._error
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        self._note("begin")
+
+    def unread(self, text: Sequence[int]) -> int:
+        self._note("unread")
+        return 2
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        node = -1
+        for i in range(limit.depth):
+            node = tree.add(node, (5 + i) % V, self.name, 0.5)
+            if i == self._at:
+                self._note("expand")
+            yield
+
+    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        self._note("draft_unread")
+        return Draft.chain([5, 6])
+
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        self._note("observe")
+        return (Outcome(0.5, True),)
+
+
+def drive(drafters: DrafterSet) -> DraftTree:
+    """Everything that a controller may call in a round."""
+    tree = DraftTree()
+    drafters.begin(TEXT)
+    for drafter in drafters:
+        drafters.unread(drafter, TEXT)
+        drafters.draft_unread(drafter, TEXT, LIMIT)
+    for drafter in drafters:
+        for _ in drafters.expand(drafter, tree, TEXT, LIMIT):
+            pass
+    drafters.observe(DONE)
+    return tree
+
+
+@pytest.mark.parametrize("method", ["begin", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("error", [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint="")])
+def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: Exception) -> None:
+    bad, good = Counting("bad", method, error), Counting("good")
+    drafters = DrafterSet([bad, good], V)
+    tree = drive(drafters)
+    assert list(drafters.failures) == ["bad"]
+    assert drafters.failures["bad"].count(".") == drafters.failures["bad"].endswith(".") == 1
+    assert [each.name for each in drafters] == ["good"] and len(drafters) == 1
+    assert {name for votes in tree.votes for name in votes} == ({"good", "bad"} if method == "observe" else {"good"})
+    heard = len(bad.calls)
+    assert drive(drafters).votes == [{"good": 0.5}] * 4
+    assert len(bad.calls) == heard, "it is not called again"
+    assert good.calls == ["begin", "unread", "draft_unread", "expand", "observe"] * 2
+
+
+@pytest.mark.parametrize("method", ["begin", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("error", [Cancelled(), KeyboardInterrupt()])
+def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None:
+    drafters = DrafterSet([Counting("bad", method, error), Counting("good")], V)
+    with pytest.raises(type(error)):
+        drive(drafters)
+    assert not drafters.failures and len(drafters) == 2
+
+
+def test_the_reason_is_the_errors() -> None:
+    drafters = DrafterSet([Counting("bad", "begin", ValueError("the file is gone"))], V)
+    drafters.begin(TEXT)
+    assert drafters.failures == {"bad": "the file is gone."}
+    assert drafters.observe(DONE) == []
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_only_the_nodes_of_the_faulty_unit_are_taken_back(at: int) -> None:
+    bad = Counting("bad", "expand", ValueError("it is broken"), at)
+    drafters, tree = DrafterSet([bad, Counting("good")], V), DraftTree()
+    tree.add(-1, 1, "good", 0.9)
+    n_units = sum(1 for _ in drafters.expand(bad, tree, TEXT, LIMIT))
+    assert n_units == at
+    assert tree.tokens == [1, *range(5, 5 + at)] and "bad" in drafters.failures
+    assert tree.find_child(at if at else -1, 5 + at) is None
+
+
+def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
+    bad = Counting("bad", "unread", ValueError("no"))
+    drafters = DrafterSet([bad], V)
+    assert drafters.unread(bad, TEXT) == 3
+    assert DrafterSet([Counting("good")], V).unread(Counting("good"), TEXT) == 2
+
+
+def test_outcomes_come_with_their_drafter() -> None:
+    one, two = Counting("one"), Counting("two")
+    assert DrafterSet([one, two], V).observe(DONE) == [(one, Outcome(0.5, True)), (two, Outcome(0.5, True))]
+
+
+class Proposing(Drafter):
+    """One unit that `propose` fills."""
+
+    name = "plugin"
+
+    def __init__(self, propose: Callable[[DraftTree], Any], *, is_drawn: bool = False) -> None:
+        self._propose = propose
+        self.is_drawn = is_drawn
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        self._propose(tree)
+        yield
+
+
+class Eager(Proposing):
+    """Proposes when it is called, and has no units."""
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        self._propose(tree)
+        return iter(())
+
+
+class Late(Proposing):
+    """Proposes after its last unit."""
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        yield
+        self._propose(tree)
+
+
+Q = np.full(V, 1 / V)
+ZERO_AT_3 = np.array([0.2, 0.2, 0.2, 0.0, 0.2, 0.2, 0.0, 0.0])
+REFUSED: dict[str, tuple[bool, Callable[[DraftTree], Any]]] = {
+    "a token beyond the vocabulary": (False, lambda tree: tree.add(-1, V, "plugin", 0.5)),
+    "a negative token": (False, lambda tree: tree.add(-1, -1, "plugin", 0.5)),
+    "a good token, then a bad one": (False, lambda tree: tree.add_chain([2, V], "plugin", [0.5, 0.5])),
+    "more draws than it was asked for": (True, lambda tree: [tree.add(i, 2, "plugin", 0.5, Q) for i in range(4)]),
+    "a parent that does not exist": (False, lambda tree: tree.add(7, 1, "plugin", 0.5)),
+    "a parent below the root": (False, lambda tree: tree.add(-2, 1, "plugin", 0.5)),
+    "a distribution without draws": (False, lambda tree: tree.add(-1, 2, "plugin", 0.5, Q)),
+    "a draw without its distribution": (True, lambda tree: tree.add(-1, 2, "plugin", 0.5)),
+    "a distribution over another vocabulary": (True, lambda tree: tree.add(-1, 2, "plugin", 0.5, Q[:-1])),
+    "a distribution of two dimensions": (True, lambda tree: tree.add(-1, 2, "plugin", 0.5, Q[None])),
+    "a draw of probability zero": (True, lambda tree: tree.add(-1, 3, "plugin", 0.5, ZERO_AT_3)),
+    "a draw of no probability": (True, lambda tree: tree.add(-1, 3, "plugin", 0.5, np.full(V, np.nan))),
+    "another name": (False, lambda tree: tree.add(-1, 2, "other", 0.5)),
+    "a vote under another name": (False, lambda tree: tree.add(-1, 1, "other", 0.5)),
+    "a confidence of nothing": (False, lambda tree: tree.add(-1, 2, "plugin", None)),  # type: ignore[arg-type]
+    "a confidence that is no number": (False, lambda tree: tree.add(-1, 2, "plugin", float("nan"))),
+    "a vote of no number": (False, lambda tree: tree.add(-1, 1, "plugin", float("nan"))),
+}
+
+
+@pytest.mark.parametrize("kind", [Proposing, Eager, Late])
+@pytest.mark.parametrize("name", REFUSED)
+def test_proposals_that_cannot_be_scored_are_refused(name: str, kind: type[Proposing]) -> None:
+    is_drawn, propose = REFUSED[name]
+    plugin, tree = kind(propose, is_drawn=is_drawn), DraftTree()
+    tree.add(-1, 1, "good", 0.9, Q if is_drawn else None)
+    drafters = DrafterSet([Counting("good"), plugin], V)
+    for _ in drafters.expand(plugin, tree, TEXT, LIMIT):
+        pass
+    assert list(drafters.failures) == ["plugin"], name
+    assert tree.tokens == [1] and tree.votes == [{"good": 0.9}], "nothing of it is left"
+
+
+def test_a_spoilt_vote_for_an_earlier_token_counts_nothing() -> None:
+    class Spoiling(Counting):
+        def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+            tree.add(-1, 5, self.name, 0.5)
+            yield
+            tree.add(-1, 5, self.name, float("nan"))
+            yield
+
+    spoiling, tree = Spoiling("bad"), DraftTree()
+    drafters = DrafterSet([spoiling], V)
+    assert sum(1 for _ in drafters.expand(spoiling, tree, TEXT, LIMIT)) == 1
+    assert (tree.tokens, tree.votes, list(drafters.failures)) == ([5], [{"bad": 0.0}], ["bad"])
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_sound_proposals_are_kept(is_drawn: bool) -> None:
+    def propose(tree: DraftTree) -> None:
+        node = tree.add(-1, 0, "plugin", 0.5, Q if is_drawn else None)
+        tree.add(node, V - 1, "plugin", 0.5, Q if is_drawn else None)
+
+    plugin, tree = Proposing(propose, is_drawn=is_drawn), DraftTree()
+    drafters = DrafterSet([plugin], V)
+    assert sum(1 for _ in drafters.expand(plugin, tree, TEXT, LIMIT)) == 1
+    assert tree.tokens == [0, V - 1] and not drafters.failures
+
+
+@pytest.mark.parametrize("outcomes", [None, 3, [None], [("0.5", True)], [Outcome(None, True)]])  # type: ignore[arg-type]
+def test_outcomes_that_are_none_are_refused(outcomes: Any) -> None:
+    class Vague(Counting):
+        def observe(self, done: Round) -> Sequence[Outcome]:
+            return outcomes  # type: ignore[no-any-return]
+
+    good = Counting("good")
+    drafters = DrafterSet([Vague("vague"), good], V)
+    assert drafters.observe(DONE) == [(good, Outcome(0.5, True))]
+    assert list(drafters.failures) == ["vague"]
+
+
+def test_outcomes_may_be_generated() -> None:
+    class Generating(Counting):
+        def observe(self, done: Round) -> Any:
+            yield Outcome(0.1, False)
+            if self._fails_in:
+                raise ValueError("late")
+
+    bad, good = Generating("bad", "observe"), Generating("good")
+    drafters = DrafterSet([bad, good], V)
+    assert drafters.observe(DONE) == [(good, Outcome(0.1, False))]
+    assert drafters.failures == {"bad": "late."}
+
+
+@pytest.mark.parametrize("unread", [None, "3", -1])
+def test_unread_that_is_no_number_is_refused(unread: Any) -> None:
+    class Vague(Counting):
+        def unread(self, text: Sequence[int]) -> int:
+            return unread  # type: ignore[no-any-return]
+
+    vague = Vague("vague")
+    drafters = DrafterSet([vague], V)
+    assert drafters.unread(vague, TEXT) == 3
+    assert list(drafters.failures) == ["vague"]
