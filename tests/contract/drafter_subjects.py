@@ -1,0 +1,169 @@
+"""What the drafter contract runs over: each drafter of the registry on each runtime that has it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec import drafters
+from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft, parse
+from edgespec.backends.llamacpp.model import load as load_llama
+from edgespec.backends.mlx.model import load as load_mlx
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
+from edgespec.core.drafter import Drafter
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.drafters import SELF, DrafterSpec, drafter_specs
+from edgespec.engine.drafting import LoadedDrafter
+from tests.models import DRAFT, REPOSITORY, TARGET
+
+CONTEXT = 256
+PARD = REPOSITORY / "tests" / "fixtures" / "pard"
+PLUGIN = REPOSITORY / "tests" / "plugin" / "edgespec-suffix"
+MASK = json.loads((PARD / "config.json").read_text())["pard_token"]
+TOYS = ("toy-linear", "toy-tree", "toy-recurrent")
+SHARED = "shared llama.cpp"  # several sessions over one context, which adopt each other's prefixes
+METHODS = {
+    "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
+    "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
+}
+
+# A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
+_TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
+
+WITHOUT_ATTACHED = ("ngram", "model", "pard", "suffix")  # the last one is the plugin
+NAMES = [
+    *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
+    *(f"{each} on {runtime}" for runtime in METHODS for each in (*WITHOUT_ATTACHED, *METHODS[runtime])),
+]
+ADOPTING = [
+    *(name for name in NAMES if name.endswith(TOYS)),
+    *(name.replace("llama.cpp", SHARED) for name in NAMES if name.endswith("llama.cpp")),
+]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded drafter and the target that it drafts for.
+
+    tolerance  by which a probability may change with the number of rows of a forward
+    is_exact   whether the target's scores do not depend on the number of rows
+    """
+
+    name: str
+    target: Model
+    loaded: LoadedDrafter
+    tolerance: float
+    is_exact: bool
+
+    @property
+    def drafter(self) -> str:
+        return self.loaded.spec.name
+
+    @property
+    def takes_trees(self) -> bool:
+        return self.target.no_tree_reason is None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.tokenizer.vocab_size
+
+    def open(self, target: Session, check: CheckCancelled = lambda: None) -> Drafter:
+        return self.loaded.open(target, self.vocab_size, None, check)
+
+    def replaced(self, spec: DrafterSpec) -> Subject:
+        """The same with another way to open the drafter."""
+        return replace(self, loaded=replace(self.loaded, spec=spec))
+
+
+class Loader:
+    """Loads runtimes and their drafts once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._models: dict[tuple[str, str], Model | AttachedDraft] = {}
+
+    def load(self, name: str) -> Subject:
+        """A subject of NAMES."""
+        drafter, runtime = name.split(" on ")
+        spec = drafter_specs()[drafter if drafter in WITHOUT_ATTACHED else SELF]
+        target = self._model(runtime, "target")
+        source: Model | AttachedDraft | None = None
+        if spec.needs == "model":
+            source = self._model(runtime, drafter)
+        elif spec.needs == "target":
+            source = self._attach(runtime, drafter)
+        mask = None if drafter != "pard" else ord("@") if runtime in TOYS else MASK
+        tolerance = _TOLERANCE.get(name, _TOLERANCE.get(runtime, 0.0))
+        is_exact = runtime not in ("mlx", SHARED)
+        return Subject(name, target, LoadedDrafter(spec, drafter, source, mask), tolerance, is_exact)
+
+    def close(self) -> None:
+        for each in reversed(self._models.values()):
+            each.close()
+
+    def _model(self, runtime: str, which: str) -> Model:
+        key = runtime, which
+        if key not in self._models:
+            self._models[key] = _OPEN.get(runtime, _open_toy)(runtime, which)
+        found = self._models[key]
+        assert not isinstance(found, AttachedDraft)
+        return found
+
+    def _attach(self, runtime: str, method: str) -> AttachedDraft:
+        key = runtime, method
+        if key not in self._models:
+            spec = parse(method)
+            assert spec is not None
+            self._models[key] = self._model(runtime, "target").attach(
+                spec, folder=self._folder, progress=lambda fraction: None, check=lambda: None
+            )
+        found = self._models[key]
+        assert isinstance(found, AttachedDraft)
+        return found
+
+
+def _open_toy(runtime: str, which: str) -> Model:
+    """Target and draft are of one kind, so that recurrent drafts are run too. The whole text decides the next token."""
+    rule = LetterModel(order=CONTEXT, noise=0.0 if which == "target" else 1.0)
+    return ToyRuntimeModel(runtime.removeprefix("toy-"), rule, LoadOptions(context_size=CONTEXT))
+
+
+def _open_llama(runtime: str, which: str) -> Model:
+    """In the mode whose results do not depend on the number of rows, unless its context is shared."""
+    path = {"target": TARGET, "model": DRAFT, "pard": PARD / "model.gguf"}[which]
+    options = LoadOptions(context_size=CONTEXT, threads=1)
+    return load_llama(path, replace(options, caches=2) if runtime == SHARED else replace(options, exact=True))
+
+
+def _open_mlx(runtime: str, which: str) -> Model:
+    """The PARD model drafts for itself, as an ordinary model and by blocks: two layers of width 128."""
+    return load_mlx(PARD, LoadOptions(context_size=CONTEXT))
+
+
+_OPEN: dict[str, Callable[[str, str], Model]] = {"llama.cpp": _open_llama, SHARED: _open_llama, "mlx": _open_mlx}
+
+
+@contextmanager
+def installed(folder: Path, entry_points: str) -> Iterator[None]:
+    """Lines of entry points in a distribution that is found on sys.path while the context lasts."""
+    information = folder / "example_drafters-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: example-drafters\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[{drafters.GROUP}]\n{entry_points}\n")
+    paths = [str(folder), str(PLUGIN)]
+    sys.path[:0] = paths
+    importlib.invalidate_caches()
+    drafters._installed.cache_clear()
+    try:
+        yield
+    finally:
+        for path in paths:
+            sys.path.remove(path)
+        drafters._installed.cache_clear()

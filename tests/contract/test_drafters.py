@@ -1,0 +1,74 @@
+"""The drafter contract over every drafter of the registry on every runtime that has it; ids name both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.drafters import drafter_specs
+from tests.contract import drafter_answers, drafters
+from tests.contract.drafter_subjects import ADOPTING, METHODS, NAMES, TOYS, Loader, Subject, installed
+
+
+@pytest.fixture(scope="session")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
+    folder = tmp_path_factory.mktemp("drafters")
+    with installed(folder / "plugin", "suffix = edgespec_suffix:SPEC"):
+        opened = Loader(folder)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def subject(request: pytest.FixtureRequest, loader: Loader) -> Subject:
+    return loader.load(request.param)
+
+
+def test_every_drafter_of_the_registry_is_run_on_toy_and_other_runtimes(loader: Loader) -> None:
+    """A drafter that needs a part of the target is run where the runtime has such parts."""
+    for spec in drafter_specs().values():
+        runs = {name.split(" on ")[1] for name in NAMES if loader.load(name).drafter == spec.name}
+        assert runs == ({*METHODS} if spec.needs == "target" else {*TOYS, *METHODS}), spec.name
+
+
+def test_the_toy_has_no_self_drafts(loader: Loader) -> None:
+    with pytest.raises(Unsupported):
+        loader.load("layerskip:1 on toy-linear")
+
+
+ROUNDS = [
+    drafters.keeps_in_step,
+    drafters.hears_of_every_round,
+    drafters.may_stop_anywhere,
+    drafters.knows_what_is_unread,
+    drafters.reuses_prefixes,
+    drafters.stays_within_limits,
+    drafters.draws_its_chains,
+]
+
+
+ANSWERS = [
+    drafter_answers.says_what_plain_decoding_says,
+    drafter_answers.serves_every_rule,
+    drafter_answers.survives_other_texts,
+    drafter_answers.survives_structure,
+    drafter_answers.survives_cancels,
+    drafter_answers.survives_errors,
+]
+
+
+@pytest.mark.parametrize("check", ROUNDS, ids=lambda check: check.__name__)
+def test_round_by_round(check: Callable[[Subject], None], subject: Subject) -> None:
+    check(subject)
+
+
+@pytest.mark.parametrize("check", ANSWERS, ids=lambda check: check.__name__)
+def test_answers(check: Callable[[Subject], None], subject: Subject) -> None:
+    check(subject)
+
+
+@pytest.mark.parametrize("name", ADOPTING)
+def test_adoption(loader: Loader, name: str) -> None:
+    drafter_answers.survives_adoption(loader.load(name))
