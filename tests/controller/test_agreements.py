@@ -1,0 +1,134 @@
+"""Tokens that several drafters propose: one node, whose rate is learned from all votes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.scored_tree import ScoredTree
+from edgespec.controller.stats import DraftStats, TextStats
+from edgespec.core.drafter import Confidence, Drafter
+
+MODEL, NGRAM = "model", "ngram"
+LOW, HIGH = 0.15, 0.7  # confidences of the model; 0.14 and 0.72 are their rates before any observation
+SHORT = 2.0  # a match, right at a rate of 0.4
+
+
+class Named(Drafter):
+    def __init__(self, name: str, confidence: Confidence = "probability", *, is_free: bool = False) -> None:
+        self.name = name
+        self.confidence = confidence
+        self.is_free = is_free
+
+
+DRAFTERS = (Named(NGRAM, "length", is_free=True), Named(MODEL), Named("pard"))
+
+
+def shared() -> DraftStats:
+    return DraftStats(Profile({1: 1.0}, {MODEL: DraftCost({1: 0.1}), "pard": DraftCost({1: 0.1, 4: 0.2})}))
+
+
+def text_stats(draft_stats: DraftStats) -> TextStats:
+    stats = TextStats(draft_stats, "greedy")
+    for drafter in DRAFTERS:
+        stats.drafter(drafter)
+    return stats
+
+
+def test_one_vote_has_the_drafters_rate() -> None:
+    stats = text_stats(shared())
+    assert stats.rate({MODEL: HIGH}) == pytest.approx(0.72)
+    assert stats.rate({NGRAM: SHORT}) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("is_right", "low", "high"), [(True, 0.9, 1.0), (False, 0.0, 0.1)])
+def test_the_rate_of_two_votes_is_learned(is_right: bool, low: float, high: float) -> None:
+    """It may be above both rates and below both."""
+    draft_stats = shared()
+    stats = text_stats(draft_stats)
+    votes = {NGRAM: SHORT, MODEL: HIGH}
+    alone = stats.rate({NGRAM: SHORT}), stats.rate({MODEL: HIGH})
+    for _ in range(200):
+        stats.observe_agreement(votes, is_right)
+    assert low <= stats.rate(votes) <= high
+    assert stats.rate({MODEL: HIGH, NGRAM: SHORT}) == stats.rate(votes), "the order of asking says nothing"
+    assert (stats.rate({NGRAM: SHORT}), stats.rate({MODEL: HIGH})) == alone, "nothing is learned of each alone"
+    others = {"pard": HIGH, MODEL: HIGH}
+    assert stats.rate(others) == text_stats(shared()).rate(others), "nor of others that agree"
+    assert stats.rate({**votes, "pard": HIGH}) == text_stats(shared()).rate({**votes, "pard": HIGH})
+    stats.merge()
+    assert abs(text_stats(draft_stats).rate(votes) - 0.72) > 0.1, "the next text begins with it"
+    assert abs(TextStats(draft_stats, "greedy").agreement(votes).rate(0.72) - 0.72) > 0.1
+    again = DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict())))
+    assert text_stats(again).rate(votes) == pytest.approx(text_stats(draft_stats).rate(votes))
+
+
+def test_agreements_are_learned_by_phase_and_by_confidence() -> None:
+    stats = text_stats(shared())
+    for _ in range(200):
+        stats.observe_agreement({NGRAM: SHORT, MODEL: HIGH}, False)
+    doubtful = {NGRAM: 1.0, MODEL: LOW}
+    assert stats.rate(doubtful) == text_stats(shared()).rate(doubtful)
+    stats.set_phase("reasoning")
+    for drafter in DRAFTERS:
+        stats.drafter(drafter)
+    assert stats.rate({NGRAM: SHORT, MODEL: HIGH}) > 0.5
+
+
+def scored(stats: TextStats) -> ScoredTree:
+    """A path of the lookup, then the model beside and below it."""
+    scored = ScoredTree(stats.rate)
+    scored.tree.add_chain([5, 6, 7], NGRAM, [SHORT, SHORT, SHORT])
+    return scored
+
+
+def test_a_later_vote_changes_all_probabilities_below() -> None:
+    stats = text_stats(shared())
+    tree = scored(stats)
+    assert tree.probabilities == pytest.approx([0.4, 0.16, 0.064])
+    assert tree.probability(-1) == 1.0
+    tree.tree.add(-1, 5, MODEL, HIGH)
+    both = stats.rate({NGRAM: SHORT, MODEL: HIGH})
+    assert both != pytest.approx(0.4)
+    assert tree.probabilities == pytest.approx([both, both * 0.4, both * 0.16])
+    tree.tree.add(-1, 8, MODEL, LOW)
+    tree.tree.add(1, 9, MODEL, HIGH)
+    assert tree.probabilities[3:] == pytest.approx([0.14, both * 0.4 * 0.72])
+    tree.tree.add(0, 6, MODEL, LOW)
+    second = stats.rate({NGRAM: SHORT, MODEL: LOW})
+    expected = [both, both * second, both * second * 0.4, 0.14, both * second * 0.72]
+    assert tree.probabilities == pytest.approx(expected), "of the node, of those below it, and of no other"
+    assert tree.probability(4) == pytest.approx(expected[4])
+
+
+@pytest.mark.parametrize("n", range(5))
+def test_probabilities_after_nodes_were_taken_back(n: int) -> None:
+    stats = text_stats(shared())
+    tree = scored(stats)
+    tree.tree.add(-1, 8, MODEL, HIGH)
+    before = list(tree.probabilities)
+    tree.tree.truncate(n)
+    assert len(tree) == len(tree.probabilities) == n
+    assert tree.probabilities == before[:n]
+    tree.tree.add(-1, 5, MODEL, HIGH)
+    tree.tree.add(-1, 9, MODEL, LOW)
+    rates = [
+        stats.rate(votes) * (1.0 if parent < 0 else tree.probability(parent))
+        for votes, parent in zip(tree.tree.votes, tree.tree.parents, strict=True)
+    ]
+    assert tree.probabilities == pytest.approx(rates)
+    assert len(tree.select(len(tree)).tokens) == len(tree)
+
+
+def test_the_most_probable_nodes_fill_the_rows() -> None:
+    stats = text_stats(shared())
+    tree = scored(stats)
+    tree.tree.add(-1, 5, MODEL, HIGH)
+    tree.tree.add(-1, 8, MODEL, LOW)
+    tree.tree.add(0, 9, MODEL, HIGH)
+    draft = tree.select(3)
+    assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 6, 9], [-1, 0, 0])
+    assert draft.sources == ("ngram+model", "ngram", "model")
+    assert len(tree.select(0)) == 0
