@@ -95,6 +95,8 @@ class DrafterSet:
                 raise ValueError(f"it proposed token {token} below node {tree.parents[node]}, which does not exist")
             if (q is not None) != drafter.is_drawn:
                 raise ValueError("drawn tokens need the distribution that they were drawn from, others have none")
+            if drafter.is_drawn and tree.parents[node] != node - 1:
+                raise ValueError("drawn tokens have to form a chain")
             if q is not None and (q.shape != (self._vocab_size,) or not q[token] > 0):
                 raise ValueError(f"the distribution that it drew token {token} from does not allow it")
             if drafter.name not in tree.votes[node]:

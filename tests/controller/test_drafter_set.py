@@ -165,6 +165,7 @@ REFUSED: dict[str, tuple[bool, Callable[[DraftTree], Any]]] = {
     "a token beyond the vocabulary": (False, lambda tree: tree.add(-1, V, "plugin", 0.5)),
     "a negative token": (False, lambda tree: tree.add(-1, -1, "plugin", 0.5)),
     "a good token, then a bad one": (False, lambda tree: tree.add_chain([2, V], "plugin", [0.5, 0.5])),
+    "draws beside each other": (True, lambda tree: [tree.add(-1, token, "plugin", 0.5, Q) for token in (2, 3)]),
     "more draws than it was asked for": (True, lambda tree: [tree.add(i, 2, "plugin", 0.5, Q) for i in range(4)]),
     "a parent that does not exist": (False, lambda tree: tree.add(7, 1, "plugin", 0.5)),
     "a parent below the root": (False, lambda tree: tree.add(-2, 1, "plugin", 0.5)),
