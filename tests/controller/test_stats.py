@@ -1,0 +1,164 @@
+"""Statistics of drafters: by name, way of sampling and phase; kept between texts and in a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.stats import DraftStats, TextStats
+from edgespec.core.drafter import Confidence, Drafter
+
+PROFILE = Profile({1: 0.1, 4: 0.2}, {"model": DraftCost({1: 0.01}, 0.001), "pard": DraftCost({1: 0.01, 8: 0.03})})
+
+
+class Named(Drafter):
+    def __init__(self, name: str, confidence: Confidence = "probability", *, is_free: bool = False) -> None:
+        self.name = name
+        self.confidence = confidence
+        self.is_free = is_free
+
+
+NGRAM, MODEL, PARD = Named("ngram", "length", is_free=True), Named("model"), Named("pard")
+
+
+def learned() -> DraftStats:
+    draft_stats = DraftStats(PROFILE)
+    stats = TextStats(draft_stats, "greedy")
+    for drafter in (NGRAM, MODEL, PARD):
+        stats.drafter(drafter)
+    for right in itertools.islice(itertools.cycle((True, False, True)), 50):
+        stats.drafter(NGRAM).acceptance.observe(4, right)
+        stats.drafter(MODEL).acceptance.observe(0.7, right)
+        stats.drafter(MODEL).first_choice.observe(float(right))
+        stats.observe_agreement({"ngram": 4.0, "model": 0.7}, right)
+        stats.gain(MODEL, 0).observe(1.0)
+        stats.gain(MODEL, 5).observe(-1.0)
+        stats.gain(PARD, 0, ["model"]).observe(0.5)
+    stats.merge()
+    return draft_stats
+
+
+def test_statistics_outlive_the_process() -> None:
+    draft_stats = learned()
+    state = json.loads(json.dumps(draft_stats.to_dict()))
+    again = DraftStats.from_dict(state)
+    assert again.to_dict() == draft_stats.to_dict()
+    assert again.costs.profile == PROFILE
+    assert draft_stats.drafters.keys() == {f"{name}; greedy, answer" for name in ("ngram", "model", "pard")}
+    assert draft_stats.agreements.keys() == {"model+ngram; greedy, answer"}
+    assert draft_stats.after.keys() == {"pard after model; greedy, answer"}
+    ours, theirs = TextStats(again, "greedy"), TextStats(draft_stats, "greedy")
+    untrained = TextStats(DraftStats(PROFILE), "greedy")
+    for value in (
+        lambda stats: stats.drafter(NGRAM).acceptance.rate(4),
+        lambda stats: stats.drafter(MODEL).first_choice.value,
+        lambda stats: stats.gain(MODEL, 0).value,
+        lambda stats: stats.gain(MODEL, 5).value,
+        lambda stats: stats.gain(PARD, 0, ["model"]).value,
+        lambda stats: stats.agreement({"ngram": 4.0, "model": 0.7}).rate(0.7),
+    ):
+        assert value(ours) == pytest.approx(value(theirs))  # type: ignore[no-untyped-call]
+        assert value(ours) != pytest.approx(value(untrained), abs=0.01)  # type: ignore[no-untyped-call]
+
+
+def test_only_the_first_drafter_that_takes_time_is_trusted() -> None:
+    draft_stats = DraftStats(PROFILE)
+    stats = TextStats(draft_stats, "greedy")
+    for drafter in (NGRAM, MODEL, PARD):
+        stats.drafter(drafter)
+    assert [stats.gain(each, 0).value > 0 for each in (MODEL, PARD)] == [True, False]
+    again = DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict())))
+    other = TextStats(again, "greedy")
+    assert [other.gain(each, 0).value > 0 for each in (PARD, MODEL)] == [False, True], "as it was first seen"
+    fresh = TextStats(again, "sampled")
+    assert [fresh.gain(each, 0).value > 0 for each in (PARD, MODEL)] == [True, False], "by way of sampling"
+
+
+def test_gains_beside_others_are_kept_by_who_they_are() -> None:
+    stats = TextStats(DraftStats(PROFILE), "greedy")
+    for _ in range(30):
+        stats.gain(PARD, 0, ["model", "other"]).observe(2.0)
+        stats.gain(PARD, 3).observe(-2.0)
+    assert stats.gain(PARD, 0, ["other", "model"]).value > 1.0, "the order of asking says nothing"
+    assert stats.gain(PARD, 0, ["model"]).value == 0.0
+    assert stats.gain(PARD, 0).value == pytest.approx(0.2), "alone"
+    assert stats.gain(PARD, 2).value < -1.0 and stats.gain(PARD, 8).value == 0.0, "by the number of generations"
+
+
+def test_another_kind_of_confidence_starts_anew() -> None:
+    """A package may change its drafter."""
+    draft_stats = learned()
+    before = draft_stats.drafter("model; greedy, answer", "probability")
+    after = draft_stats.drafter("model; greedy, answer", "length")
+    assert after is not before and after.confidence == "length"
+    assert after.first_choice.evidence == (0.0, 0.0)
+    assert draft_stats.drafter("model; greedy, answer", "length") is after
+
+
+def test_concurrent_texts_are_merged_one_after_the_other() -> None:
+    draft_stats = DraftStats(PROFILE)
+    one, two = TextStats(draft_stats, "greedy"), TextStats(draft_stats, "greedy")
+    for _ in range(40):
+        one.drafter(MODEL).first_choice.observe(1.0)
+        two.drafter(MODEL).first_choice.observe(0.0)
+        one.gain(PARD, 0, ["model"]).observe(1.0)
+    assert one.drafter(MODEL).first_choice.value > 0.85 and two.drafter(MODEL).first_choice.value < 0.15
+    one.merge()
+    two.merge()
+    assert 0.4 < TextStats(draft_stats, "greedy").drafter(MODEL).first_choice.value < 0.6
+    assert TextStats(draft_stats, "greedy").gain(PARD, 0, ["model"]).value > 0.3
+
+
+MODEL_KEY, PAIR, AFTER = "model; greedy, answer", "model+ngram; greedy, answer", "pard after model; greedy, answer"
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no rows": lambda s: s.pop("rows"),
+    "not one row": lambda s: s["rows"].pop("1"),
+    "rows that are no numbers": lambda s: s["rows"].update({"x": 1.0}),
+    "time below zero": lambda s: s["rows"].update({"1": -1.0}),
+    "rows in a list": lambda s: s.update(rows=[]),
+    "no costs": lambda s: s.pop("drafts"),
+    "costs in a list": lambda s: s.update(drafts=[]),
+    "a cost that is a number": lambda s: s["drafts"].update(model=0.1),
+    "units that are text": lambda s: s["drafts"]["model"].update(units={"1": "x"}),
+    "no units": lambda s: s["drafts"]["model"].update(units={}),
+    "a unit of no token": lambda s: s["drafts"]["model"].update(units={"0": 0.1}),
+    "reading that is null": lambda s: s["drafts"]["model"].update(read_s=None),
+    "reading below zero": lambda s: s["drafts"]["model"].update(read_s=-1.0),
+    "no drafters": lambda s: s.pop("drafters"),
+    "drafters in a list": lambda s: s.update(drafters=[1]),
+    "a drafter of nothing": lambda s: s["drafters"].update({MODEL_KEY: None}),
+    "no such confidence": lambda s: s["drafters"][MODEL_KEY].update(confidence="mood"),
+    "no confidence": lambda s: s["drafters"][MODEL_KEY].pop("confidence"),
+    "no trust": lambda s: s["drafters"][MODEL_KEY].pop("is_trusted"),
+    "a rate too few": lambda s: s["drafters"][MODEL_KEY]["rates"].pop(),
+    "a rate too many": lambda s: s["drafters"][MODEL_KEY]["rates"].append([0.0, 0.0]),
+    "the bins of the other kind": lambda s: s["drafters"][MODEL_KEY].update(confidence="length"),
+    "NaN": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [float("nan"), 1.0]),
+    "more right than seen": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [2.0, 1.0]),
+    "fewer than none": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [-1.0, 1.0]),
+    "a weight below zero": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(1, [0.0, -1.0]),
+    "an enormous weight": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(1, [0.0, 1e9]),
+    "text": lambda s: s["drafters"][MODEL_KEY].update(rates=[["a", "b"]] * 17),
+    "no agreements": lambda s: s.pop("agreements"),
+    "agreements in a list": lambda s: s.update(agreements=[1]),
+    "an agreement too short": lambda s: s["agreements"][PAIR].pop(),
+    "an agreement of text": lambda s: s["agreements"].update({PAIR: "much"}),
+    "an agreement more right than seen": lambda s: s["agreements"][PAIR].__setitem__(0, [2.0, 1.0]),
+    "no gains after others": lambda s: s.pop("after"),
+    "a gain of one number": lambda s: s["after"].update({AFTER: [1.0]}),
+    "a gain that is infinite": lambda s: s["after"].update({AFTER: [float("inf"), 1.0]}),
+    "a gain that is null": lambda s: s["after"].update({AFTER: None}),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_statistics_raise(name: str) -> None:
+    state = json.loads(json.dumps(learned().to_dict()))
+    DAMAGES[name](state)
+    with pytest.raises(ValueError):
+        DraftStats.from_dict(state)
