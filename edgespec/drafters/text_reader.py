@@ -26,8 +26,8 @@ class TextReader:
             kept += 1
         if self.session.capabilities.shares_kv or not self._is_prefilled or kept <= self._offset:
             self._offset, self._is_prefilled, kept = 0, False, 0
-        elif kept - self._offset < self.session.position:
-            kept = self._offset + self.session.rewind(kept - self._offset)
+        else:  # also drops a forward that was cancelled
+            kept = self._offset + self.session.rewind(min(kept - self._offset, self.session.position))
         del self._text[kept:]
         self._base = kept
 
@@ -44,7 +44,7 @@ class TextReader:
         None if one of them is not in its vocabulary. Raises Cancelled, BackendError.
         """
         session, limits = self.session, self.session.capabilities
-        window = min(window, limits.context_size // 2)
+        window = max(1, min(window, limits.context_size // 2))
         unread = self.unread(text)
         if unread > window or len(text) + rows - self._offset > limits.context_size:
             self._offset, self._is_prefilled = len(text) - min(window, len(text)), False
