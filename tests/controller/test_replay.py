@@ -120,7 +120,7 @@ def test_a_good_drafter_after_a_useless_one_is_adopted(curve: str) -> None:
         for names in [("model",), ("wrong", "model"), ("wrong",)]
     }
     assert speeds["wrong", "model"] >= 0.98 * speeds["model",]
-    assert speeds["wrong", "model"] >= (1.06 if curve == "a GPU" else 1.005) * speeds["wrong",]
+    assert speeds["wrong", "model"] > (1.06 if curve == "a GPU" else 1.0) * speeds["wrong",]
 
 
 def test_a_machine_that_became_slow_for_drafts() -> None:
