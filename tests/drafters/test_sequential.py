@@ -1,0 +1,212 @@
+"""SequentialDrafter on toy sessions: the most probable tokens and their siblings, or a drawn chain."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.toy.session import ToySession
+from edgespec.core.arrays import Probs
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.protocols import Budget, Draft
+from edgespec.core.rng import index_at
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from tests.core.stats import assert_follows
+from tests.drafters.sessions import MODEL, TEXT, CountingSession, V
+
+PARAMS = SamplingParams(temperature=0.9, top_k=6, presence_penalty=0.4, penalty_window=6)
+_texts = st.lists(st.integers(0, V - 1), min_size=2, max_size=12)
+
+
+def open_drafter(session: ToySession, vocab_size: int = V) -> SequentialDrafter:
+    return SequentialDrafter("model", ModelDraftSession(session, vocab_size))
+
+
+def begin(drafter: SequentialDrafter, text: list[int], draw: RequestDraw | None = None) -> SequentialDrafter:
+    drafter.begin(text[:-1], draw)
+    return drafter
+
+
+def expand(drafter: SequentialDrafter, text: list[int], limit: Budget, units: int = 99) -> DraftTree:
+    tree = DraftTree()
+    for n, _ in enumerate(drafter.expand(tree, text, limit), 1):
+        if n == units:
+            break
+    return tree
+
+
+def make_draw(seed: int, vocab_size: int = V) -> RequestDraw:
+    return RequestDraw(Sampler(PARAMS, vocab_size), np.random.default_rng(seed))
+
+
+def probabilities(text: list[int]) -> Probs:
+    z = MODEL.logits(text).astype(float)
+    p: Probs = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+    return p
+
+
+@given(_texts, st.integers(1, 5))
+@settings(deadline=None)
+def test_the_greedy_path_and_its_siblings(text: list[int], depth: int) -> None:
+    tree = expand(begin(open_drafter(CountingSession()), text), text, Budget(depth, depth))
+    wanted: dict[tuple[int, ...], float] = {}
+    path: list[int] = []
+    for _ in range(depth):
+        p = probabilities([*text, *path])
+        order = sorted((i for i in range(V) if p[i] >= p.max() * np.exp(-4.0)), key=lambda i: (-p[i], i))[:4]
+        wanted |= {(*path, token): p[token] for token in order}
+        path.append(order[0])
+    found = {tuple(tree.path_tokens(node)): votes["model"] for node, votes in enumerate(tree.votes)}
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert tree.path_tokens(tree.deepest("model"))[:-1] == path[:-1]
+    assert not any(q is not None for q in tree.q)
+
+
+@given(_texts, st.integers(1, 5), st.integers(1, 6))
+@settings(deadline=None)
+def test_a_unit_is_a_token_and_costs_a_forward(text: list[int], depth: int, units: int) -> None:
+    session = CountingSession()
+    tree = expand(begin(open_drafter(session), text), text, Budget(depth, depth), units)
+    assert max(tree.depths) == min(units, depth) == len(session.rows)
+    assert sum(session.rows) == len(session.rows), "one token each; the text before was a prefill"
+
+
+@given(_texts, st.integers(0, 2**32), st.integers(1, 5))
+@settings(deadline=None)
+def test_drawn_chains_carry_their_distributions(text: list[int], seed: int, depth: int) -> None:
+    drafter = begin(open_drafter(CountingSession()), text, make_draw(seed))
+    assert drafter.is_drawn and drafter.draft_unread(text, Budget(depth, depth)) is None
+    draft = expand(drafter, text, Budget(depth, depth)).drawn_chain()
+    assert len(draft) == depth and draft.q is not None
+    rng, sampler, prefix = np.random.default_rng(seed), Sampler(PARAMS, V), list(text)
+    for token, q in zip(draft.tokens.tolist(), draft.q, strict=True):
+        distribution = sampler.distribution(MODEL.logits(prefix), prefix)
+        assert q.tolist() == distribution.dense(V).tolist()
+        assert token == distribution.token(index_at(distribution.weights, rng.random()))
+        prefix.append(token)
+
+
+def test_drawn_tokens_follow_what_they_carry() -> None:
+    """Penalties included; the second token depends on the first."""
+    text, sampler, draw = [1, 2, 3], Sampler(PARAMS, V), make_draw(11)
+    distribution = sampler.distribution(MODEL.logits(text), text).dense(V)
+    drafter = open_drafter(ToySession(MODEL))
+    counts, pairs = np.zeros(V, int), np.zeros((V, V), int)
+    for _ in range(1500):
+        first, second = expand(begin(drafter, text, draw), text, Budget(2, 2)).tokens
+        counts[first] += 1
+        pairs[first, second] += 1
+    assert_follows(counts.tolist(), distribution.tolist())
+    for token in np.flatnonzero(counts > 150).tolist():
+        prefix = [*text, token]
+        assert_follows(pairs[token].tolist(), sampler.distribution(MODEL.logits(prefix), prefix).dense(V).tolist())
+
+
+def test_a_generation_without_a_draw_is_not_drawn() -> None:
+    drafter = open_drafter(CountingSession())
+    begin(drafter, TEXT, make_draw(1))
+    begin(drafter, TEXT)
+    assert not drafter.is_drawn
+    assert not any(q is not None for q in expand(drafter, TEXT, Budget(2, 2)).q)
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
+def test_to_the_end_of_the_context(size: int, is_drawn: bool) -> None:
+    """A small draft context goes on from the end of the text, and is filled, never more."""
+    session = CountingSession(context_size=size)
+    drafter = open_drafter(session)
+    text = [3, 1]
+    drafter.begin(text[:-1], make_draw(1) if is_drawn else None)
+    for round_ in range(25):
+        tree = expand(drafter, text, Budget(20, 20))
+        assert session.position == size
+        path = tree.path_tokens(tree.deepest("model"))
+        assert 1 <= len(path) <= size
+        text += [*path[: round_ % 3], round_ % V]
+
+
+@given(_texts, st.integers(1, 6), st.sampled_from([8, 12, 256]))
+@settings(deadline=None)
+def test_unread_chains_are_those_of_expand(text: list[int], n: int, size: int) -> None:
+    """On a session that does not wait for the device; the next round is that after any chain."""
+    lazy, eager = CountingSession(is_lazy=True, context_size=size), CountingSession(context_size=size)
+    one, other = begin(open_drafter(lazy), text), begin(open_drafter(eager), text)
+    assert other.draft_unread(text, Budget(n, n)) is None
+    for emitted in (2, 0, 1):
+        chain = one.draft_unread(text, Budget(n, n))
+        assert isinstance(chain, Draft)
+        tree = expand(other, text, Budget(n, n))
+        path = tree.path_tokens(tree.deepest("model"))
+        greedy = [*path[:-1], tree.tokens[tree.proposals(find(tree, path[:-1]), "model")[0]]]
+        common = min(len(chain), len(greedy))  # near its end a small context may start anew for a chain
+        assert chain.tokens[:common].tolist() == greedy[:common]
+        assert size < 256 or common == n
+        assert chain.is_chain and chain.q is None and 1 <= len(chain) <= n
+        assert len(chain) == n or lazy.position == size
+        text = [*text, *greedy[: min(emitted, common)], 0]
+
+
+def find(tree: DraftTree, path: list[int]) -> int:
+    node = -1
+    for token in path:
+        child = tree.find_child(node, token)
+        assert child is not None
+        node = child
+    return node
+
+
+@pytest.mark.parametrize("target_vocab", [6, 8, 11])
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_other_numbers_of_padding_ids(target_vocab: int, is_drawn: bool) -> None:
+    """Only ids that both models have are proposed, with distributions over the target's ids."""
+    drafter = open_drafter(CountingSession(), target_vocab)
+    lazy = open_drafter(CountingSession(is_lazy=True), target_vocab)
+    for first in range(6):
+        text = [first, 1, 2, 3]
+        begin(drafter, text, make_draw(first, target_vocab) if is_drawn else None)
+        tree = expand(drafter, text, Budget(4, 7))
+        assert max(tree.tokens) < min(V, target_vocab)
+        for q in tree.q:
+            assert (q is not None) == is_drawn
+            assert q is None or (q.shape == (target_vocab,) and q.sum() == pytest.approx(1) and not q[V:].any())
+        chain = begin(lazy, text).draft_unread(text, Budget(4, 4))
+        assert chain is not None and chain.tokens.max() < min(V, target_vocab)
+
+
+def test_nothing_is_proposed_after_tokens_that_the_draft_lacks() -> None:
+    drafter, lazy = open_drafter(CountingSession(), 11), open_drafter(CountingSession(is_lazy=True), 11)
+    text = [1, 9, 2]
+    assert not len(expand(begin(drafter, text), text, Budget(3, 3)))
+    assert begin(lazy, text).draft_unread(text, Budget(3, 3)) is None
+    assert len(expand(drafter, [*text, 1], Budget(3, 3, 2))), "what lies before the window is not read"
+
+
+def test_text_and_drafts_are_read_once() -> None:
+    session = CountingSession()
+    drafter = begin(open_drafter(session), TEXT)
+    text = list(TEXT)
+    for _ in range(4):
+        tree = expand(drafter, text, Budget(3, 3))
+        path = tree.path_tokens(tree.deepest("model"))
+        text += [*path[:2], (path[2] + 1) % V]
+        assert drafter.unread(text) == 1
+    assert session.prefills == [[4, 8, 9]]
+    assert session.rows == [1] * 12
+    copied = copy.deepcopy(drafter)
+    copied.begin([*text, 5], None)
+    assert copied.unread([*text, 5, 6]) == 3
+
+
+def test_closing_closes_the_session() -> None:
+    session = CountingSession()
+    drafter = begin(open_drafter(session), TEXT)
+    expand(drafter, TEXT, Budget(1, 1))
+    drafter.close()
+    assert session.position == 0
