@@ -1,93 +1,183 @@
-"""The n-gram drafter against a naive search through the history."""
+"""The n-gram drafter against a naive search through the text."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy.session import ToyModel, ToyScores
-from edgespec.core.protocols import Budget, Draft, Verdict
-from edgespec.core.tree import check_draft, depths, path_to
-from edgespec.drafters.ngram import NgramDrafter
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Outcome
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
+from edgespec.core.scores import HostScores
+from edgespec.core.tree import check_draft
+from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter
 
 V = 4
-SCORES = ToyScores(ToyModel(vocab_size=V), ((0,),))
+SCORES = HostScores([np.zeros(V, np.float32)])
+Path = tuple[int, ...]
 
-_texts = st.lists(st.integers(0, V - 1), min_size=1, max_size=40) | st.builds(
+_token = st.integers(0, V - 1)
+_texts = st.lists(_token, min_size=1, max_size=40) | st.builds(
     lambda unit, times, end: (unit * times)[:60] + end,
-    st.lists(st.integers(0, V - 1), min_size=1, max_size=7),
+    st.lists(_token, min_size=1, max_size=7),
     st.integers(1, 20),
-    st.lists(st.integers(0, V - 1), max_size=3),
+    st.lists(_token, max_size=3),
 )
 _budgets = st.builds(Budget, st.integers(1, 6), st.integers(1, 12))
 
 
-def naive_ends(tokens: list[int]) -> list[int]:
-    """Positions after an earlier occurrence of the text's last tokens: longest match first, then latest first."""
-    ends: list[int] = []
-    for n in range(min(5, len(tokens)), 1, -1):
-        starts = range(len(tokens) - n)
-        found = [i + n for i in starts if tokens[i : i + n] == tokens[-n:]]
-        ends += [end for end in reversed(found[-8:]) if end not in ends]
-    return ends
+def occurrences(tokens: list[int], gram: list[int], known: int) -> list[int]:
+    """Positions after the last eight occurrences of `gram` in the first `known` tokens that a token follows."""
+    n = len(gram)
+    return [end for end in range(n, known) if tokens[end - n : end] == gram][-8:]
 
 
-def naive_paths(tokens: list[int], budget: Budget) -> list[tuple[int, ...]]:
-    """The token paths to every node, in draft order."""
-    ends = naive_ends(tokens)
-    paths: list[tuple[int, ...]] = []
-    for end in ends if budget.nodes > budget.depth else ends[:1]:
-        text = list(tokens)
-        for i in range(budget.depth):  # a match near the end repeats into itself
-            text.append(text[end + i])
-        for n in range(1, budget.depth + 1):
-            path = tuple(text[end : end + n])
-            if path not in paths and len(paths) < budget.nodes:
-                paths.append(path)
+def common(tokens: list[int], end: int, suffix: list[int]) -> int:
+    n = 0
+    while n < min(MAX_MATCH, end, len(suffix)) and tokens[end - n - 1] == suffix[-n - 1]:
+        n += 1
+    return n
+
+
+def longest(tokens: list[int], suffix: list[int]) -> tuple[int, int]:
+    """(end, length) of the longest match of the end of `suffix` in `tokens`, the latest of equals."""
+    for n in range(min(5, len(suffix)), 0, -1):
+        if ends := occurrences(tokens, suffix[-n:], len(tokens)):
+            length, end = max((common(tokens, end, suffix), end) for end in ends)
+            return (end, length) if n == 5 else (ends[-1], n)
+    return 0, 0
+
+
+def follow(tokens: list[int]) -> list[tuple[int, int]]:
+    """(end, length) after every prefix: a match is followed as long as it is right, then looked up anew."""
+    states = [(0, 0)]
+    for at, token in enumerate(tokens):
+        end, length = states[-1]
+        if length and tokens[end] == token:
+            states.append((end + 1, min(length + 1, MAX_MATCH)))
+        else:
+            states.append(longest(tokens[: at + 1], tokens[: at + 1]))
+    return states
+
+
+def continuation(tokens: list[int], end: int, n: int) -> list[int]:
+    text = list(tokens)
+    for i in range(n):  # a match near the end repeats into itself
+        text.append(text[end + i])
+    return text[len(tokens) :]
+
+
+def naive_paths(tokens: list[int], budget: Budget) -> dict[Path, float]:
+    """The confidence of every path. A tree takes matches, longest and latest first, while it has fewer nodes."""
+    matches = [follow(tokens)[-1]] if follow(tokens)[-1][1] else []
+    if budget.nodes > budget.depth:
+        matches = []
+        for n in range(min(5, len(tokens)), 0, -1):
+            ends = occurrences(tokens, tokens[-n:], len(tokens))
+            matches += [(end, n) for end in reversed(ends) if end not in [each for each, _ in matches]]
+    paths: dict[Path, float] = {}
+    for end, length in matches:
+        if len(paths) >= budget.nodes and budget.nodes > budget.depth:
+            break
+        found = continuation(tokens, end, budget.depth)
+        for i in range(budget.depth):
+            path = tuple(found[: i + 1])
+            paths[path] = max(paths.get(path, 0.0), length + i // 2)
     return paths
 
 
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    return [tuple(draft.tokens[list(path_to(draft, i))].tolist()) for i in range(len(draft))]
-
-
-def begun(prompt: list[int]) -> NgramDrafter:
+def begin(prompt: list[int]) -> NgramDrafter:
     drafter = NgramDrafter()
-    drafter.begin(prompt, SCORES)
+    drafter.begin(prompt, None)
     return drafter
 
 
+def expand(
+    drafter: NgramDrafter, tokens: list[int], budget: Budget, tree: DraftTree | None = None
+) -> dict[Path, float]:
+    """The paths that it proposes. A lookup is one unit."""
+    tree = DraftTree() if tree is None else tree
+    assert sum(1 for _ in drafter.expand(tree, tokens, budget)) == 1
+    check_draft(tree.select(range(len(tree))), V + 9)
+    return {tuple(tree.path_tokens(node)): votes["ngram"] for node, votes in enumerate(tree.votes) if "ngram" in votes}
+
+
+def finish(drafter: NgramDrafter, text: list[int], emitted: list[int], draft: Draft = NO_DRAFT) -> list[Outcome]:
+    return list(drafter.observe(Round(text, tuple(emitted), draft, (), 0, SCORES)))
+
+
 @given(_texts, _budgets)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_equals_naive_search(tokens: list[int], budget: Budget) -> None:
-    draft = begun(tokens[:-1]).propose(tokens, budget)
-    assert paths_of(draft) == naive_paths(tokens, budget)
-    check_draft(draft, V)
-    assert len(draft) <= budget.nodes
-    assert depths(draft).max(initial=0) <= budget.depth
-    assert draft.q is None
-    assert draft.is_chain or budget.nodes > budget.depth
+    found = expand(begin(tokens[:-1]), tokens, budget)
+    assert found == naive_paths(tokens, budget)
+    assert max(map(len, found), default=0) <= budget.depth
+    assert len(found) < budget.nodes + budget.depth
 
 
-@given(_texts, st.lists(st.integers(0, 5), max_size=10), _budgets)
+@given(_texts, st.lists(st.integers(1, 5), max_size=10), _budgets)
 @settings(max_examples=200, deadline=None)
-def test_grown_step_by_step_equals_from_scratch(tokens: list[int], bursts: list[int], budget: Budget) -> None:
+def test_grown_round_by_round_equals_from_scratch(tokens: list[int], bursts: list[int], budget: Budget) -> None:
+    """Whether or not it was asked in a round."""
     at = 1
-    grown = begun(tokens[:at])
-    for burst in bursts:
-        at = min(at + burst, len(tokens))
-        draft = grown.propose(tokens[:at], budget)
-        assert paths_of(draft) == paths_of(begun(tokens[:at]).propose(tokens[:at], budget))
-        grown.observe(Verdict((), 0), SCORES)
+    grown = begin(tokens[:at])
+    for round_, burst in enumerate(bursts):
+        before, at = at, min(at + burst, len(tokens))
+        finish(grown, tokens[:at], tokens[before:at])
+        if round_ % 2:
+            assert expand(grown, tokens[:at], budget) == naive_paths(tokens[:at], budget)
 
 
 @given(_texts, _texts, _budgets)
-def test_a_new_generation_forgets_the_last(first: list[int], second: list[int], budget: Budget) -> None:
-    drafter = begun(first)
-    drafter.propose([*first, 0, 1, 0, 1], budget)
-    drafter.begin(second, SCORES)
-    assert paths_of(drafter.propose(second, budget)) == naive_paths(second, budget)
+@settings(deadline=None)
+def test_the_next_generation(first: list[int], second: list[int], budget: Budget) -> None:
+    """Another text replaces the last one; one that continues it is only read on."""
+    drafter = begin(first)
+    expand(drafter, [*first, 0, 1, 0, 1], budget)
+    drafter.begin(second, None)
+    assert expand(drafter, second, budget) == naive_paths(second, budget)
+    both = second + first
+    drafter.begin(both, None)
+    assert expand(drafter, both, budget) == naive_paths(both, budget)
+    assert finish(drafter, [*both, 0], [0]) == outcomes(both, [0])
+
+
+def outcomes(tokens: list[int], emitted: list[int]) -> list[Outcome]:
+    """What the match before each emitted token predicted of it."""
+    text = [*tokens, *emitted]
+    states = follow(text)
+    return [
+        Outcome(states[at][1], text[states[at][0]] == text[at]) for at in range(len(tokens), len(text)) if states[at][1]
+    ]
+
+
+@given(
+    _texts,
+    st.lists(st.lists(_token, min_size=1, max_size=4), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=5),
+)
+@settings(max_examples=150, deadline=None)
+def test_an_outcome_for_every_emitted_token(prompt: list[int], rounds: list[list[int]], asked: list[bool]) -> None:
+    """Whether it was asked, another drafted, or nobody; in the round of the token."""
+    drafter, text = begin(prompt), list(prompt)
+    for emitted, is_asked in zip(rounds, asked, strict=False):
+        if is_asked:
+            expand(drafter, text, Budget(3, 3))
+        draft = NO_DRAFT if is_asked else Draft.chain([7, 7])
+        wanted = outcomes(text, emitted)
+        text = [*text, *emitted]
+        assert finish(drafter, text, emitted, draft) == wanted
+
+
+def test_the_first_token_after_the_prompt_is_told_with_the_first_round() -> None:
+    """It is read by the first expand, or by the first round."""
+    for is_asked in (True, False):
+        drafter, text = begin([1, 2, 1]), [1, 2, 1, 2]
+        if is_asked:
+            expand(drafter, text, Budget(2, 2))
+        assert finish(drafter, [*text, 3], [3]) == [Outcome(1, True), Outcome(2, False)]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +189,44 @@ def test_a_new_generation_forgets_the_last(first: list[int], second: list[int], 
         ([7, 8, 1, 2, 7, 8, 1, 3, 7, 8], Budget(2, 3), [(1,), (1, 3), (1, 2)]),  # merged where they agree
         ([7, 8, 1, 2, 7, 8, 1, 3, 7, 8], Budget(2, 2), [(1,), (1, 3)]),
         ([1, 2, 3, 4], Budget(4, 4), []),
-        ([1, 2, 3, 2], Budget(4, 4), []),  # one token is too short a match
+        ([1, 2, 3, 2], Budget(2, 2), [(3,), (3, 2)]),  # one token is a match, of low confidence
         ([1], Budget(4, 4), []),
     ],
 )
-def test_by_hand(tokens: list[int], budget: Budget, expected: list[tuple[int, ...]]) -> None:
-    assert paths_of(begun(tokens).propose(tokens, budget)) == expected
+def test_by_hand(tokens: list[int], budget: Budget, expected: list[Path]) -> None:
+    assert list(expand(begin(tokens), tokens, budget)) == expected
 
 
 def test_a_loop_is_drafted_to_the_full_depth() -> None:
-    assert begun([1] * 20).propose([1] * 21, Budget(6, 6)).tokens.tolist() == [1] * 6
-    assert begun([1, 2, 3] * 4).propose([*[1, 2, 3] * 4, 1], Budget(7, 7)).tokens.tolist() == [2, 3, 1, 2, 3, 1, 2]
+    assert max(expand(begin([1] * 20), [1] * 21, Budget(6, 6))) == (1,) * 6
+    text = [*[1, 2, 3] * 4, 1]
+    assert max(expand(begin(text), text, Budget(7, 7)), key=len) == (2, 3, 1, 2, 3, 1, 2)
+
+
+def test_paths_of_others_are_continued() -> None:
+    """The deepest path of each other drafter, up to the depth that is left; its own match stands beside them."""
+    text = [1, 2, 3, 4, 9, 5, 6, 8, 1, 2]
+    tree = DraftTree()
+    tree.add_chain([9], "model", [0.5])
+    tree.add_chain([5, 6], "self", [0.4, 0.4])
+    drafter = begin(text)
+    found = expand(drafter, text, Budget(4, 4), tree)
+    assert found == {
+        (3,): 2, (3, 4): 2, (3, 4, 9): 3, (3, 4, 9, 5): 3,
+        (9, 5): 1, (9, 5, 6): 1, (9, 5, 6, 8): 2,
+        (5, 6, 8): 2, (5, 6, 8, 1): 2,
+    }  # fmt: skip
+    again = expand(drafter, text, Budget(4, 4), tree)
+    assert again == found, "asked again after another drafter, it only continues"
+    deep = DraftTree()
+    deep.add_chain([7, 7, 7, 7], "model", [0.9] * 4)
+    assert max(map(len, expand(drafter, text, Budget(4, 4), deep))) == 4
+
+
+def test_it_agrees_with_others_on_a_node() -> None:
+    text = [1, 2, 3, 1, 2]
+    tree = DraftTree()
+    tree.add_chain([3], "model", [0.8])
+    expand(begin(text), text, Budget(2, 2), tree)
+    assert tree.votes[0] == {"model": 0.8, "ngram": 2.0}
+    assert len(tree) == 2
