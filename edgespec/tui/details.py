@@ -76,8 +76,10 @@ def format_costs(draft_stats: DraftStats | None) -> str:
         cost = costs.seconds(n) / plain_s
         lines.append(f"{n:4}  {draw_bar(cost / highest, _BAR_CELLS)} {cost:.2f}")
     for name, drafting in costs.profile.drafts.items():
-        units = ", ".join(f"{n}: {costs.unit_s(name, n) / plain_s:.3f}" for n in drafting.units)
-        lines += ["", f"Drafted tokens of {name} at a time, in plain steps: {units}."]
+        steps = {n: f"{costs.unit_s(name, n) / plain_s:.3f}" for n in sorted(drafting.units)}
+        blocks = ", ".join(f"{cost} for {n}" for n, cost in steps.items())
+        one = f"A token drafted by {name} takes {steps.get(1)} plain steps."
+        lines += ["", one if steps.keys() == {1} else f"A block of tokens drafted by {name}, in plain steps: {blocks}."]
     return "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ from tests.models import TARGET, mamba
 SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "256")
 
 
-@pytest.mark.parametrize("draft", ["layerskip:2", "layerskip:0,1,4,5", "qspec:2", "sparse:4,32", "qspec:2+skip:3"])
+@pytest.mark.parametrize(
+    "draft", ["layerskip:2", "layerskip:0,1,4,5", "qspec:2", "sparse:4,32", "qspec:2+skip:3", "layerskip:2+ngram"]
+)
 def test_a_draft_of_the_model_itself(cli: Cli, draft: str) -> None:
     plain = cli("run", "def fibonacci(n):", "--draft", "none", *SHORT)
     done = cli("run", "def fibonacci(n):", "--draft", draft, "--draft-max", "3", *SHORT)
@@ -31,7 +33,10 @@ def test_auto_tries_once_and_remembers(cli: Cli) -> None:
     first, second = cli(*given), cli(*given)
     assert "Searching for a self-draft of the model" in first.stderr
     assert "Searching" not in second.stderr
-    told = [next(line for line in run.stderr.splitlines() if "Drafting by" in line) for run in (first, second)]
+    told = [
+        next(line for line in run.stderr.splitlines() if "self-draft is expected" in line or "Drafting by" in line)
+        for run in (first, second)
+    ]
     assert told[0] == told[1]
     other = cli(*given[:-4], "--threads", "2", "--ctx", "256")
     assert "Searching" in other.stderr  # what pays depends on the setting
@@ -63,6 +68,9 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     [
         ("layerskip:6", 2, "the model has 6 layers"),
         ("planes", 3, "there is no model called 'planes'"),
+        ("ngram+qspek:2", 3, "did you mean --draft qspec? drafters: ngram, model, "),
+        ("ngram+ngram", 2, "--draft ngram+ngram names 'ngram' twice"),
+        ("pard", 5, "no pard model is paired with this target"),
         ("qspec:9", 2, "a draft cannot have 9 bits"),
         ("sparse:4", 2, "'sparse:4' is not a self-draft"),
         ("layerskip:two", 2, "needs whole numbers"),

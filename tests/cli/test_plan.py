@@ -27,7 +27,8 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     done = cli("plan", "--json", "--threads", "1", "--ctx", "512")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert facts["fits"] and facts["backend"] == "llamacpp" and facts["draft"] == "package:python-6m/draft.gguf"
+    assert facts["fits"] and facts["backend"] == "llamacpp" and facts["draft"] == "ngram+package:python-6m/draft.gguf"
+    assert facts["draft_models"] == ["package:python-6m/draft.gguf"]
     assert facts["needed_bytes"] > facts["weights_bytes"] + facts["kv_bytes"] > facts["weights_bytes"] > 5_000_000
     low, high = facts["plain_tokens_per_second"]
     assert 0 < low < high
@@ -129,8 +130,10 @@ def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
     done = cli("tune", "--seconds", "1", "--max-tokens", "4", "--threads", "1", "--json")
     assert done.returncode == 0, done.stderr
     state = json.loads(done.stdout)
-    assert state["rows"]["1"] > 0 and state["draft_s"] > 0 and not state["interrupted"]
-    assert {"sample at 0.0, answer", "block at 0.7, answer"} <= state["matches"].keys()
+    assert state["rows"]["1"] > 0 and state["drafts"]["model"]["units"]["1"] > 0 and not state["interrupted"]
+    assert {
+        f"{name}; {sampling}, answer" for name in ("ngram", "model") for sampling in ("sample at 0.0", "block at 0.7")
+    } <= state["drafters"].keys()
     again = cli("run", "def f(x):", "--max-tokens", "4", "--threads", "1", "--temperature", "0")
     assert again.returncode == 0 and "measuring" not in again.stderr
     refused = cli("tune", "--draft", "none")

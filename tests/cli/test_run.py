@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.terminal import format_summary
+from edgespec.cli.terminal import explain_rounds, format_summary
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Decision, Step
 from tests.cli.conftest import COMMAND, Cli
@@ -31,7 +31,9 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
     assert done.stdout.strip()
     assert "tok/s" not in done.stdout
     assert "12 tokens (length)" in done.stderr
-    assert re.search(r"\d+ of \d+ drafted tokens accepted \(\d+%; package:python-6m/draft\.gguf\), tau ", done.stderr)
+    assert re.search(
+        r"\d+ of \d+ drafted tokens accepted \(\d+%; package:python-6m/draft\.gguf(, ngram)?\), tau ", done.stderr
+    )
     done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1")
     assert re.search(r" tok/s, \d+\.\d\dx plain, ", done.stderr)
 
@@ -46,10 +48,26 @@ def test_statistics_name_only_drafters_that_drafted() -> None:
     meter = Meter(1, -0.1)
     for step in steps:
         meter.add(step)
-    assert "(200%; ngram)" in format_summary(meter.metrics(), steps, "a draft", "stop")
-    assert "1.50x plain, " in format_summary(meter.metrics(), steps, "a draft", "stop")
-    both = replace(steps[2], n_drafted=4, decision=Decision("model+ngram", ""))
-    assert "; a draft, ngram)" in format_summary(meter.metrics(), [steps[0], both, steps[3]], "a draft", "stop")
+    drafters = {"ngram": "ngram", "model": "a draft", "pard": "another"}
+    assert "(200%; ngram)" in format_summary(meter.metrics(), steps, drafters, "stop")
+    assert "1.50x plain, " in format_summary(meter.metrics(), steps, drafters, "stop")
+    both = replace(steps[2], n_drafted=4, decision=Decision("model+pard", ""))
+    assert "; a draft, another, ngram)" in format_summary(meter.metrics(), [steps[0], both, steps[3]], drafters, "stop")
+    assert "plain" not in format_summary(meter.metrics(), steps, {}, "stop")
+
+
+def test_rounds_are_explained_in_columns_as_wide_as_the_drafters_names() -> None:
+    def explain(*sources: str) -> list[str]:
+        decisions = [None, *(Decision(source, "because", 1.5, 0.01, {"pard": 8}) for source in sources)]
+        return explain_rounds(Step(i, (1,), 8, 0, 1, i / 10, decision=d) for i, d in enumerate(decisions))
+
+    for sources in (("none", "self"), ("none", "ngram+model+pard+self")):
+        _, header, first, second = explain(*sources)
+        assert [line.split()[1] for line in (first, second)] == list(sources)
+        end = header.index("drafted") + len("drafted")
+        assert first[:end].endswith(" 8") and second[:end].endswith(" 8")
+        assert first.index("→") == second.index("→")
+    assert explain() == explain_rounds([]) and len(explain()) == 2
 
 
 def test_json_is_one_object_with_everything(cli: Cli) -> None:

@@ -21,7 +21,7 @@ def test_ps_and_stop(toy: Server) -> None:
     toy.ask("tree", max_tokens=3)
     shown = run("ps", "--url", toy.url).stdout.splitlines()
     assert shown[0].split() == ["MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING"]
-    assert shown[1].split()[:4] == ["tree", "open", "toy", "model"]
+    assert shown[1].split()[:4] == ["tree", "open", "toy", "ngram+model"]
     assert json.loads(run("ps", "--url", toy.url, "--json").stdout)["models"][0]["is_open"]
     assert run("stop", "tree", "--url", toy.url).stdout == "unloaded tree\n"
     assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "closed"]

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
@@ -106,7 +106,9 @@ async def opened(
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.activity.job is None)
         if app.client.model_info is not None:
-            within(app).engine.draft_stats = DraftStats(Profile(ROWS, 0.006, 0.0004))
+            within(app).engine.draft_stats = DraftStats(
+                Profile(ROWS, {"model": DraftCost({1: 0.006}, 0.0004), "pard": DraftCost({1: 0.006, 8: 0.0085})})
+            )
         await pilot.pause()
         yield app, pilot
 
@@ -176,9 +178,9 @@ def rounds(pieces: list[Piece], drafted: int = 4, round_s: float = 0.1) -> list[
         accepted = next((n for n, piece in enumerate(rest[:drafted]) if not piece.origin), min(drafted, len(rest)))
         burst, rest = rest[: accepted + 1], rest[accepted + 1 :]
         source = next((piece.origin for piece in burst if piece.origin), "model")
-        why = "lookups in the text are expected to pay" if source == "ngram" else (
-            "it is expected to win the most tokens a second")  # fmt: skip
-        decision = Decision(source, why, 1 + 0.7 * accepted, round_s * 0.95, drafted)
+        why = "a lookup is expected to pay" if source == "ngram" else (
+            "the drafter is expected to win the most tokens/s")  # fmt: skip
+        decision = Decision(source, why, 1 + 0.7 * accepted, round_s * 0.95, {"model": drafted})
         at_s += round_s * (1 + index % 3 / 10)
         events.append(
             Step(index, (0,) * len(burst), drafted, accepted, min(drafted, accepted + 1), at_s, 0.2 * round_s,
@@ -200,5 +202,5 @@ def finished(events: list[Event]) -> Finished:
 def pieces_of(text: str, channel: Any = "answer") -> list[Piece]:
     """`text` in words with origins that take turns in runs of several lengths."""
     words = re.findall(r"\S+\s*|\s+", text)
-    pattern = ["", "model", "model", "", "ngram", "ngram", "ngram", "ngram", "", "model+ngram", "model", "", ""]
+    pattern = ["", "model", "model", "", "ngram", "ngram", "ngram", "ngram", "", "ngram+model", "model", "", ""]
     return [Piece(word, channel, pattern[i % len(pattern)]) for i, word in enumerate(words)]

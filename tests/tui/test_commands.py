@@ -74,9 +74,9 @@ def test_spec() -> None:
         await chat.send("/retry")
         await chat.until(lambda: chat.turns[-1].id > 2 and chat.turns[-1].finished)
         assert chat.texts == ["hello", text] and chat.turns[-1].metrics["drafted_tokens"] == 0
-        await chat.hears("/spec on", "3 tokens at a time, by model")
-        await chat.hears("/spec 2", "2 tokens at a time, by model")
-        await chat.hears("/spec auto", "as much as pays, by model")
+        await chat.hears("/spec on", "3 tokens at a time, by ngram+model")
+        await chat.hears("/spec 2", "2 tokens at a time, by ngram+model")
+        await chat.hears("/spec auto", "as much as pays, by ngram+model")
         await chat.hears("/spec 0", "speculation: off")
         await chat.hears("/spec on", "as much as pays")
         await chat.hears("/spec", "as much as pays")
@@ -116,10 +116,14 @@ def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
 def test_draft() -> None:
     async def test(chat: Driver) -> None:
         text = await chat.ask("hello")
-        await chat.hears("/draft", "draft: model")
-        await chat.hears("/draft nonsense", "no toy model 'nonsense'", kind="error")
+        await chat.hears("/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], pard[:REF], ")
+        await chat.hears("/draft nonsense", "no toy model 'nonsense'", "Drafters: ngram, model, ", kind="error")
         await chat.idle()
-        await chat.hears("/draft", "draft: model")
+        await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
+        await chat.idle()
+        await chat.hears("/draft ngram+ngram", "names 'ngram' twice", kind="error")
+        await chat.idle()
+        await chat.hears("/draft", "draft: ngram+model")
         await chat.hears("/draft none", "tree on toy, draft none")
         await chat.idle()
         await chat.errs("/spec on", "nothing to draft with")
@@ -148,7 +152,7 @@ def test_model() -> None:
         await chat.hears("and on", "no model is open", kind="error")
         assert chat.prompt.text == "and on"
         chat.prompt.put("")
-        await chat.hears("/model linear", "linear on toy, draft model")
+        await chat.hears("/model linear", "linear on toy, draft ngram+model")
         await chat.idle()
         await chat.ask("and on")
         assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2

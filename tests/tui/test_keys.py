@@ -267,7 +267,7 @@ def test_the_palette_runs_a_command() -> None:
             lambda: "/spec" in "".join(str(o.prompt) for o in chat.app.screen.query_one("CommandList").options)
         )
         await chat.press("enter")
-        await chat.until(lambda: chat.notices()[1:] == ["Speculation: 3 tokens at a time, by model"])
+        await chat.until(lambda: chat.notices()[1:] == ["Speculation: 3 tokens at a time, by ngram+model"])
         assert len(chat.app.screen_stack) == 1
 
     in_app(test)

@@ -87,7 +87,7 @@ def tab(name: str) -> Show:
     async def show(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
         await answered(app, pilot, script)
         assert app.client.model_info is not None
-        lookups = within(app).engine.draft_stats.lookup("greedy")
+        lookups = within(app).engine.draft_stats.drafter("ngram; greedy, answer", "length").acceptance
         for length in range(1, 17):
             for i in range(10):
                 lookups.observe(length, i < length // 2 + 2)
