@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
-
-import numpy as np
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -23,7 +20,6 @@ class DrafterSet:
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, draw: TokenDraw | None = None) -> None:
         """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
         self._drafters = list(drafters)
-        self._names = {drafter.name for drafter in drafters}
         self._vocab_size = vocab_size
         self._draw = draw
         self.failures: dict[str, str] = {}  # drafter -> reason
@@ -53,23 +49,21 @@ class DrafterSet:
 
     def expand(self, drafter: Drafter, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """Drive `drafter.expand`; each next() is a unit. Nodes of a faulty unit are taken back."""
-        units: list[Iterator[None]] = []
-
-        def advance(before: int) -> bool:
-            if not units:
-                units.append(iter(drafter.expand(tree, text, limit)))
-            is_unit = next(units[0], _END) is not _END
+        before, tree.voter = len(tree), drafter.name
+        try:
+            for _ in drafter.expand(tree, text, limit):
+                self._check(drafter, tree, before, limit)
+                before, tree.voter = len(tree), None
+                yield
+                tree.voter = drafter.name
             self._check(drafter, tree, before, limit)
-            return is_unit
-
-        while True:
-            before = len(tree)
-            is_unit = self._call(drafter, partial(advance, before), False)
-            if drafter.name in self.failures:
-                self._take_back(tree, before)
-            if not is_unit:
-                return
-            yield
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 - see _call
+            self._drop(drafter, error)
+            tree.truncate(before)
+        finally:
+            tree.voter = None
 
     def draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
         """See Drafter; None for a drafter that fails."""
@@ -82,13 +76,15 @@ class DrafterSet:
         except Cancelled:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a drafter, which may be somebody else's code
-            self.failures[drafter.name] = f"{reason_of(error).rstrip('.')}."
-            self._drafters = [each for each in self._drafters if each is not drafter]
+            self._drop(drafter, error)
             return otherwise
 
+    def _drop(self, drafter: Drafter, error: Exception) -> None:
+        self.failures[drafter.name] = f"{reason_of(error)}."
+        self._drafters = [each for each in self._drafters if each is not drafter]
+
     def _check(self, drafter: Drafter, tree: DraftTree, start: int, limit: Budget) -> None:
-        """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify, and for
-        votes that cannot be counted."""
+        """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""
         for node in range(start, len(tree)):
             token, q = tree.tokens[node], tree.q[node]
             if not 0 <= token < self._vocab_size or not -1 <= tree.parents[node] < node:
@@ -99,26 +95,8 @@ class DrafterSet:
                 raise ValueError("drawn tokens have to form a chain")
             if q is not None and (q.shape != (self._vocab_size,) or not q[token] > 0):
                 raise ValueError(f"the distribution that it drew token {token} from does not allow it")
-            if drafter.name not in tree.votes[node]:
-                raise ValueError(f"it votes under another name than its own, which is '{drafter.name}'")
         if drafter.is_drawn and len(tree) > limit.depth:
             raise ValueError(f"it drew {len(tree)} tokens, more than the {limit.depth} that it was asked for")
-        for votes in tree.votes:
-            for name, confidence in votes.items():
-                if not self._is_countable(name, confidence):
-                    raise ValueError(f"it votes as '{name}' with confidence {confidence}")
-
-    def _is_countable(self, name: str, confidence: object) -> bool:
-        return name in self._names and isinstance(confidence, int | float | np.number) and math.isfinite(confidence)
-
-    def _take_back(self, tree: DraftTree, n: int) -> None:
-        """Drop the nodes from `n` on, and votes for earlier ones that cannot be counted."""
-        tree.truncate(n)
-        for votes in tree.votes:
-            for name in [name for name, confidence in votes.items() if not self._is_countable(name, confidence)]:
-                votes.pop(name)
-                if not votes:  # it has spoilt the vote for a token of its own
-                    votes[name] = 0.0
 
 
 def _hear(drafter: Drafter, done: Round) -> list[Outcome]:
@@ -130,6 +108,3 @@ def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:
     if n < 0:
         raise ValueError(f"it has {n} unread tokens")
     return n
-
-
-_END = object()

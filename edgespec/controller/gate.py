@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
+from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.regret import RegretBudget
 from edgespec.controller.round import RoundPlan
 from edgespec.controller.stats import TextStats
@@ -16,6 +17,7 @@ from edgespec.core.drafter import Drafter
 _MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
 _AMORTIZED_ROUNDS = 64  # rounds over which a drafter has to earn the time of its reading
 _TOKENS_PER_ROUND = 2.0  # emitted where drafting pays; estimates the rounds that are left of a text
+_MIN_EVIDENCE = 4.0  # measured gains; a drafter with fewer that is expected to pay is asked before the others
 _READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, in addition to the regret budget
 
 
@@ -83,7 +85,9 @@ class DraftGate:
             return trial
         if not paying:
             return None
-        best = requests[gains.index(max(gains))]
+        unknown = [each for each in paying if self._gain(each, after).evidence[1] < _MIN_EVIDENCE]
+        candidates = unknown or paying
+        best = max(candidates, key=lambda each: gains[requests.index(each)])
         self._tried[best.drafter.name, after] = round_.position
         return best
 
@@ -101,8 +105,10 @@ class DraftGate:
         """The expected gain of asking, less the price of the reading spread over the rounds to come; in tokens."""
         read_s = request.n_read * self._cost.model.read_s(request.drafter.name)
         rounds = min(_AMORTIZED_ROUNDS, remaining / _TOKENS_PER_ROUND)
-        gain = self._stats.gain(request.drafter, self._cost.n_peers, after).value
-        return gain - round_.price * read_s / rounds
+        return self._gain(request, after).value - round_.price * read_s / rounds
+
+    def _gain(self, request: DraftRequest, after: tuple[str, ...]) -> DecayedMean:
+        return self._stats.gain(request.drafter, self._cost.n_peers, after)
 
     def _choose_trial(
         self,

@@ -54,8 +54,9 @@ class Review:
         """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
         if not self._shadow.is_pending and round_.max_nodes < min(round_.node_limit, len(tree)):
             wanted = round_.choose_unlimited_size(tree)
-            if wanted.nodes > size.nodes:
-                self._shadow.remember(round_.position + 1, tree.tree.tokens[: wanted.nodes])
+            draft = tree.select(wanted.nodes)
+            if wanted.nodes > size.nodes and draft.is_chain:
+                self._shadow.remember(round_.position + 1, draft.tokens.tolist())
 
     def compare_shadow(self, tokens: Sequence[int]) -> None:
         """Compare the remembered draft with the emitted text."""

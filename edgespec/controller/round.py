@@ -50,6 +50,14 @@ class RoundPlan:
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
         self.asked: list[Asked] = []
+        self._known: dict[int, float] = {}  # rows -> seconds
+
+    def seconds(self, rows: int) -> float:
+        """Seconds of a forward of `rows` rows that are charged to this generation."""
+        found = self._known.get(rows)
+        if found is None:
+            found = self._known[rows] = self._cost.seconds(rows)
+        return found
 
     @property
     def drafting_s(self) -> float:
@@ -71,26 +79,24 @@ class RoundPlan:
 
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
-        sizes = list_sizes(tree.probabilities, self._cost.seconds, self.drafting_s, self.max_nodes)
+        sizes = list_sizes(tree.probabilities, self.seconds, self.drafting_s, self.max_nodes)
         size, self.price = choose_size(sizes, self.recent_rate)
         return size
 
     def choose_unlimited_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value without the regret budget and without drafters that take time."""
-        return choose_size(list_sizes(tree.probabilities, self._cost.seconds, 0.0, self.node_limit), self.recent_rate)[
-            0
-        ]
+        return choose_size(list_sizes(tree.probabilities, self.seconds, 0.0, self.node_limit), self.recent_rate)[0]
 
     def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
         """The size of the most tokens per second, after `more_s` of drafting that adds nodes `ahead`."""
         seconds = self.drafting_s + more_s
-        sizes = list_sizes([*tree.probabilities, *ahead], self._cost.seconds, seconds, self.node_limit)
+        sizes = list_sizes([*tree.probabilities, *ahead], self.seconds, seconds, self.node_limit)
         return max(sizes, key=lambda each: each.speed)
 
     def measure_chain(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
         """The size of a whole drawn chain, after `more_s` of drafting that adds tokens of probabilities `ahead`."""
         n = len(tree) + len(ahead)
-        seconds = self.drafting_s + more_s + self._cost.seconds(n + 1)
+        seconds = self.drafting_s + more_s + self.seconds(n + 1)
         return DraftSize(n, 1.0 + sum(tree.probabilities) + sum(ahead), seconds)
 
     def gains(self, step: Step) -> list[float]:
@@ -98,7 +104,7 @@ class RoundPlan:
 
         The difference between the emitted and the expected tokens is shared out by what each was expected to add.
         """
-        seconds = self.drafting_s + self._cost.seconds(step.n_drafted + 1)
+        seconds = self.drafting_s + self.seconds(step.n_drafted + 1)
         last = self.asked[-1].size
         surprise = value(
             last.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - last.tokens), self.price, seconds

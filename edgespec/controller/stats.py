@@ -223,8 +223,8 @@ class TextStats:
 
     def rate(self, votes: dict[str, float]) -> float:
         """The probability that a token with these votes is accepted if the one before it is."""
-        rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
-        return rates[0] if len(rates) == 1 else self.agreement(votes).rate(max(rates))
+        rate = max([self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()])
+        return rate if len(votes) == 1 else self.agreement(votes).rate(rate)
 
     def observe_agreement(self, votes: dict[str, float], is_right: bool) -> None:
         """A token that several drafters had proposed was compared."""

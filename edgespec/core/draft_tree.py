@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class DraftTree:
         self.depths: list[int] = []
         self.votes: list[dict[str, float]] = []
         self.q: list[Probs | None] = []
+        self.voter: str | None = None  # the drafter whose turn it is; None for anybody's
         self._child: dict[tuple[int, int], int] = {}
         self._first_changed = 0
 
@@ -37,8 +39,11 @@ class DraftTree:
     def add(self, parent: int, token: int, source: str, confidence: float, q: Probs | None = None) -> int:
         """The node of `token` below `parent`, new or found, with the vote of `source`.
 
-        A drafter keeps the higher of two confidences in one node.
+        A drafter keeps the higher of two confidences in one node. Raises ValueError for a confidence that is no finite
+        number, and for another source than `voter`.
         """
+        if not isfinite(confidence) or (self.voter is not None and self.voter != source):
+            raise ValueError(f"it votes as '{source}' with confidence {confidence}")
         node = self._child.get((parent, token))
         if node is None:
             node = self._child[parent, token] = len(self.tokens)

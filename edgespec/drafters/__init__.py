@@ -19,6 +19,7 @@ from edgespec.errors import reason_of
 
 GROUP = "edgespec.drafters"
 SELF = "self"  # the drafter of self-drafts
+RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean something else where drafters are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def _installed() -> tuple[Mapping[str, DrafterSpec], Mapping[str, str]]:
     """(drafters of packages by name, reasons by entry point)"""
     found: dict[str, DrafterSpec] = {}
     refused: dict[str, str] = {}
-    taken = {word for spec in _built_in().values() for word in (spec.name, *spec.all_words)} | {"auto", "none"}
+    taken = {word for spec in _built_in().values() for word in (spec.name, *spec.all_words)} | RESERVED
     for entry in entry_points(group=GROUP):
         try:
             value = entry.load()

@@ -56,8 +56,8 @@ class DrafterPool:
                 self._refused.add(name)
                 self._tell(name, f"cannot be used: {reason_of(error)}.")
 
-    def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
-        """The drafters of `slot` by name. Raises DraftRefused for one that needs a model which is not loaded."""
+    def require(self, names: Sequence[str]) -> None:
+        """Raise DraftRefused for a drafter that is not loaded; those that need nothing are added."""
         specs = drafter_specs()
         for name in names:
             if name not in self.loaded and name in specs and specs[name].needs == "nothing":
@@ -66,6 +66,9 @@ class DrafterPool:
                 raise DraftRefused(
                     f"the drafter '{name}' is not loaded.", hint="Start with --draft, or use the n-gram draft."
                 )
+
+    def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
+        """The drafters of `slot` by name, without those that cannot be opened. Raises Cancelled, BackendError."""
         self.open_missing(slot, slot.check)
         return [slot.drafters[name] for name in names if name in slot.drafters]
 

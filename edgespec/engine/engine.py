@@ -97,6 +97,7 @@ class Engine:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             mask = self._compile_grammar(request, sampler, len(prompt), tail)
             spec = speculation or self.speculation
+            self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
                 self._measure_once(check)
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
@@ -233,7 +234,6 @@ class Engine:
         mask: GrammarMask | None,
         costs: ForwardCost,
     ) -> tuple[Controller, Verifier]:
-        """Raises DraftRefused where `spec` names a drafter that is not loaded."""
         request, seed = generation.request, generation.seed
         drafters = [] if spec.is_plain else self._drafters.select(slot, spec.drafters)
         temperature = request.sampling.temperature

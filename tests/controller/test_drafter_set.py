@@ -196,7 +196,7 @@ def test_proposals_that_cannot_be_scored_are_refused(name: str, kind: type[Propo
     assert tree.tokens == [1] and tree.votes == [{"good": 0.9}], "nothing of it is left"
 
 
-def test_a_spoilt_vote_for_an_earlier_token_counts_nothing() -> None:
+def test_a_spoilt_vote_for_an_earlier_token_does_not_count() -> None:
     class Spoiling(Counting):
         def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
             tree.add(-1, 5, self.name, 0.5)
@@ -207,7 +207,7 @@ def test_a_spoilt_vote_for_an_earlier_token_counts_nothing() -> None:
     spoiling, tree = Spoiling("bad"), DraftTree()
     drafters = DrafterSet([spoiling], V)
     assert sum(1 for _ in drafters.expand(spoiling, tree, TEXT, LIMIT)) == 1
-    assert (tree.tokens, tree.votes, list(drafters.failures)) == ([5], [{"bad": 0.0}], ["bad"])
+    assert (tree.tokens, tree.votes, list(drafters.failures)) == ([5], [{"bad": 0.5}], ["bad"])
 
 
 @pytest.mark.parametrize("is_drawn", [False, True])
