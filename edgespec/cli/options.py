@@ -67,7 +67,7 @@ class DraftOption(click.Option):
         return super().get_help_record(ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names after the last '+' that do not stand before it."""
+        """Names after the last '+' that do not stand before it, else files."""
         from click.shell_completion import CompletionItem
 
         from edgespec.planner.draft_request import AUTO, NONE, list_words
@@ -76,7 +76,8 @@ class DraftOption(click.Option):
         taken = {part.partition(":")[0] for part in before}
         words = [word for word, _ in list_words() if word not in taken]
         found = words if before else [AUTO, *words, NONE]
-        return [CompletionItem("+".join([*before, word])) for word in found if word.startswith(start)]
+        items = [CompletionItem("+".join([*before, word])) for word in found if word.startswith(start)]
+        return items or [CompletionItem(incomplete, type="file")]
 
 
 def _describe_drafters() -> str:

@@ -68,7 +68,8 @@ class Panel(Static):
     def show(self, stats: LiveStats, status: ModelStatus) -> None:
         text = Text()
         text.append(f"{status.name}\n", "bold")
-        text.append(f"draft {status.draft}{', switched off' if status.is_paused else ''}\n\n", "dim")
+        draft = status.draft.replace("+", " + ")  # so that lines break between drafters
+        text.append(f"draft {draft}{', switched off' if status.is_paused else ''}\n\n", "dim")
         _add_speed(text, stats)
         _add_acceptance(text, stats)
         if stats.steps and (decision := stats.steps[-1].decision) is not None:

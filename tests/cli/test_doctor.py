@@ -6,6 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from edgespec.drafters import drafter_specs
 from tests.cli.conftest import Cli
 
 
@@ -53,6 +56,65 @@ def test_doctor_survives_a_runtime_that_dies(cli: Cli, tmp_path: Path) -> None:
     assert "--force-reinstall" in done.stdout
 
 
+@pytest.fixture
+def plugins(tmp_path: Path) -> str:
+    """A folder of installed packages: `other` adds a drafter; those of `broken` and `thief` are refused."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "other.py").write_text(
+        "from edgespec.drafters import DrafterSpec\n"
+        "from edgespec.drafters.ngram import NgramDrafter\n"
+        "SPEC = DrafterSpec('suffix', 'what followed the longest match', lambda resources: NgramDrafter())\n"
+        "THIEF = DrafterSpec('ngram', 'a name that is taken', lambda resources: NgramDrafter())\n"
+    )
+    entries = {"other": "suffix = other:SPEC", "broken": "bad = other:MISSING", "thief": "copy = other:THIEF"}
+    for package, entry in entries.items():
+        info = folder / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[edgespec.drafters]\n{entry}\n")
+    return str(folder)
+
+
+def test_doctor_lists_the_drafters(cli: Cli) -> None:
+    found = {each["name"]: each for each in json.loads(cli("doctor", "--json").stdout)["drafters"]}
+    assert [*found] == [*drafter_specs()] and all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
+    assert found["self"]["words"] == ["layerskip[:K]", "qspec[:BITS]", "sparse[:SINK,WINDOW]"]
+    shown = cli("doctor").stdout
+    assert f"drafters   ngram: {found['ngram']['summary']}\n           model[:REF]: " in shown
+
+
+def test_doctor_lists_drafters_of_packages_and_those_refused(cli: Cli, plugins: str) -> None:
+    report = json.loads(cli("doctor", "--json", PYTHONPATH=plugins).stdout)
+    found = {each["name"]: each for each in report["drafters"]}
+    suffix = {"name": "suffix", "words": ["suffix"], "summary": "what followed the longest match", "package": "other"}
+    assert found["suffix"] == suffix
+    assert found["bad"]["package"] == "broken" and "MISSING" in found["bad"]["refused"]
+    assert found["copy"] == {"name": "copy", "package": "thief", "refused": "the name 'ngram' is taken"}
+    assert found["ngram"]["package"] == "edgespec"
+    assert {problem["fix"] for problem in report["problems"]} == {
+        "pip install --upgrade broken",
+        "pip install --upgrade thief",
+    }
+    done = cli("doctor", PYTHONPATH=plugins)
+    assert done.returncode == 0 and "suffix (other): what followed the longest match" in done.stdout
+    assert "problem: the drafter copy is refused: the name 'ngram' is taken" in done.stdout
+
+
+def test_a_drafter_of_a_package_is_offered_and_drafts(cli: Cli, plugins: str) -> None:
+    assert "suffix (what followed the longest match)" in " ".join(
+        cli("run", "--help", PYTHONPATH=plugins).stdout.split()
+    )
+    assert (
+        "Drafters: ngram, model, pard, layerskip, qspec, sparse, suffix."
+        in cli("run", "x", "--draft", "sufix", PYTHONPATH=plugins).stderr
+    )
+    run = ("run", "def f(x):", "--max-tokens", "8", "--temperature", "0", "--threads", "1", "--ctx", "128", "--json")
+    assert json.loads(cli(*run, "--draft", "ngram+suffix", PYTHONPATH=plugins).stdout)["draft"] == "ngram+suffix"
+    everything = json.loads(cli(*run, PYTHONPATH=plugins).stdout)
+    assert everything["draft"] == "ngram+package:python-6m/draft.gguf+suffix"
+
+
 def test_show_prices_the_embedded_target(cli: Cli) -> None:
     facts = json.loads(cli("show", "--json", "--ctx", "1024").stdout)
     assert (facts["architecture"], facts["layers"], facts["vocabulary"]) == ("llama", 6, 4096)
@@ -72,6 +134,23 @@ def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     done = cli(_EDGESPEC_COMPLETE="bash_complete", COMP_WORDS="edgespec do", COMP_CWORD="1")
     assert "doctor" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ng", ["ngram"]),
+        ("", ["auto", "ngram", "model", "pard", "layerskip", "qspec", "sparse", "none"]),
+        ("ngram+", [f"ngram+{name}" for name in ("model", "pard", "layerskip", "qspec", "sparse")]),
+        ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
+        ("./draft", ["file,./draft"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "pull"])
+def test_drafters_are_completed(cli: Cli, command: str, typed: str, offered: list[str]) -> None:
+    words = f"edgespec {command} --draft {typed}"
+    done = cli(_EDGESPEC_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
+    assert [line.removeprefix("plain,") for line in done.stdout.splitlines()] == offered
 
 
 def test_version_and_unknown_commands(cli: Cli) -> None:
