@@ -48,18 +48,17 @@ class TextReader:
         unread = self.unread(text)
         if unread > window or len(text) + rows - self._offset > limits.context_size:
             self._offset, self._is_prefilled = len(text) - min(window, len(text)), False
-        known = text[self._offset :]
-        if max(known[session.position :] if self._is_prefilled else known) >= limits.vocab_size:
+        if max(text[self._offset + (session.position if self._is_prefilled else 0) :]) >= limits.vocab_size:
             return None
         if not self._is_prefilled or unread - 1 + rows > session.draft_limit:
-            if len(known) > 1:
-                read_prompt(session, known[:-1])  # reuses what the cache still holds
+            if len(text) - self._offset > 1:
+                read_prompt(session, text[self._offset : -1])  # reuses what the cache still holds
             else:
                 session.rewind(0)
             self._is_prefilled = True
         self._text += text[len(self._text) :]
         self._base = len(text)
-        return list(known[session.position :])
+        return list(text[self._offset + session.position :])
 
     @property
     def text(self) -> Sequence[int]:
