@@ -120,7 +120,7 @@ class Adaptive:
         """Ask drafters that take time while one is expected to pay; returns the best draft."""
         round_, has_lookup = self._round, size.nodes > 0
         reason = _LOOKUP_REASON
-        while (request := self._gate.choose(round_, tokens, remaining, size, has_lookup=has_lookup)) is not None:
+        while (request := self._gate.choose(round_, tokens, remaining, has_lookup=has_lookup)) is not None:
             after = tuple(each.drafter.name for each in round_.asked)
             asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
             if request.drafter.is_lazy:

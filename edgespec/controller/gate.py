@@ -11,7 +11,6 @@ from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.regret import RegretBudget
 from edgespec.controller.round import RoundPlan
 from edgespec.controller.stats import TextStats
-from edgespec.controller.value import DraftSize
 from edgespec.core.drafter import Drafter
 
 _MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
@@ -58,12 +57,12 @@ class DraftGate:
         self._prompt_length = prompt_length
 
     def choose(
-        self, round_: RoundPlan, tokens: Sequence[int], remaining: int, size: DraftSize, *, has_lookup: bool
+        self, round_: RoundPlan, tokens: Sequence[int], remaining: int, *, has_lookup: bool
     ) -> DraftRequest | None:
         """The drafter to ask next, after those that the round has asked; None if no further one is expected to pay.
 
-        `remaining` is the number of tokens that the text may still get, `size` the size chosen so far. `has_lookup`:
-        whether drafters that take no time have proposed something worth verifying.
+        `remaining` is the number of tokens that the text may still get. `has_lookup`: whether drafters that take no
+        time have proposed something worth verifying.
         """
         if not round_.max_nodes or any(each.drafter.is_drawn for each in round_.asked):
             return None
@@ -78,7 +77,7 @@ class DraftGate:
         ]
         gains = [self._net_gain(each, round_, after, remaining) for each in requests]
         paying = [request for request, gain in zip(requests, gains, strict=True) if gain > 0]
-        if not after and paying and len(paying) == len(requests):
+        if not after and paying and len(requests) == 1:
             self._stats.exploration.reset()
         trial = self._choose_trial(requests, gains, round_, after, has_lookup=has_lookup)
         if trial is not None:

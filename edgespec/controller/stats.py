@@ -33,7 +33,7 @@ class ExplorationBudget:
         self._credit -= steps
 
     def reset(self) -> None:
-        """All drafters pay, so that nothing has to be measured."""
+        """The only drafter pays, so that nothing has to be measured."""
         self._credit = min(self._credit, 0.0)
 
     def spend(self, steps: float) -> bool:
