@@ -17,7 +17,7 @@ import pytest
 from edgespec.bench.records import Cost, Header, Run, read_records
 from edgespec.cli import main
 from edgespec.cli.terminal import explain_rounds
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli
@@ -87,7 +87,9 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     assert str(found["raw"]) in done.stderr and "tok/s" not in done.stderr
     (stored,) = known.iterdir()
     learned = json.loads(stored.read_text())["entries"][0]["experience"]
-    assert learned["matches"] == learned["models"] == {}, "what a bench learns is not what use has taught"
+    assert learned["drafters"] == learned["agreements"] == learned["after"] == {}, (
+        "what a bench learns is not what use has taught"
+    )
 
 
 def test_prompts_of_ones_own_those_too_long_left_out(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +169,7 @@ def test_an_interrupt_before_anything_was_measured(
             while True:
                 check()
                 time.sleep(0.01)
-        return Profile({1: 0.01}, 0.001, 0.0001)
+        return Profile({1: 0.01}, {"model": DraftCost({1: 0.001}, 0.0001)})
 
     monkeypatch.setattr(Engine, "measure", measure)
     assert main.run(["bench", *TINY]) == 130
@@ -224,12 +226,12 @@ def test_explain_and_what_is_kept_between_runs(cli: Cli, tmp_path: Path) -> None
     totals = [sum(int(each[column]) for each in rounds) for column in (2, 3, 5)]
     assert totals == [metrics["drafted_tokens"], metrics["accepted_tokens"], metrics["emitted_tokens"] - 1]
     assert [each[8] for each in rounds[:3]] == ["to measure plain decoding"] * 3
-    assert {each[1] for each in rounds} <= {"none", "ngram", "model", "model+ngram"}
+    assert {each[1] for each in rounds} <= {"none", "ngram", "model", "ngram+model", "model+ngram"}
 
     told, _, (second,) = run("--threads", "1")
     assert (told, first["setting"]["threads"]) == ([], 1)
     assert second["experience"]["rows"] == first["experience"]["rows"], "measured again, no figure would be the same"
-    assert second["experience"]["matches"] != first["experience"]["matches"], "but it goes on learning"
+    assert second["experience"]["drafters"] != first["experience"]["drafters"], "but it goes on learning"
 
     told, metrics, (other, same) = run("--threads", "2", "--explain")
     assert told[0] == "note: Measured before with other settings (threads: 2, was 1); measuring again."
