@@ -25,6 +25,7 @@ class AcceptanceModel:
         self._edges = list(edges)
         self._guesses = list(guesses)
         self.rates = [DecayedMean(guess) for guess in guesses]
+        self._values: list[float] | None = None  # of the rates, until the next observation
 
     def fork(self) -> AcceptanceModel:
         """See DecayedMean.fork."""
@@ -36,12 +37,16 @@ class AcceptanceModel:
         """See DecayedMean.merge."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
+        self._values = None
 
     def observe(self, feature: float, is_right: bool) -> None:
         self.rates[bisect_right(self._edges, feature)].observe(float(is_right))
+        self._values = None
 
     def rate(self, feature: float) -> float:
-        return self.rates[bisect_right(self._edges, feature)].value
+        if self._values is None:
+            self._values = [rate.value for rate in self.rates]
+        return self._values[bisect_right(self._edges, feature)]
 
 
 def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:

@@ -28,7 +28,7 @@ from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.controller.tree_builder import TreeBuilder
 from edgespec.controller.value import DraftSize
 from edgespec.core.batching import SOLO, BatchPeers
-from edgespec.core.drafter import Drafter, TokenDraw
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
 
 _LOOKUP_REASON = "a lookup is expected to pay"
@@ -60,6 +60,7 @@ class Adaptive:
         self._gate = DraftGate(self._cost, self._review.regret, self._drafters, self._stats)
         self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
         self._trees = trees
+        self._takes_time = any(not drafter.is_free for drafter in drafters)
         self._round: RoundPlan
         self.decision = Decision("none", "nothing decided yet")
 
@@ -95,12 +96,14 @@ class Adaptive:
         self._builder.ask_free(tree, tokens, round_)
         size = round_.choose_size(tree)
         self._review.remember_shadow(round_, tree, size)
-        return self._ask_others(tokens, limit.depth, tree, size)
+        return (
+            self._ask_others(tokens, limit.depth, tree, size)
+            if self._takes_time
+            else self._decide(_LOOKUP_REASON, tree, size)
+        )
 
     def observe(self, done: Round) -> None:
-        for drafter, outcome in self._drafters.observe(done):
-            if drafter.is_free:
-                self._stats.drafter(drafter).acceptance.observe(outcome.confidence, outcome.is_right)
+        self._drafters.observe(done, self._learn)
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
@@ -116,6 +119,10 @@ class Adaptive:
     def end(self) -> None:
         self._stats.merge()
 
+    def _learn(self, drafter: Drafter, outcome: Outcome) -> None:
+        if drafter.is_free:
+            self._stats.drafter(drafter).acceptance.observe(outcome.confidence, outcome.is_right)
+
     def _ask_others(self, tokens: Sequence[int], remaining: int, tree: ScoredTree, size: DraftSize) -> Draft:
         """Ask drafters that take time while one is expected to pay; returns the best draft."""
         round_, has_lookup = self._round, size.nodes > 0
@@ -124,16 +131,17 @@ class Adaptive:
             after = tuple(each.drafter.name for each in round_.asked)
             asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
             if request.drafter.is_lazy:
-                if round_.asked or (draft := self._draft_unread(request, asked, tokens)) is None:
-                    break  # a chain that the host has not read cannot join others in a tree
+                if (draft := self._draft_unread(request, asked, tokens)) is None:
+                    break
                 return draft
             is_separate = request.drafter.is_drawn or not self._trees
             grown = ScoredTree(self._stats.rate, is_chain=not self._trees) if is_separate else tree
             round_.asked.append(asked)
             self._builder.ask(request, asked, grown, tokens, round_)
-            if not asked.units:  # it lacks one of the tokens, or has failed
+            if not asked.units:  # it knows nothing, lacks one of the tokens, or has failed
                 round_.asked.pop()
-                break
+                round_.silent.add(request.drafter.name)
+                continue
             asked.size = round_.measure_chain(grown) if request.drafter.is_drawn else round_.choose_size(grown)
             self._review.begin_round(round_, grown)
             if request.drafter.is_drawn:

@@ -34,14 +34,10 @@ class DrafterSet:
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)
 
-    def observe(self, done: Round) -> list[tuple[Drafter, Outcome]]:
-        """All drafters hear of the round; returns what they would have said about its tokens."""
-        nothing: Sequence[Outcome] = ()
-        return [
-            (drafter, outcome)
-            for drafter in self
-            for outcome in self._call(drafter, partial(_hear, drafter, done), nothing)
-        ]
+    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
+        """All drafters hear of the round; `learn` gets what they would have said about its tokens."""
+        for drafter in self:
+            self._call(drafter, partial(_hear, drafter, done, learn), None)
 
     def unread(self, drafter: Drafter, text: Sequence[int]) -> int:
         """See Drafter; the length of the text for a drafter that fails."""
@@ -85,22 +81,24 @@ class DrafterSet:
 
     def _check(self, drafter: Drafter, tree: DraftTree, start: int, limit: Budget) -> None:
         """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""
-        for node in range(start, len(tree)):
-            token, q = tree.tokens[node], tree.q[node]
-            if not 0 <= token < self._vocab_size or not -1 <= tree.parents[node] < node:
-                raise ValueError(f"it proposed token {token} below node {tree.parents[node]}, which does not exist")
-            if (q is not None) != drafter.is_drawn:
-                raise ValueError("drawn tokens need the distribution that they were drawn from, others have none")
-            if drafter.is_drawn and tree.parents[node] != node - 1:
-                raise ValueError("drawn tokens have to form a chain")
-            if q is not None and (q.shape != (self._vocab_size,) or not q[token] > 0):
-                raise ValueError(f"the distribution that it drew token {token} from does not allow it")
-        if drafter.is_drawn and len(tree) > limit.depth:
-            raise ValueError(f"it drew {len(tree)} tokens, more than the {limit.depth} that it was asked for")
+        tokens = tree.tokens[start:]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            unknown = next(token for token in tokens if not 0 <= token < self._vocab_size)
+            raise ValueError(f"it proposed token {unknown}, which the target does not have")
+        if not drafter.is_drawn:
+            if any(q is not None for q in tree.q[start:]):
+                raise ValueError("it gave the distribution of a token without drawing tokens")
+            return
+        if len(tree) > limit.depth or tree.parents != list(range(-1, len(tree) - 1)):
+            raise ValueError(f"drawn tokens have to form a chain of the {limit.depth} that it was asked for at most")
+        for token, q in zip(tokens, tree.q[start:], strict=True):
+            if q is None or q.shape != (self._vocab_size,) or not q[token] > 0:
+                raise ValueError(f"token {token} is not drawn from the distribution that it gave")
 
 
-def _hear(drafter: Drafter, done: Round) -> list[Outcome]:
-    return [Outcome(float(each.confidence), bool(each.is_right)) for each in drafter.observe(done)]
+def _hear(drafter: Drafter, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
+    for outcome in tuple(drafter.observe(done)):
+        learn(drafter, outcome)
 
 
 def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:

@@ -59,7 +59,7 @@ class FixedLength:
         return self._decide(self._select(tree, budget, is_chain=is_chain))
 
     def observe(self, done: Round) -> None:
-        self._drafters.observe(done)
+        self._drafters.observe(done, lambda drafter, outcome: None)
 
     def record(self, step: Step) -> None:
         """Learns nothing."""

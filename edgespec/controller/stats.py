@@ -223,8 +223,12 @@ class TextStats:
 
     def rate(self, votes: dict[str, float]) -> float:
         """The probability that a token with these votes is accepted if the one before it is."""
-        rate = max([self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()])
-        return rate if len(votes) == 1 else self.agreement(votes).rate(rate)
+        if len(votes) == 1:
+            ((name, confidence),) = votes.items()
+            return self._present[name].acceptance.rate(confidence)
+        return self.agreement(votes).rate(
+            max(self._present[name].acceptance.rate(confidence) for name, confidence in votes.items())
+        )
 
     def observe_agreement(self, votes: dict[str, float], is_right: bool) -> None:
         """A token that several drafters had proposed was compared."""

@@ -9,7 +9,7 @@ over many rounds is to maximise this difference in each of them (renewal reward;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def value(tokens: float, price: float, seconds: float) -> float:
@@ -17,8 +17,7 @@ def value(tokens: float, price: float, seconds: float) -> float:
     return tokens - price * seconds
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSize:
+class DraftSize(NamedTuple):
     """A number of draft nodes to verify: tokens the round is expected to emit, and its seconds, drafting included."""
 
     nodes: int
@@ -56,5 +55,5 @@ def choose_size(candidates: Sequence[DraftSize], recent_rate: float) -> tuple[Dr
     The price is the higher of the best speed among `candidates` and `recent_rate`, the tokens per second of recent
     rounds. A token left out of this draft can still be drafted in the next round, when more of the text is known.
     """
-    price = max(recent_rate, max(each.speed for each in candidates))
-    return max(candidates, key=lambda each: each.value(price)), price
+    price = max(recent_rate, max([tokens / seconds for _, tokens, seconds in candidates]))
+    return max(candidates, key=lambda each: each[1] - price * each[2]), price

@@ -39,9 +39,11 @@ class DraftTree:
     def add(self, parent: int, token: int, source: str, confidence: float, q: Probs | None = None) -> int:
         """The node of `token` below `parent`, new or found, with the vote of `source`.
 
-        A drafter keeps the higher of two confidences in one node. Raises ValueError for a confidence that is no finite
-        number, and for another source than `voter`.
+        A drafter keeps the higher of two confidences in one node. Raises ValueError for a parent that does not exist, a
+        confidence that is no finite number, and another source than `voter`.
         """
+        if not -1 <= parent < len(self.tokens):
+            raise ValueError(f"it proposed token {token} below node {parent}, which does not exist")
         if not isfinite(confidence) or (self.voter is not None and self.voter != source):
             raise ValueError(f"it votes as '{source}' with confidence {confidence}")
         node = self._child.get((parent, token))
@@ -54,11 +56,12 @@ class DraftTree:
             self.q.append(q)
         else:
             self.votes[node][source] = max(confidence, self.votes[node].get(source, confidence))
-        self._first_changed = min(self._first_changed, node)
+        if node < self._first_changed:
+            self._first_changed = node
         return node
 
     def add_chain(self, tokens: Sequence[int], source: str, confidences: Sequence[float], parent: int = -1) -> int:
-        """Add each token below the one before; returns the last node."""
+        """Add each token below the one before; returns the last node. Raises ValueError as `add` does."""
         for token, confidence in zip(tokens, confidences, strict=True):
             parent = self.add(parent, token, source, confidence)
         return parent

@@ -11,6 +11,7 @@ from edgespec.core.protocols import Budget, Round
 
 MAX_NGRAM = 5  # n-gram sizes in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long
+_REACH = 3  # tokens that a chain may propose for each token of the match; more of them are seldom right
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
 
 
@@ -121,8 +122,8 @@ class NgramDrafter(Drafter):
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._read(text)
-        others = {source for votes in tree.votes for source in votes} - {self.name}
-        if tree.deepest(self.name) < 0:
+        others = {source for votes in tree.votes for source in votes} - {self.name} if len(tree) else ()
+        if not len(tree) or tree.deepest(self.name) < 0:
             self._add_matches(tree, limit)
         for other in sorted(others):
             self._continue_path(tree, tree.deepest(other), limit.depth)
@@ -141,7 +142,8 @@ class NgramDrafter(Drafter):
         lookup = self._lookup
         if limit.nodes <= limit.depth:
             if lookup.length:
-                tokens = lookup.read_continuation(lookup.end, limit.depth)
+                n = min(limit.depth, _REACH * lookup.length + 2)
+                tokens = lookup.read_continuation(lookup.end, n)
                 tree.add_chain(tokens, self.name, _confidences(lookup.length, len(tokens)))
             return
         for end, length in lookup.find_matches():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.controller.acceptance import make_acceptance_model
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -70,8 +71,20 @@ def drive(drafters: DrafterSet) -> DraftTree:
     for drafter in drafters:
         for _ in drafters.expand(drafter, tree, TEXT, LIMIT):
             pass
-    drafters.observe(DONE)
+    hear(drafters)
     return tree
+
+
+def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
+    """What the drafters would have said about a round, learned as the autopilot does."""
+    acceptance, found = make_acceptance_model("probability"), []
+
+    def learn(drafter: Drafter, outcome: Outcome) -> None:
+        acceptance.observe(outcome.confidence, outcome.is_right)
+        found.append((drafter, outcome))
+
+    drafters.observe(DONE, learn)
+    return found
 
 
 @pytest.mark.parametrize("method", ["begin", "unread", "draft_unread", "expand", "observe"])
@@ -103,7 +116,7 @@ def test_the_reason_is_the_errors() -> None:
     drafters = DrafterSet([Counting("bad", "begin", ValueError("the file is gone"))], V)
     drafters.begin(TEXT)
     assert drafters.failures == {"bad": "the file is gone."}
-    assert drafters.observe(DONE) == []
+    assert hear(drafters) == []
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
@@ -126,7 +139,7 @@ def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
 
 def test_outcomes_come_with_their_drafter() -> None:
     one, two = Counting("one"), Counting("two")
-    assert DrafterSet([one, two], V).observe(DONE) == [(one, Outcome(0.5, True)), (two, Outcome(0.5, True))]
+    assert hear(DrafterSet([one, two], V)) == [(one, Outcome(0.5, True)), (two, Outcome(0.5, True))]
 
 
 class Proposing(Drafter):
@@ -230,7 +243,7 @@ def test_outcomes_that_are_none_are_refused(outcomes: Any) -> None:
 
     good = Counting("good")
     drafters = DrafterSet([Vague("vague"), good], V)
-    assert drafters.observe(DONE) == [(good, Outcome(0.5, True))]
+    assert hear(drafters) == [(good, Outcome(0.5, True))]
     assert list(drafters.failures) == ["vague"]
 
 
@@ -243,7 +256,7 @@ def test_outcomes_may_be_generated() -> None:
 
     bad, good = Generating("bad", "observe"), Generating("good")
     drafters = DrafterSet([bad, good], V)
-    assert drafters.observe(DONE) == [(good, Outcome(0.1, False))]
+    assert hear(drafters) == [(good, Outcome(0.1, False))]
     assert drafters.failures == {"bad": "late."}
 
 

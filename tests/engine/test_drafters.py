@@ -75,7 +75,8 @@ def test_several_together_give_plain_decodings_text(trio: Engine, way: str, samp
         request = Request(prompt, sampling, max_tokens=40, seed=seed)
         expected = answer(trio, request, PLAIN).tokens
         found = answer(trio, request, TOGETHER[way])
-        assert found.tokens == expected and found.notices == ()
+        assert found.tokens == expected
+        assert not any("left out" in notice for notice in found.notices)
         accepted += sum(step.n_accepted for step in found.steps)
         drafters |= found.drafters
         origins |= found.origins
