@@ -72,7 +72,8 @@ class DraftGate:
             for drafter in self._drafters
             if not drafter.is_free
             and drafter.name not in after
-            and not (after and drafter.is_drawn)
+            and drafter.name not in round_.silent
+            and not (after and (drafter.is_drawn or drafter.is_lazy))  # they join no tree
             and (request := self._make_request(drafter, tokens)) is not None
         ]
         gains = [self._net_gain(each, round_, after, remaining) for each in requests]
@@ -91,12 +92,12 @@ class DraftGate:
         return best
 
     def _make_request(self, drafter: Drafter, tokens: Sequence[int]) -> DraftRequest | None:
-        """None where the drafter's time is unknown or it may not read enough."""
+        """None where the drafter's time is unknown, where it may not read enough, and where it has failed."""
         if not self._cost.model.has_cost(drafter.name):
             return None
         window = self._max_window(drafter, tokens)
         unread = self._drafters.unread(drafter, tokens)
-        if min(window, len(tokens)) < _MIN_WINDOW and unread > window:
+        if drafter.name in self._drafters.failures or (min(window, len(tokens)) < _MIN_WINDOW and unread > window):
             return None
         return DraftRequest(drafter, window, max(0, min(window, unread) - 1))
 

@@ -54,8 +54,7 @@ class Review:
         """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
         if not self._shadow.is_pending and round_.max_nodes < min(round_.node_limit, len(tree)):
             wanted = round_.choose_unlimited_size(tree)
-            draft = tree.select(wanted.nodes)
-            if wanted.nodes > size.nodes and draft.is_chain:
+            if wanted.nodes > size.nodes and (draft := tree.select(wanted.nodes)).is_chain:
                 self._shadow.remember(round_.position + 1, draft.tokens.tolist())
 
     def compare_shadow(self, tokens: Sequence[int]) -> None:
@@ -65,15 +64,17 @@ class Review:
             self.regret.add_shadow(emitted, self._cost.seconds(rows) / self._cost.seconds(1))
 
     def learn(self, done: Round) -> None:
-        """Compare what drafters that take time have proposed with the emitted tokens."""
-        asked = self._round.asked if self._round is not None else ()
+        """Compare what the drafters of the round have proposed with the emitted tokens."""
+        if self._round is None:  # a grammar has drafted
+            return
+        asked = self._round.asked
         for each in asked:
             if each.drafter.is_drawn:
                 self._learn_drawn(each.drafter, done)
-            elif len(self._tree):
-                self._learn_path(each.drafter, done.emitted)
-            else:
+            elif each.drafter.is_lazy:
                 self._learn_chain(each.drafter, done)
+            else:
+                self._learn_path(each.drafter, done.emitted)
         if not any(each.drafter.is_drawn for each in asked):
             self._learn_agreements(done.emitted)
 
@@ -82,7 +83,7 @@ class Review:
         cost, rows = self._cost, step.n_drafted + 1
         plain_s, drafting_s = cost.seconds(1), round_.drafting_s
         reading_s = round_.reading_s
-        is_unread = bool(round_.asked) and not len(self._tree)  # the forward's time contains that of the chain
+        is_unread = any(each.drafter.is_lazy for each in round_.asked)  # the forward's time contains the chain's
         if round_.asked:
             if not is_unread:
                 self._record_drafting(round_, step)

@@ -50,6 +50,7 @@ class RoundPlan:
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
         self.asked: list[Asked] = []
+        self.silent: set[str] = set()  # drafters that had nothing to propose
         self._known: dict[int, float] = {}  # rows -> seconds
 
     def seconds(self, rows: int) -> float:
