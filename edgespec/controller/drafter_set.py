@@ -63,7 +63,18 @@ class DrafterSet:
 
     def draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
         """See Drafter; None for a drafter that fails."""
-        return self._call(drafter, partial(drafter.draft_unread, text, limit), None)
+        return self._call(drafter, partial(self._draft_unread, drafter, text, limit), None)
+
+    def _draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
+        """Raises ValueError for a chain that the target cannot score. Tokens on a device are not waited for."""
+        draft = drafter.draft_unread(text, limit)
+        if draft is None:
+            return None
+        if len(draft) > limit.depth or not draft.is_chain or draft.q is not None:
+            raise ValueError(f"what it drafted unread is no chain of {limit.depth} best tokens at most")
+        if type(draft) is Draft and len(draft) and not 0 <= draft.tokens.min() <= draft.tokens.max() < self._vocab_size:
+            raise ValueError("it proposed a token that the target does not have")
+        return draft
 
     def _call(self, drafter: Drafter, function: Callable[[], T], otherwise: T) -> T:
         """The result of `function`, or `otherwise` after an error, which drops `drafter`."""

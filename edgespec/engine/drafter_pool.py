@@ -38,8 +38,12 @@ class DrafterPool:
         """Whether a drafter has a session of its own."""
         return any(each.source is not None for each in self.loaded.values())
 
-    def open_missing(self, slot: Slot, check: CheckCancelled) -> None:
-        """Open the drafters that `slot` does not have. Raises Cancelled, BackendError."""
+    def open_missing(self, slot: Slot, check: CheckCancelled, *, is_new: bool = False) -> None:
+        """Open the drafters that `slot` does not have. Raises Cancelled.
+
+        Raises BackendError where there is no memory for the draft of a slot that `is_new`. Another slot goes on without
+        the drafter, until the next answer.
+        """
         for name, loaded in self.loaded.items():
             if name in slot.drafters or name in self._refused:
                 continue
@@ -50,10 +54,13 @@ class DrafterPool:
                     drafter.close()
                     raise ValueError(f"it calls itself '{drafter.name}'")
                 slot.drafters[name] = drafter
-            except (Cancelled, BackendError):
+            except Cancelled:
                 raise
-            except Exception as error:  # noqa: BLE001 - somebody else's drafter
-                self._refused.add(name)
+            except Exception as error:  # somebody else's drafter
+                if not isinstance(error, BackendError):
+                    self._refused.add(name)
+                elif is_new and loaded.source is not None:
+                    raise
                 self._tell(name, f"cannot be used: {reason_of(error)}.")
 
     def require(self, names: Sequence[str]) -> None:
@@ -68,7 +75,7 @@ class DrafterPool:
                 )
 
     def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
-        """The drafters of `slot` by name, without those that cannot be opened. Raises Cancelled, BackendError."""
+        """The drafters of `slot` by name, without those that cannot be opened. Raises Cancelled."""
         self.open_missing(slot, slot.check)
         return [slot.drafters[name] for name in names if name in slot.drafters]
 

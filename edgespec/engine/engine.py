@@ -266,6 +266,6 @@ class Engine:
         slot = Slot(target, saved=self._drafters.saved)
         with ExitStack() as undo:
             undo.callback(slot.close)
-            self._drafters.open_missing(slot, check)
+            self._drafters.open_missing(slot, check, is_new=True)
             undo.pop_all()
         return slot

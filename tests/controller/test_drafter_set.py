@@ -235,6 +235,30 @@ def test_sound_proposals_are_kept(is_drawn: bool) -> None:
     assert tree.tokens == [0, V - 1] and not drafters.failures
 
 
+UNREAD: dict[str, Any] = {
+    "too many": Draft.chain([5] * 5),
+    "a token beyond the vocabulary": Draft.chain([5, V]),
+    "a negative token": Draft.chain([-1]),
+    "drawn tokens": Draft.chain([5], Q[None]),
+    "a tree": Draft(np.array([5, 6], np.int32), np.array([-1, -1], np.int32)),
+    "no draft": 3,
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_unread_chains_that_cannot_be_scored_are_refused(name: str) -> None:
+    class Strange(Counting):
+        def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+            return UNREAD[name]  # type: ignore[no-any-return]
+
+    strange = Strange("strange")
+    drafters = DrafterSet([strange], V)
+    assert drafters.draft_unread(strange, TEXT, LIMIT) is None
+    assert list(drafters.failures) == ["strange"]
+    good = Counting("good")
+    assert len(DrafterSet([good], V).draft_unread(good, TEXT, LIMIT) or ()) == 2
+
+
 @pytest.mark.parametrize("outcomes", [None, 3, [None], [("0.5", True)], [Outcome(None, True)]])  # type: ignore[arg-type]
 def test_outcomes_that_are_none_are_refused(outcomes: Any) -> None:
     class Vague(Counting):

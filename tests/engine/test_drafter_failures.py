@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import Budget
+from edgespec.core.protocols import Budget, Session
 from edgespec.drafters import SlotResources
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
@@ -103,6 +103,38 @@ def test_a_drafter_that_cannot_be_opened_is_left_out(error: Exception) -> None:
     assert first.drafters and "refusing" not in first.drafters
     alone = answer(engine, TALE, Speculation(("refusing",), FIXED))
     assert alone.tokens == first.tokens and alone.drafters == set(), "plain decoding is left"
+    engine.close()
+
+
+def test_a_failed_drafter_that_cannot_be_opened_again_is_left_out() -> None:
+    faults = Faults("expand", 1)
+
+    def make(resources: SlotResources) -> Drafter:
+        if faults.opened in (1, 2):
+            faults.opened += 1
+            raise BackendError("no memory.", hint="None.")
+        return Flaky(faults)
+
+    engine = open_toy(add_package("flaky", make))
+    expected, alone = answer(engine, TALE).tokens, Speculation(("flaky",), FIXED)
+    found = [answer(engine, TALE, alone) for _ in range(4)]
+    assert [each.tokens for each in found] == [expected] * 4
+    assert [len(each.notices) for each in found] == [1, 0, 0, 0]
+    assert [bool(each.drafters) for each in found] == [False, False, False, True], "it is tried for each answer"
+    engine.close()
+
+
+def test_without_memory_for_a_new_slots_draft_no_slot_is_opened() -> None:
+    engine = open_toy()
+
+    def refuse(check: object) -> Session:
+        raise BackendError("no memory.", hint="None.")
+
+    source = engine.drafters["model"].source
+    assert source is not None
+    source.open_session = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(BackendError, match="no memory"):
+        answer(engine, TALE)
     engine.close()
 
 
