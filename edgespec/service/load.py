@@ -171,6 +171,8 @@ class Loader:
                 source = make_self_draft(target, method, folder, progress, self.check)
                 undo.callback(source.close)
                 drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), source))
+            order = [each.spec.name for each in planned.drafters]  # of asking; a self-draft that was found comes last
+            drafters.sort(key=lambda each: order.index(each.spec.name) if each.spec.name in order else len(order))
             speculation = _speculation(config, [each.spec.name for each in drafters])
             engine = Engine(target, drafters, speculation, planned.options.caches)
             undo.pop_all()

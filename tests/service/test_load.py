@@ -218,6 +218,7 @@ def test_drafts_of_one_file_name_are_known_apart(open_: Open, measured: list[flo
 def test_a_self_draft_beside_lookups(open_: Open, heard: Heard) -> None:
     loaded = open_(LoadConfig(load=ONE, draft="ngram+layerskip:2"))
     assert loaded.info.drafters == {"ngram": "ngram", "self": "layerskip:2"}
+    assert open_(LoadConfig(load=ONE, draft="layerskip:2+ngram")).engine.speculation.drafters == ("self", "ngram")
     assert (loaded.draft_paths, heard.notices) == ((), [])
     known = converse(loaded)
     assert {key.partition(";")[0] for key in known["drafters"]} == {"ngram", "self"}  # type: ignore[attr-defined]
