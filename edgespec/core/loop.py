@@ -99,13 +99,14 @@ def _round(
     tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
     path = verdict.path[: len(tokens) - 1]  # the last emitted token is not cached
     t3 = perf_counter()
+    waited_s, peer_wait_s = scores.waited_s, scores.peer_wait_s  # without the reads of drafters, which are commit time
     controller.observe(Round(text.tokens, tokens, draft, verdict.path[:n_accepted], n_tested, scores))
     session.commit(path)
     assert session.position == len(text.tokens) - 1
     t4 = perf_counter()
-    verify_s = forward_s + scores.waited_s + scores.peer_wait_s
-    sample_s = t3 - t2 - scores.waited_s
-    n_peer_rows = None if scores.peer_wait_s else scores.peer_rows
+    verify_s = forward_s + waited_s + peer_wait_s
+    sample_s = t3 - t2 - waited_s
+    n_peer_rows = None if peer_wait_s else scores.peer_rows
     rows = None if n_peer_rows is None else 1 + len(draft) + n_peer_rows
     return Step(
         index,

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.scores import HostScores, Scores
 from edgespec.core.verify import SampleMatching
 from tests.core.toys import Maker, decode
 
@@ -95,3 +97,33 @@ def test_a_text_that_ends_with_its_first_token_needs_no_drafter() -> None:
     controller = true_drafts(case)
     assert observe_all(case, controller) == ([], [""])
     assert controller.begun == []
+
+
+def test_a_drafter_that_reads_the_scores_takes_no_time_from_sampling() -> None:
+    class Slow(HostScores):
+        """Says that each read of a row has waited for the device for 100 s."""
+
+        def logits(self, row: int) -> Logits:
+            self.waited_s += 100.0
+            return super().logits(row)
+
+    class SlowSession(ToySession):
+        def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
+            scores = super().forward(root, draft, run_ahead=run_ahead)
+            return Slow([scores.logits(row) for row in range(len(draft) + 1)])
+
+    class Reading(Maker):
+        """A drafter that learns from the scores."""
+
+        n_read = 0
+
+        def observe(self, done: Round) -> None:
+            done.scores.logits(0)
+            self.n_read += 1
+
+    case = Case(12)
+    controller, verifier = Reading(true_drafts(case)._make), SampleMatching(GREEDY, CounterRng(4))
+    events = speculate(SlowSession(MODEL), controller, verifier, PROMPT, max_tokens=12, stop=frozenset())
+    steps = [event for event in events if isinstance(event, Step)][1:]
+    assert controller.n_read == len(steps) > 0
+    assert all(step.sample_s >= 0 and step.verify_s < 100 for step in steps)
