@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from edgespec.backends import Model
-from edgespec.core.drafter import Drafter
+from edgespec.controller.cost_model import CostModel
+from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
@@ -31,6 +33,7 @@ class DrafterPool:
         self._vocab_size = target.tokenizer.vocab_size
         self._refused: set[str] = set()  # drafters that cannot be opened
         self._told: set[str] = set()  # drafters that the user knows to have failed
+        self._priced: set[str] = set()  # drafters that take no time, or whose measurement was tried
         self._notices: list[str] = []
 
     @property
@@ -50,10 +53,12 @@ class DrafterPool:
             try:
                 saved = slot.saved.get(name)
                 drafter = loaded.open(slot.target, self._vocab_size, saved, check)
-                if drafter.name != name:  # what is learned of it is stored by this name
+                if reason := _find_fault(drafter, name):
                     drafter.close()
-                    raise ValueError(f"it calls itself '{drafter.name}'")
+                    raise ValueError(reason)
                 slot.drafters[name] = drafter
+                if drafter.is_free:
+                    self._priced.add(name)
             except Cancelled:
                 raise
             except Exception as error:  # somebody else's drafter
@@ -62,6 +67,12 @@ class DrafterPool:
                 elif is_new and loaded.source is not None:
                     raise
                 self._tell(name, f"cannot be used: {reason_of(error)}.")
+
+    def take_unpriced(self, names: Sequence[str], costs: CostModel) -> bool:
+        """Whether one of `names` has no known cost; each is returned once."""
+        unpriced = {name for name in names if not costs.has_cost(name)} - self._priced
+        self._priced |= unpriced
+        return bool(unpriced)
 
     def require(self, names: Sequence[str]) -> None:
         """Raise DraftRefused for a drafter that is not loaded; those that need nothing are added."""
@@ -101,3 +112,14 @@ class DrafterPool:
         if name not in self._told:
             self._told.add(name)
             self._notices.append(f"The drafter {name} {text}")
+
+
+def _find_fault(drafter: Drafter, name: str) -> str | None:
+    """What is wrong with what a drafter says of itself; None if nothing is."""
+    if drafter.name != name:  # what is learned of it is stored by this name
+        return f"it calls itself '{drafter.name}'"
+    if drafter.confidence not in get_args(Confidence):
+        return f"its confidence is {drafter.confidence!r}, neither 'probability' nor 'length'"
+    if not isinstance(drafter.block_size, int) or drafter.block_size < 1:
+        return f"its block size is {drafter.block_size!r}, not a number of tokens"
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -100,6 +100,7 @@ class Engine:
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
                 self._measure_once(check)
+                self._measure_new(spec.drafters, check)
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
                 check()
                 yield YIELD
@@ -195,6 +196,13 @@ class Engine:
         if self._draft_stats is None:
             self._draft_stats = DraftStats(self.measure(_PROFILE_S, check))
         return self._draft_stats
+
+    def _measure_new(self, names: Sequence[str], check: CheckCancelled) -> None:
+        """Measure, once, drafters that have joined since. Those stay unasked for which no slot is free."""
+        costs = self.draft_stats.costs
+        if self._drafters.take_unpriced(names, costs):
+            with suppress(BackendError):
+                self.measure_missing(check)
 
     def _encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids, and the end of the rendered text, which shows whether the model begins inside its reasoning."""

@@ -158,3 +158,27 @@ def test_an_error_of_the_target_is_no_failure_of_a_drafter(monkeypatch: pytest.M
     again = answer(engine, TALE)
     assert again.tokens == expected.tokens and again.notices == () and again.drafters == expected.drafters
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [("block_size", None, "its block size is None"), ("confidence", "votes", "its confidence is 'votes'")],
+)
+def test_what_a_drafter_says_of_itself_is_checked(attribute: str, value: object, said: str) -> None:
+    class Vague(Drafter):
+        name = "vague"
+
+        def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+            yield
+
+    def open_vague(resources: object) -> Drafter:
+        drafter = Vague()
+        setattr(drafter, attribute, value)
+        return drafter
+
+    engine = open_toy(add_package("vague", open_vague))
+    found = answer(engine, TALE, Speculation(("vague", "ngram"), None))
+    assert found.tokens == answer(engine, TALE).tokens
+    (notice,) = found.notices
+    assert said in notice
+    engine.close()

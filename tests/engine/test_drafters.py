@@ -192,11 +192,21 @@ def test_what_is_measured() -> None:
     engine.close()
 
 
-def test_an_autopilot_without_the_price_of_a_drafter_does_not_ask_it() -> None:
+def test_a_drafter_without_a_price_is_measured_before_it_is_asked() -> None:
     engine = open_toy()
     engine.draft_stats = cheap()
+    assert not engine.draft_stats.costs.has_cost("model")
     found = answer(engine, TALE, Speculation(("ngram", "model")))
-    assert found.drafters == {"ngram"} and found.tokens == answer(engine, TALE, PLAIN).tokens
-    engine.measure_missing()
+    assert found.tokens == answer(engine, TALE, PLAIN).tokens
     assert engine.draft_stats.costs.has_cost("model")
+    engine.close()
+
+
+def test_a_drafter_that_cannot_be_measured_is_tried_once() -> None:
+    engine = open_toy(add_package("broken", lambda resources: Flaky(Faults("expand", 1000), "broken")))
+    engine.draft_stats = cheap()
+    first = answer(engine, TALE, Speculation(("broken",)))
+    assert first.tokens == answer(engine, TALE, PLAIN).tokens and len(first.notices) == 1
+    assert answer(engine, TALE, Speculation(("broken",))).notices == ()
+    assert not engine.draft_stats.costs.has_cost("broken")
     engine.close()
