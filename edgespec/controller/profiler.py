@@ -95,8 +95,10 @@ def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancell
     units: dict[int, float] = {}
     for n in lengths:
         check()
-        n_drafted = n if drafter.block_size > 1 else _DRAFTED
-        times = _time_chain(drafter, tokens, n_drafted) or _time_units(drafter, tokens, Budget(n_drafted, n_drafted))
+        if drafter.block_size > 1:
+            times = [s for _ in range(_REPEATS) for s in _time_units(drafter, tokens, Budget(n, n))]
+        else:
+            times = _time_chain(drafter, tokens, _DRAFTED) or _time_units(drafter, tokens, Budget(_DRAFTED, _DRAFTED))
         if times:
             units[n] = median(times)
     if not units:
