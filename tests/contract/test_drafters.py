@@ -12,7 +12,7 @@ from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import ADOPTING, METHODS, NAMES, TOYS, Loader, Subject, installed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     folder = tmp_path_factory.mktemp("drafters")
     with installed(folder / "plugin", "suffix = edgespec_suffix:SPEC"):
@@ -21,7 +21,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
         opened.close()
 
 
-@pytest.fixture(scope="session", params=NAMES)
+@pytest.fixture(scope="module", params=NAMES)
 def subject(request: pytest.FixtureRequest, loader: Loader) -> Subject:
     return loader.load(request.param)
 
