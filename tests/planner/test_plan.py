@@ -16,22 +16,9 @@ from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
+from tests.reporter import Heard
 
 CONTEXT = 256
-
-
-class Heard:
-    """A Reporter that remembers its notices."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-    def download(self, name: str, done: int, total: int) -> None: ...
-
-    def loading(self, name: str, fraction: float) -> None: ...
 
 
 @pytest.fixture

@@ -23,24 +23,11 @@ from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
 from edgespec.service.load import LoadedModel, Loader
 from tests.engine.conftest import generate
 from tests.models import DRAFT, REPOSITORY, TARGET
+from tests.reporter import Heard
 
 ONE = LoadOptions(threads=1, context_size=128)
 PARD = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
 Open = Callable[[LoadConfig], LoadedModel]
-
-
-class Heard:
-    """A reporter that remembers."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-    def download(self, name: str, done: int, total: int) -> None: ...
-
-    def loading(self, name: str, fraction: float) -> None: ...
 
 
 @pytest.fixture

@@ -1,0 +1,15 @@
+"""A Reporter that remembers its notices."""
+
+from __future__ import annotations
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def download(self, name: str, done: int, total: int) -> None: ...
+
+    def loading(self, name: str, fraction: float) -> None: ...
