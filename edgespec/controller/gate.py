@@ -67,34 +67,34 @@ class DraftGate:
         if not round_.max_nodes or any(each.drafter.is_drawn for each in round_.asked):
             return None
         after = tuple(each.drafter.name for each in round_.asked)
-        requests = [
-            request
-            for drafter in self._drafters
-            if not drafter.is_free
-            and drafter.name not in after
-            and drafter.name not in round_.silent
-            and not (after and (drafter.is_drawn or drafter.is_lazy))  # they join no tree
-            and (request := self._make_request(drafter, tokens)) is not None
-        ]
-        gains = [self._net_gain(each, round_, after, remaining) for each in requests]
-        paying = [request for request, gain in zip(requests, gains, strict=True) if gain > 0]
-        if not after and paying and len(requests) == 1:
+        drafters = [each for each in self._drafters if self._may_ask(each, round_, after)]
+        hopeful = [each for each in drafters if self._gain(each, after).value > 0]
+        requests = [request for each in hopeful if (request := self._make_request(each, tokens)) is not None]
+        gains = {each.drafter.name: self._net_gain(each, round_, after, remaining) for each in requests}
+        paying = [each for each in requests if gains[each.drafter.name] > 0]
+        if not after and paying and len(drafters) == 1:
             self._stats.exploration.reset()
-        trial = self._choose_trial(requests, gains, round_, after, has_lookup=has_lookup)
-        if trial is not None:
-            return trial
+        names = {each.drafter.name for each in paying}
+        idle = [each for each in drafters if each.name not in names]
+        if idle and (after or paying or not has_lookup):  # where none pays, only rounds without a lookup measure one
+            lost = max((gains[name] for name in names), default=0.0)  # by not asking the best one
+            if (trial := self._choose_trial(idle, tokens, after, lost)) is not None:
+                return trial
         if not paying:
             return None
-        unknown = [each for each in paying if self._gain(each, after).evidence[1] < _MIN_EVIDENCE]
-        candidates = unknown or paying
-        best = max(candidates, key=lambda each: gains[requests.index(each)])
+        unknown = [each for each in paying if self._gain(each.drafter, after).evidence[1] < _MIN_EVIDENCE]
+        best = max(unknown or paying, key=lambda each: gains[each.drafter.name])
         self._tried[best.drafter.name, after] = round_.position
         return best
 
+    def _may_ask(self, drafter: Drafter, round_: RoundPlan, after: tuple[str, ...]) -> bool:
+        """Whether the drafter takes time that is known, has not been asked in the round, and may join its tree."""
+        if drafter.is_free or drafter.name in after or drafter.name in round_.silent:
+            return False
+        return self._cost.model.has_cost(drafter.name) and not (after and (drafter.is_drawn or drafter.is_lazy))
+
     def _make_request(self, drafter: Drafter, tokens: Sequence[int]) -> DraftRequest | None:
-        """None where the drafter's time is unknown, where it may not read enough, and where it has failed."""
-        if not self._cost.model.has_cost(drafter.name):
-            return None
+        """None where the drafter may not read enough, and where it has failed."""
         window = self._max_window(drafter, tokens)
         unread = self._drafters.unread(drafter, tokens)
         if drafter.name in self._drafters.failures or (min(window, len(tokens)) < _MIN_WINDOW and unread > window):
@@ -105,35 +105,29 @@ class DraftGate:
         """The expected gain of asking, less the price of the reading spread over the rounds to come; in tokens."""
         read_s = request.n_read * self._cost.model.read_s(request.drafter.name)
         rounds = min(_AMORTIZED_ROUNDS, remaining / _TOKENS_PER_ROUND)
-        return self._gain(request, after).value - round_.price * read_s / rounds
+        return self._gain(request.drafter, after).value - round_.price * read_s / rounds
 
-    def _gain(self, request: DraftRequest, after: tuple[str, ...]) -> DecayedMean:
-        return self._stats.gain(request.drafter, self._cost.n_peers, after)
+    def _gain(self, drafter: Drafter, after: tuple[str, ...]) -> DecayedMean:
+        return self._stats.gain(drafter, self._cost.n_peers, after)
 
     def _choose_trial(
-        self,
-        requests: Sequence[DraftRequest],
-        gains: Sequence[float],
-        round_: RoundPlan,
-        after: tuple[str, ...],
-        *,
-        has_lookup: bool,
+        self, idle: Sequence[Drafter], tokens: Sequence[int], after: tuple[str, ...], lost: float
     ) -> DraftRequest | None:
-        """The drafter of those that do not pay that was not measured for the longest time, if the budget allows.
+        """The one of `idle` that was not measured for the longest time, if the budget allows.
 
-        Where none pays, only rounds without a lookup measure one.
+        `lost` is the gain in tokens of the drafter that is not asked because of it.
         """
-        idle = [request for request, gain in zip(requests, gains, strict=True) if gain <= 0]
-        if not idle or (has_lookup and len(idle) == len(requests) and not after):
+        drafter = min(idle, key=lambda each: self._tried.get((each.name, after), -1))
+        costs, budget, plain_s = self._cost.model, self._stats.exploration, self._cost.seconds(1)
+        unit_s = costs.unit_s(drafter.name)
+        if not budget.allows(unit_s / plain_s + lost):
             return None
-        trial = min(idle, key=lambda each: self._tried.get((each.drafter.name, after), -1))
-        name, costs = trial.drafter.name, self._cost.model
-        seconds = costs.unit_s(name) + trial.n_read * costs.read_s(name)
-        lost = max(0.0, max(gains))  # by not asking the best one
-        if not self._stats.exploration.spend(seconds / self._cost.seconds(1) + lost):
+        trial = self._make_request(drafter, tokens)
+        reading_s = trial.n_read * costs.read_s(drafter.name) if trial is not None else 0.0
+        if trial is not None and not budget.spend((unit_s + reading_s) / plain_s + lost):
             return None
-        self._tried[name, after] = round_.position
-        return replace(trial, is_trial=True)
+        self._tried[drafter.name, after] = len(tokens) - 1  # also where it may not read enough: the others' turn
+        return replace(trial, is_trial=True) if trial is not None else None
 
     def _max_window(self, drafter: Drafter, tokens: Sequence[int]) -> int:
         """Tokens that `drafter` may read: as many as the regret budget and a share of the output pay for."""

@@ -36,6 +36,10 @@ class ExplorationBudget:
         """The only drafter pays, so that nothing has to be measured."""
         self._credit = min(self._credit, 0.0)
 
+    def allows(self, steps: float) -> bool:
+        """Whether `spend` would."""
+        return steps <= self._credit
+
     def spend(self, steps: float) -> bool:
         """Spend `steps` if the budget allows; whether it does."""
         if steps > self._credit:
