@@ -11,8 +11,8 @@ MARKERS = {
     "fast": ("architecture", "core", "drafters", "formats", "text"),
     "contract": ("contract",),
     "slow": (
-        "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples", "hub",
-        "laboratory", "planner", "plugin", "registry", "server", "service", "tui",
+        "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
+        "fixtures", "hub", "laboratory", "planner", "plugin", "registry", "server", "service", "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
