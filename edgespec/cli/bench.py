@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import OptionWithSynonym, load_config, load_options
+from edgespec.cli.options import OptionWithSynonym, draft_option, load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
@@ -27,13 +27,7 @@ _PROFILE_S = 10.0
 
 @click.command("bench")
 @click.argument("model", metavar="[REF]", required=False)
-@click.option(
-    "--draft",
-    default="auto",
-    show_default=True,
-    metavar="auto|NAMES|REF",
-    help="Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.",
-)
+@draft_option("Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.")
 @click.option("--category", "categories", multiple=True, help="Prompt category; repeatable. [default: all]")
 @click.option(
     "--prompts",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("tune")
 @click.argument("model", metavar="[REF]", required=False)
-@click.option("--draft", default="auto", show_default=True, metavar="auto|NAMES|REF", help="As for run.")
+@draft_option("As for run.")
 @click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
