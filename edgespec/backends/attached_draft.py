@@ -66,7 +66,7 @@ class Unsupported(InvalidRequest):
 class AttachedDraft(ABC):
     """A draft that is made of, or attached to, a loaded target. The target's thread uses it.
 
-    Its sessions follow the target's: they take its keys, values or features inside the backend, and are saved, rewound
+    Its sessions follow the target's: they take its keys and values inside the backend, and are saved, rewound
     and dropped with it. A session that shares the target's cache has a `position` that is never below the target's, so
     it has nothing to read after a reused prefix.
     """
