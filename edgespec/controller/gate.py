@@ -75,7 +75,7 @@ class DraftGate:
         if not after and paying and len(drafters) == 1:
             self._stats.exploration.reset()
         names = {each.drafter.name for each in paying}
-        idle = [each for each in drafters if each.name not in names]
+        idle = [each for each in drafters if each.name not in names and each.name not in self._drafters.failures]
         if idle and (after or paying or not has_lookup):  # where none pays, only rounds without a lookup measure one
             lost = max((gains[name] for name in names), default=0.0)  # by not asking the best one
             if (trial := self._choose_trial(idle, tokens, after, lost)) is not None:
