@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a fresh environment."""
     uv = shutil.which("uv")
     if uv is None:
-        pytest.skip("needs uv")
+        pytest.fail("this test needs uv: python3 -m pip install uv")
     folder = tmp_path_factory.mktemp("installed")
     wheels, fresh = folder / "wheels", folder / "environment"
 
