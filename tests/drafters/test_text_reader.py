@@ -40,7 +40,7 @@ class Model:
             self.skipped, self.has_read = 0, False
         elif "Recurrent" not in type(self.session).__name__:
             assert self.skipped + len(held(self.session)) == min(known, before), "what agrees is kept"
-        self.text, self.drafted = list(text), []
+        self.text, self.drafted = text[: self.skipped + len(held(self.session))], []  # what is known to be held
 
     def check_unread(self, text: list[int]) -> None:
         """`text` has gone on."""
