@@ -96,11 +96,9 @@ class Adaptive:
         self._builder.ask_free(tree, tokens, round_)
         size = round_.choose_size(tree)
         self._review.remember_shadow(round_, tree, size)
-        return (
-            self._ask_others(tokens, limit.depth, tree, size)
-            if self._takes_time
-            else self._decide(_LOOKUP_REASON, tree, size)
-        )
+        if self._takes_time:
+            return self._ask_others(tokens, limit.depth, tree, size)
+        return self._decide(_LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
         self._drafters.observe(done, self._learn)

@@ -27,9 +27,6 @@ class DrafterSet:
     def __iter__(self) -> Iterator[Drafter]:
         return iter(tuple(self._drafters))
 
-    def __len__(self) -> int:
-        return len(self._drafters)
-
     def begin(self, text: Sequence[int]) -> None:
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)

@@ -63,11 +63,8 @@ class RoundPlan:
     @property
     def drafting_s(self) -> float:
         """Seconds of the units that drafters have been asked for, without reading."""
-        return sum(self.drafting_s_of(each) for each in self.asked)
-
-    def drafting_s_of(self, asked: Asked) -> float:
-        """Seconds of its units, without reading."""
-        return sum(self._cost.model.unit_s(asked.drafter.name, n) for n in asked.units)
+        unit_s = self._cost.model.unit_s
+        return sum(unit_s(each.drafter.name, n) for each in self.asked for n in each.units)
 
     def profile_s(self, asked: Asked) -> float:
         """Seconds of its units by the profile."""

@@ -123,12 +123,13 @@ class DraftSession(Protocol):
         """A generation starts from `text`; keeps what is cached of it."""
 
     def unread(self, text: Sequence[int]) -> int:
-        """Tokens of `text` that are not in the cache."""
+        """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """[V] after `text`. If more than `window` tokens are unread, only the last ones are read.
 
-        None where a token is not in the draft's vocabulary. Raises Cancelled, BackendError.
+        Drops drafted tokens as `unread` does. None where a token is not in the draft's vocabulary. Raises Cancelled,
+        BackendError.
         """
 
     def step(self, token: int) -> Logits | None:
@@ -136,9 +137,6 @@ class DraftSession(Protocol):
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
         """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`."""
-
-    def settle(self, text: Sequence[int]) -> None:
-        """Drop the provisional tokens that are not in `text`: prompt and output."""
 
     def close(self) -> None: ...
 
@@ -154,12 +152,9 @@ class BlockSession(Protocol):
         """A generation starts from `text`; keeps what is cached of it."""
 
     def unread(self, text: Sequence[int]) -> int:
-        """Tokens of `text` that are not in the cache."""
+        """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
         """Up to `n` rows [V], one for each position after `text`; `window` and None as in `read`."""
-
-    def settle(self, text: Sequence[int]) -> None:
-        """Drop the tokens that are not in `text`."""
 
     def close(self) -> None: ...

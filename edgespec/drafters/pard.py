@@ -49,8 +49,5 @@ class PardSession:
         self._session.checkpoint()
         return rows
 
-    def settle(self, text: Sequence[int]) -> None:
-        self._reader.settle(text)
-
     def close(self) -> None:
         self._session.close()

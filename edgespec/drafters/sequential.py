@@ -59,9 +59,6 @@ class ModelDraftSession:
         self._reader.append_unread(chain)
         return chain, scores
 
-    def settle(self, text: Sequence[int]) -> None:
-        self._reader.settle(text)
-
     def close(self) -> None:
         self._session.close()
 

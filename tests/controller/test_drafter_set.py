@@ -95,7 +95,7 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     tree = drive(drafters)
     assert list(drafters.failures) == ["bad"]
     assert drafters.failures["bad"].count(".") == drafters.failures["bad"].endswith(".") == 1
-    assert [each.name for each in drafters] == ["good"] and len(drafters) == 1
+    assert [each.name for each in drafters] == ["good"] and len(tuple(drafters)) == 1
     assert {name for votes in tree.votes for name in votes} == ({"good", "bad"} if method == "observe" else {"good"})
     heard = len(bad.calls)
     assert drive(drafters).votes == [{"good": 0.5}] * 4
@@ -109,7 +109,7 @@ def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None
     drafters = DrafterSet([Counting("bad", method, error), Counting("good")], V)
     with pytest.raises(type(error)):
         drive(drafters)
-    assert not drafters.failures and len(drafters) == 2
+    assert not drafters.failures and len(tuple(drafters)) == 2
 
 
 def test_the_reason_is_the_errors() -> None:

@@ -78,8 +78,6 @@ class TwoRows:
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits]:
         return [self._model.logits((*text, *[9] * i)) for i in range(n)]
 
-    def settle(self, text: Sequence[int]) -> None: ...
-
     def close(self) -> None: ...
 
 

@@ -41,8 +41,6 @@ class Rows:
         self.asked.append((window, n))
         return None if self._rows is None else self._rows[:n]
 
-    def settle(self, text: Sequence[int]) -> None: ...
-
     def close(self) -> None:
         self.is_closed = True
 

@@ -47,7 +47,7 @@ def test_as_if_the_masks_had_never_been_there(kind: str, data: st.DataObject) ->
         drafted = [int(row.argmax()) for row in rows]
         text = [*text, *drafted[: data.draw(st.integers(0, len(drafted)))], data.draw(token)]
         if data.draw(st.booleans()):
-            pard.settle(text)
+            pard.unread(text)
 
 
 def test_a_block_is_one_forward_with_all_that_is_unread() -> None:
