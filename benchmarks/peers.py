@@ -4,8 +4,9 @@
 
 For GGUF files the peer is llama.cpp's `llama-server`: one process for each draft mode that its --help lists, with its
 own default draft lengths. For MLX folders it is mlx_lm. All get the same token ids (the first turn of a prompt, without
-a template), threads and context. After a warm-up on another text the arms of a prompt take turns, in reverse order on
-every second repeat. The autopilot and ngram-mod learn from one generation to the next, so repeats are not cold.
+a template), threads and context. edgespec is an engine process, as the chat and the server run it, and measures its
+settings and costs on load. After a warm-up on another text the arms of a prompt take turns, in reverse order on every
+second repeat. The autopilot and ngram-mod learn from one generation to the next, so repeats are not cold.
 
 Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; "own"
 is the program's own figure. "x plain" is the geometric mean, over prompts and repeats, of the ratio to edgespec's plain
@@ -17,11 +18,12 @@ the machine's noise. stdout ends with one JSON line.
 from __future__ import annotations
 
 import fnmatch
+import os
 import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,17 @@ import click
 import psutil
 
 from benchmarks.harness import MODEL_PATH, PLAIN, list_loaded, load_model, print_result
-from benchmarks.peers_arms import Arm, Generation, PeerFailed, Prompt, edgespec_arms, mlx_arms
+from benchmarks.peers_arms import Arm, Edgespec, Generation, PeerFailed, Prompt, mlx_arms, open_edgespec
+from benchmarks.peers_prompts import select_prompts
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
-from edgespec.controller.stats import DraftStats
+from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.errors import ContextOverflow, EdgespecError
+from edgespec.errors import EdgespecError
 
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("
-PROFILE_S = 2.0  # spent on measuring the models' costs for the autopilot
 MEMORY_MARGIN = 1.2  # over the size of the weights that a server repacks
 NO_PEER = "llama-server was not found: install llama.cpp, or name the program with --llama-server PATH."
 COLUMNS = ("tokens/s", "own", "x plain", "x own", "tau", "accepted", "same", "from")
@@ -68,6 +70,7 @@ class Run:
 @click.option("--threads", type=click.IntRange(1), help="[default: idle cores]")
 @click.option("--ctx", type=click.IntRange(64), default=2048, show_default=True, help="Longer prompts are left out.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Put Python code before prompts that are shorter.")
 @click.option("--only", multiple=True, help="Name of a peer's arm, as a shell pattern; repeatable.")
 def main(
     target: Path,
@@ -81,6 +84,7 @@ def main(
     threads: int | None,
     ctx: int,
     temperature: float,
+    prompt_tokens: int | None,
     only: tuple[str, ...],
 ) -> None:
     """Compare edgespec with the peers for TARGET's format."""
@@ -88,33 +92,43 @@ def main(
     binary = shutil.which(server)
     if backend == "llamacpp" and binary is None:
         raise click.ClickException(NO_PEER)
-    threads = threads or idle_cores()
-    models = [path for path in (target, draft) if path]
+    options = LoadOptions(context_size=ctx, threads=threads or idle_cores())
     with ExitStack() as stack:
         try:
-            engine = open_engine(backend, models, LoadOptions(context_size=ctx, threads=threads))
-            stack.callback(engine.close)
             found = read_prompts(file) if file else read_shipped_prompts(categories or None)
-            prompts = select_prompts(engine, take_per_category(found, per_category), tokens, ctx)
+            chosen = take_per_category(found, per_category)
+            with closing(Engine(load_model(backend, target, options), list_loaded(), PLAIN)) as engine:
+                warm = Prompt("warm-up", "", WARM_UP, engine.encode(WARM_UP))
+                prompts = select_prompts(engine, chosen, tokens, ctx, prompt_tokens or 1)
+                stop = engine.target.tokenizer.end_of_generation
+            # An empty cache folder: nothing is known of the models yet.
+            os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+            client = open_edgespec(backend, target, draft, options)
+            stack.callback(client.close)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
         peers: list[Arm] = []
         if binary is not None and backend == "llamacpp":
-            peers += start_servers(binary, target, draft, ctx, threads, only, stack)
+            peers += start_servers(binary, target, draft, options, only, stack)
         elif backend == "mlx":
-            arms_of_mlx = mlx_arms(target, draft, engine.target.tokenizer.end_of_generation)
-            peers += [arm for arm in arms_of_mlx if is_wanted(arm.name, only)]
+            peers += [arm for arm in mlx_arms(target, draft, stop) if is_wanted(arm.name, only)]
         if not peers:
             raise click.ClickException("no peer works; the lines above say why.")
-        arms: list[Arm] = [*edgespec_arms(engine), *peers]
-        warm_up(engine, arms, tokens, temperature)
+        names = ("ngram", "model") if draft else ("ngram",)
+        arms: list[Arm] = [
+            Edgespec("edgespec plain", client, Speculation()),
+            Edgespec("edgespec autopilot", client, Speculation(names)),
+            *peers,
+        ]
+        warm_up(warm, arms, tokens, temperature)
         runs = list(run_interleaved(arms, prompts, tokens, repeats, temperature))
         idle = {arm.name: arm.idle_percent for arm in arms if isinstance(arm, LlamaServer)}
     rows = summarize(arms, runs, greedy=temperature == 0)
     click.echo(format_table(rows), err=True)
     result = {
-        "threads": threads,
+        "threads": options.threads,
         "context": ctx,
+        "prompt_tokens": [len(prompt.ids) for prompt in prompts],
         "tokens": tokens,
         "repeats": repeats,
         "temperature": temperature,
@@ -124,30 +138,7 @@ def main(
         "idle_cpu_percent": idle,
         "runs": [make_record(run) for run in runs],
     }
-    print_result("peers", result, *models)
-
-
-def open_engine(backend: BackendName, paths: Sequence[Path], options: LoadOptions) -> Engine:
-    """`paths` are the target and perhaps the draft. Raises EdgespecError."""
-    models = [load_model(backend, path, options) for path in paths]
-    return Engine(models[0], list_loaded(**({"model": models[1]} if len(models) > 1 else {})), PLAIN)
-
-
-def select_prompts(engine: Engine, candidates: Sequence[BenchPrompt], tokens: int, context: int) -> list[Prompt]:
-    """Those that fit with `tokens` more. Raises click.ClickException where none does."""
-    prompts = []
-    for prompt in candidates:
-        try:
-            ids = engine.encode(prompt.turns[0])
-        except ContextOverflow:
-            ids = []
-        if ids and len(ids) + tokens < context:
-            prompts.append(Prompt(prompt.id, prompt.category, prompt.turns[0], ids))
-        else:
-            click.echo(f"{prompt.id} is left out: too long for a context of {context}.", err=True)
-    if not prompts:
-        raise click.ClickException("no prompt fits into the context: give a larger --ctx.")
-    return prompts
+    print_result("peers", result, *(path for path in (target, draft) if path))
 
 
 def is_wanted(name: str, only: Sequence[str]) -> bool:
@@ -156,7 +147,7 @@ def is_wanted(name: str, only: Sequence[str]) -> bool:
 
 
 def start_servers(
-    binary: str, target: Path, draft: Path | None, context: int, threads: int, only: Sequence[str], stack: ExitStack
+    binary: str, target: Path, draft: Path | None, load: LoadOptions, only: Sequence[str], stack: ExitStack
 ) -> list[LlamaServer]:
     """A process for each draft mode that works and fits into memory; `stack` ends them."""
     help_text = read_help(binary)
@@ -170,7 +161,7 @@ def start_servers(
             click.echo(f"llama-server {mode} is left out: not enough memory for one more.", err=True)
             continue
         try:
-            arm = LlamaServer(binary, help_text, mode, options, target, draft, context, threads, logs)
+            arm = LlamaServer(binary, help_text, mode, options, target, draft, load, logs)
         except PeerFailed as error:
             click.echo(f"llama-server {mode} is left out: {error}", err=True)
             continue
@@ -179,9 +170,8 @@ def start_servers(
     return started
 
 
-def warm_up(engine: Engine, arms: list[Arm], tokens: int, temperature: float) -> None:
-    """One generation by each arm, then the autopilot's cost measurement; an arm that fails is removed from `arms`."""
-    prompt = Prompt("warm-up", "", WARM_UP, engine.encode(WARM_UP))
+def warm_up(prompt: Prompt, arms: list[Arm], tokens: int, temperature: float) -> None:
+    """One generation by each arm; an arm that fails is removed from `arms`."""
     for arm in list(arms):
         try:
             arm.generate(prompt, tokens, temperature)
@@ -190,7 +180,6 @@ def warm_up(engine: Engine, arms: list[Arm], tokens: int, temperature: float) ->
         except PeerFailed as error:
             click.echo(f"{arm.name} is left out: {error}", err=True)
             arms.remove(arm)
-    engine.draft_stats = DraftStats(engine.measure(PROFILE_S))
 
 
 def run_interleaved(

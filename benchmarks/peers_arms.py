@@ -1,4 +1,4 @@
-"""The arms of `benchmarks.peers` that run in this process, and the record of one generation."""
+"""edgespec and mlx_lm as arms of `benchmarks.peers`, and the record of one generation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from edgespec.backends import BackendName
+from edgespec.backends.options import LoadOptions
+from edgespec.cli.terminal import TerminalReporter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.process import EngineProcess
 
 MLX_DRAFT_TOKENS = 3  # the default of mlx_lm's own commands
 
@@ -70,31 +74,36 @@ class Arm(Protocol):
 
 @dataclass
 class Edgespec:
-    """edgespec's engine with one Speculation."""
+    """edgespec's engine process with one Speculation."""
 
     name: str
-    engine: Engine
+    client: EngineProcess
     speculation: Speculation
     own_plain: str = "edgespec plain"
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
-        self.engine.speculation = self.speculation
         arrivals: list[tuple[float, int]] = []
-        for event in self.engine.stream(Request(prompt.text, SamplingParams(temperature=temperature), tokens)):
+        request = Request(prompt.text, SamplingParams(temperature=temperature), tokens)
+        for event in self.client.stream(request, self.speculation):
             if isinstance(event, Step):
                 arrivals.append((perf_counter(), (arrivals[-1][1] if arrivals else 0) + len(event.tokens)))
-        assert isinstance(event, Finished)
-        m = event.metrics
+            elif isinstance(event, Finished):
+                finished = event
+        m = finished.metrics
         own = {"tokens_per_second": m.tokens_per_second, "ttft_s": m.ttft_s}
-        return Generation(event.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own)
+        return Generation(finished.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own)
 
 
-def edgespec_arms(engine: Engine) -> list[Edgespec]:
-    """Plain decoding, and the autopilot with all drafters of the engine."""
-    return [
-        Edgespec("edgespec plain", engine, Speculation()),
-        Edgespec("edgespec autopilot", engine, Speculation(tuple(engine.drafters))),
-    ]
+def open_edgespec(backend: BackendName, target: Path, draft: Path | None, options: LoadOptions) -> EngineProcess:
+    """An engine process with the target, lookups and perhaps the draft model. Raises EdgespecError."""
+    client = EngineProcess()
+    config = LoadConfig(str(target), backend, f"ngram+{draft}" if draft else "ngram", load=options)
+    try:
+        list(client.open(config, TerminalReporter()))
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 @dataclass

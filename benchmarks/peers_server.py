@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
+from edgespec.backends.options import LoadOptions
 
 WITH_DRAFT = ("ngram-simple", "ngram-mod")  # n-gram modes that are also run together with the draft model
 MAX_WAIT_S = 300.0  # for a server to load its models, or to answer
@@ -93,8 +94,7 @@ class LlamaServer:
         options: list[str],
         target: Path,
         draft: Path | None,
-        context: int,
-        threads: int,
+        load: LoadOptions,
         logs: Path,
     ) -> None:
         """Start it and wait until it is ready; its log goes to the folder `logs`. Raises PeerFailed."""
@@ -102,7 +102,8 @@ class LlamaServer:
         self.idle_percent = 0.0
         self._port = _free_port()
         self._log = logs / f"{mode}.log"
-        command = [binary, "--model", target, "--ctx-size", context, "--threads", threads, "--parallel", 1]
+        command = [binary, "--model", target, "--ctx-size", load.context_size]
+        command += ["--threads", load.threads, "--parallel", 1]
         command += ["--host", "127.0.0.1", "--port", self._port, *options]
         if draft is not None and mode.startswith("draft"):
             command += ["--model-draft", draft]
