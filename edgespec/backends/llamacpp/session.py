@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.library import Library
@@ -59,6 +60,11 @@ class LlamaSession:
         return self._slot.sequence
 
     @property
+    def api(self) -> Any:
+        """llama.h's functions."""
+        return self._lib.api
+
+    @property
     def peers(self) -> BatchPeers:
         return self.context.peers(self._slot)
 
@@ -101,9 +107,13 @@ class LlamaSession:
         self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
         self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, n)
-        self._tokens = list(other.tokens[:n])
-        self.revision += 1
+        self.hold(other.tokens[:n])
         return True
+
+    def hold(self, tokens: Sequence[int]) -> None:
+        """The cells of its sequence have been set from outside and are those of `tokens`."""
+        self._tokens = list(tokens)
+        self.revision += 1
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         context = self.context
