@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from edgespec.core.draft_tree import DraftTree
@@ -24,35 +23,54 @@ class SuffixLookup:
 
     def __init__(self, min_length: int = 2) -> None:
         """`min_length`: the minimum number of tokens of a match."""
-        self._min_length = min_length
+        self._sizes = range(min_length, MAX_NGRAM + 1)
         self.tokens: list[int] = []
         self.end = 0
         self.length = 0
-        self._ends: dict[tuple[int, ...], deque[int]] = {}  # n-gram -> positions right after it
+        # An n-gram is indexed once a token follows it.
+        self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> position right after its latest occurrence
+        self._earlier: list[dict[int, int]] = [{} for _ in self._sizes]  # such a position -> that of the one before
+        self._grams: list[tuple[int, ...]] = []  # at the text's end, the shortest first
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Add the tokens that `tokens`, the whole text, has beyond the last call, and look its end up anew."""
+        start = len(self.tokens)
+        self.tokens += tokens[start:]
+        latest = self._latest
+        for n, earlier in zip(self._sizes, self._earlier, strict=True):
+            first = max(start, n)
+            columns = [self.tokens[first - n + i : len(self.tokens) - n + i] for i in range(n)]
+            for end, gram in enumerate(zip(*columns, strict=False), first):  # to the shortest, in a text of few tokens
+                before = latest.get(gram)
+                if before is not None:
+                    earlier[end] = before
+                latest[gram] = end
+        self._grams = self._list_grams(self.tokens)
+        self.end, self.length = self._find_longest(self.tokens, self._grams)
 
     def extend(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """Add the tokens that `tokens`, the whole text, has beyond the last call.
+        """Add the tokens that `tokens`, the whole text, has beyond the last call, and follow the match.
 
         Returns (length of the match, whether it predicted the token) for each new token that followed a match.
         """
         outcomes: list[tuple[int, bool]] = []
-        for position in range(len(self.tokens), len(tokens)):
+        known, latest = self.tokens, self._latest
+        for position in range(len(known), len(tokens)):
             token = tokens[position]
-            right = self.length > 0 and self.tokens[self.end] == token
+            is_right = self.length > 0 and known[self.end] == token
             if self.length:
-                outcomes.append((self.length, right))
-            # An n-gram is indexed once a token follows it.
-            for n in range(self._min_length, min(MAX_NGRAM, position) + 1):
-                gram = tuple(self.tokens[-n:])
-                ends = self._ends.get(gram)
-                if ends is None:
-                    ends = self._ends[gram] = deque(maxlen=_MAX_OCCURRENCES)
-                ends.append(position)
-            self.tokens.append(token)
-            if right:
+                outcomes.append((self.length, is_right))
+            for gram, earlier in zip(self._grams, self._earlier, strict=False):
+                before = latest.get(gram)
+                if before is not None:
+                    earlier[position] = before
+                latest[gram] = position
+            known.append(token)
+            self._grams = self._list_grams(known)
+            if is_right:
                 self.end, self.length = self.end + 1, min(self.length + 1, MAX_MATCH)
             else:
-                self.end, self.length = self._find_longest(self.tokens)
+                self.end, self.length = self._find_longest(known, self._grams)
         return outcomes
 
     def read_continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
@@ -67,26 +85,43 @@ class SuffixLookup:
     def continue_after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
         """The continuation if `more` followed the text: ([n] tokens or none, length of the match)."""
         tokens = [*self.tokens[-MAX_MATCH:], *more]
-        end, length = self._find_longest(tokens)
+        end, length = self._find_longest(tokens, self._list_grams(tokens))
         return (self.read_continuation(end, n, more), length) if length else ([], 0)
 
     def find_matches(self) -> Iterator[tuple[int, int]]:
         """(position after a match of the text's end, size of the n-gram): longest first, then latest first."""
         seen = set()
-        for n in range(min(MAX_NGRAM, len(self.tokens)), self._min_length - 1, -1):
-            for end in reversed(self._ends.get(tuple(self.tokens[-n:]), ())):
+        for gram in reversed(self._grams):
+            for end in self._list_ends(gram):
                 if end not in seen:
                     seen.add(end)
-                    yield end, n
+                    yield end, len(gram)
 
-    def _find_longest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(end, length) of the longest match of the end of `tokens` within the text; the latest of equal ones."""
-        for n in range(min(MAX_NGRAM, len(tokens)), self._min_length - 1, -1):
-            ends = self._ends.get(tuple(tokens[-n:]))
-            if ends and n < MAX_NGRAM:
-                return ends[-1], n
-            if ends:
-                length, end = max((self._extend_match(tokens, end, n), end) for end in ends)
+    def _list_grams(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """The n-grams at the end of `tokens`, the shortest first."""
+        tail = tuple(tokens[-MAX_NGRAM:])
+        return [tail[-n:] for n in self._sizes if n <= len(tail)]
+
+    def _list_ends(self, gram: tuple[int, ...]) -> list[int]:
+        """The positions after the latest occurrences of `gram`, the latest first."""
+        found: list[int] = []
+        end, earlier = self._latest.get(gram), self._earlier[len(gram) - self._sizes.start]
+        while end is not None and len(found) < _MAX_OCCURRENCES:
+            found.append(end)
+            end = earlier.get(end)
+        return found
+
+    def _find_longest(self, tokens: Sequence[int], grams: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+        """(end, length) of the longest match of the end of `tokens` within the text; the latest of equal ones.
+
+        `grams` are those at the end of `tokens`.
+        """
+        for gram in reversed(grams):
+            end = self._latest.get(gram)
+            if end is not None and len(gram) < MAX_NGRAM:
+                return end, len(gram)
+            if end is not None:
+                length, end = max((self._extend_match(tokens, each, MAX_NGRAM), each) for each in self._list_ends(gram))
                 return end, length
         return 0, 0
 
@@ -117,8 +152,12 @@ class NgramDrafter(Drafter):
         known = self._lookup.tokens
         if list(text[: len(known)]) != known:
             self._lookup = SuffixLookup(min_length=1)
-        self._lookup.extend(text)
+        self._lookup.read(text)
         self._outcomes = []
+
+    def foresee(self, text: Sequence[int]) -> float:
+        self._read(text)
+        return float(self._lookup.length)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._read(text)
@@ -135,7 +174,8 @@ class NgramDrafter(Drafter):
         return outcomes
 
     def _read(self, text: Sequence[int]) -> None:
-        self._outcomes += [Outcome(length, is_right) for length, is_right in self._lookup.extend(text)]
+        if len(text) > len(self._lookup.tokens):
+            self._outcomes += [Outcome(length, is_right) for length, is_right in self._lookup.extend(text)]
 
     def _add_matches(self, tree: DraftTree, limit: Budget) -> None:
         """What followed the longest match of the text's end; all matches, if the budget is for a tree."""

@@ -103,6 +103,17 @@ def test_in_bursts_is_as_at_once(text: list[int], bursts: list[int]) -> None:
     assert lookup.extend(text) == []
 
 
+@given(_texts, _texts)
+@settings(max_examples=120, deadline=None)
+def test_a_text_read_at_once_is_looked_up_at_its_end(first: list[int], second: list[int]) -> None:
+    """All of it is indexed, as if it had been followed."""
+    lookup, text = of(first), first + second
+    lookup.read(text)
+    assert (lookup.end, lookup.length) == longest(text, text)
+    assert (lookup.tokens, [*lookup.find_matches()]) == (text, [*of(text).find_matches()])
+    assert lookup.continue_after([*text[:9]], 3) == of(text).continue_after([*text[:9]], 3)
+
+
 @given(_texts.filter(bool), st.lists(_token, max_size=5), st.integers(0, 80), st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_continuation_copies_the_text_then_itself(

@@ -50,10 +50,13 @@ def longest(tokens: list[int], suffix: list[int]) -> tuple[int, int]:
     return 0, 0
 
 
-def follow(tokens: list[int]) -> list[tuple[int, int]]:
-    """(end, length) after every prefix: a match is followed as long as it is right, then looked up anew."""
-    states = [(0, 0)]
-    for at, token in enumerate(tokens):
+def follow(tokens: list[int], n_read: int) -> list[tuple[int, int]]:
+    """(end, length) after every prefix: a match is followed as long as it is right, then looked up anew.
+
+    Of the first `n_read` tokens, which are read at once, only the last match is followed.
+    """
+    states = [(0, 0)] * n_read + [longest(tokens[:n_read], tokens[:n_read])]
+    for at, token in enumerate(tokens[n_read:], n_read):
         end, length = states[-1]
         if length and tokens[end] == token:
             states.append((end + 1, min(length + 1, MAX_MATCH)))
@@ -69,12 +72,13 @@ def continuation(tokens: list[int], end: int, n: int) -> list[int]:
     return text[len(tokens) :]
 
 
-def naive_paths(tokens: list[int], budget: Budget) -> dict[Path, float]:
+def naive_paths(tokens: list[int], budget: Budget, n_read: int) -> dict[Path, float]:
     """The confidence of every path. A tree takes matches, longest and latest first, while it has fewer nodes.
 
     A chain after a match of n tokens has 3n + 2 at most.
     """
-    matches = [follow(tokens)[-1]] if follow(tokens)[-1][1] else []
+    last = follow(tokens, n_read)[-1]
+    matches = [last] if last[1] else []
     if budget.nodes > budget.depth:
         matches = []
         for n in range(min(5, len(tokens)), 0, -1):
@@ -116,7 +120,7 @@ def finish(drafter: NgramDrafter, text: list[int], emitted: list[int], draft: Dr
 @settings(max_examples=300, deadline=None)
 def test_equals_naive_search(tokens: list[int], budget: Budget) -> None:
     found = expand(begin(tokens[:-1]), tokens, budget)
-    assert found == naive_paths(tokens, budget)
+    assert found == naive_paths(tokens, budget, len(tokens) - 1)
     assert max(map(len, found), default=0) <= budget.depth
     assert len(found) < budget.nodes + budget.depth
 
@@ -131,7 +135,7 @@ def test_grown_round_by_round_equals_from_scratch(tokens: list[int], bursts: lis
         before, at = at, min(at + burst, len(tokens))
         finish(grown, tokens[:at], tokens[before:at])
         if round_ % 2:
-            assert expand(grown, tokens[:at], budget) == naive_paths(tokens[:at], budget)
+            assert expand(grown, tokens[:at], budget) == naive_paths(tokens[:at], budget, 1)
 
 
 @given(_texts, _texts, _budgets)
@@ -141,17 +145,17 @@ def test_the_next_generation(first: list[int], second: list[int], budget: Budget
     drafter = begin(first)
     expand(drafter, [*first, 0, 1, 0, 1], budget)
     drafter.begin(second, None)
-    assert expand(drafter, second, budget) == naive_paths(second, budget)
+    assert expand(drafter, second, budget) == naive_paths(second, budget, len(second))
     both = second + first
     drafter.begin(both, None)
-    assert expand(drafter, both, budget) == naive_paths(both, budget)
-    assert finish(drafter, [*both, 0], [0]) == outcomes(both, [0])
+    assert expand(drafter, both, budget) == naive_paths(both, budget, len(both))
+    assert finish(drafter, [*both, 0], [0]) == outcomes(both, [0], len(both))
 
 
-def outcomes(tokens: list[int], emitted: list[int]) -> list[Outcome]:
+def outcomes(tokens: list[int], emitted: list[int], n_read: int) -> list[Outcome]:
     """What the match before each emitted token predicted of it."""
     text = [*tokens, *emitted]
-    states = follow(text)
+    states = follow(text, n_read)
     return [
         Outcome(states[at][1], text[states[at][0]] == text[at]) for at in range(len(tokens), len(text)) if states[at][1]
     ]
@@ -170,7 +174,7 @@ def test_an_outcome_for_every_emitted_token(prompt: list[int], rounds: list[list
         if is_asked:
             expand(drafter, text, Budget(3, 3))
         draft = NO_DRAFT if is_asked else Draft.chain([7, 7])
-        wanted = outcomes(text, emitted)
+        wanted = outcomes(text, emitted, len(prompt))
         text = [*text, *emitted]
         assert finish(drafter, text, emitted, draft) == wanted
 
