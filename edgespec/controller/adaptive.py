@@ -75,11 +75,10 @@ class Adaptive:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
-        self._cost.model.begin(len(prompt))
         self._gate.begin(len(prompt))
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        self._cost.refresh()
+        self._cost.begin_round(len(tokens) - 1)
         self._review.compare_shadow(tokens)
         round_ = self._round = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step)
         for drafter in self._drafters:

@@ -24,8 +24,9 @@ class MarginalCost:
         self._query_peers = query_peers
         self._peers = SOLO
 
-    def refresh(self) -> None:
-        """Query the peers; called at the beginning of a round."""
+    def begin_round(self, position: int) -> None:
+        """The next forward's root is at `position`; queries its peers."""
+        self.model.move_to(position)
         self._peers = self._query_peers()
 
     @property

@@ -1,21 +1,22 @@
-"""The cost model: seconds of forwards by their rows, and of drafting, from a profile and recent measurements."""
+"""The cost model: seconds of forwards by rows and context, and of drafting, from a profile and recent measurements."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
 
-_WINDOW = 15  # latest measurements of a number of rows; with fewer, the expected value is one of them
-_MAX_AGE = 256  # rounds; the machine may have changed since an older measurement
-_MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the expected value: the machine may be busy
-_REFRESH_ROUNDS = 16  # between two checks of age and distance
+from edgespec.controller.band_medians import BandMedians
+
+_REFRESH_ROUNDS = 16  # between two checks of age
+_REFRESH_TOKENS = 64  # of context, within which the profile's seconds are taken as equal
 _MAX_LENGTH = 8  # drafted tokens of a predicted chain
-_MIN_NEAR = 1024  # tokens of context within which plain steps are compared; at longer contexts half the position
+
+ContextCurve = dict[int, float]
+"""Seconds by tokens of context, ascending from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,66 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Seconds measured on load. Raises ValueError without a time for one row, or for times that are not above zero.
+    """Measured seconds. Raises ValueError without a time for one row, or for times that are not above zero.
 
-    rows    of a target forward by its number of rows
-    drafts  of the drafters that take time, by name
+    rows    of a target forward by its number of rows, after a few tokens
+    drafts  of the drafters that take time, by name, after a few tokens
+    longer  the same after more tokens, by their number; each may have fewer rows and drafters
+
+    A forward takes the time of its weights, which is the one after a few tokens, and the time of its attention, which
+    is what the forwards after more tokens take beyond it. The attention's time is linear between the measured numbers
+    of rows and of tokens, and proportional beyond the last. Without `longer` it is zero.
     """
 
     rows: Mapping[int, float]
     drafts: Mapping[str, DraftCost] = field(default_factory=dict)
+    longer: Mapping[int, Profile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if 1 not in self.rows or not all(0 < t < math.inf for t in self.rows.values()):
+        if 1 not in self.rows or not all(n > 0 and 0 < t < math.inf for n, t in self.rows.items()):
             raise ValueError("a profile needs one row, and times above zero")
+        if not all(n > 0 and not each.longer for n, each in self.longer.items()):
+            raise ValueError("the profile of a longer context needs tokens, and has no longer ones itself")
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """Of a target forward of `rows` rows after `context` tokens."""
+        return interpolate(self.by_context(rows), context)
+
+    def by_context(self, rows: int) -> ContextCurve:
+        """Of a target forward of `rows` rows."""
+        curve = {0: self._weights_s(rows)}
+        for n in sorted(self.longer):
+            known = sorted(measured := self.longer[n].rows)
+            added = [max(0.0, measured[each] - self._weights_s(each)) for each in known]
+            curve[n] = curve[0] + float(np.interp(rows, known, added)) * max(1.0, rows / known[-1])
+        return curve
+
+    def draft_by_context(self, drafter: str, n: int) -> ContextCurve:
+        """Of a unit of `drafter` that proposes `n` tokens on a path. Raises KeyError if it was not measured."""
+        seconds = self.drafts[drafter].seconds(n)
+        longer = {c: self.longer[c].drafts[drafter] for c in sorted(self.longer) if drafter in self.longer[c].drafts}
+        return {0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}
+
+    def _weights_s(self, rows: int) -> float:
+        """After a few tokens: linear between the measured numbers of rows, and beyond the last one."""
+        curve = self.rows
+        known = sorted(curve)
+        if rows in curve or len(known) == 1:
+            return curve.get(rows, curve[1] * rows)
+        above = next((i for i, each in enumerate(known) if each > rows), len(known) - 1)
+        left, right = known[above - 1], known[above]
+        slope = (curve[right] - curve[left]) / (right - left)
+        return max(curve[left] + slope * (rows - left), curve[1] * 0.5)
+
+
+def interpolate(curve: ContextCurve, context: int) -> float:
+    """Seconds after `context` tokens: linear, and beyond the last context what exceeds the first in proportion."""
+    if len(curve) == 1 or context <= 0:
+        return curve[0]
+    last = max(curve)
+    if context >= last:
+        return curve[0] + (curve[last] - curve[0]) * context / last
+    return float(np.interp(context, list(curve), list(curve.values())))
 
 
 def choose_chain_length(rows: Mapping[int, float], draft_s: float, acceptance: float) -> tuple[int, float]:
@@ -79,60 +128,61 @@ def choose_chain_length(rows: Mapping[int, float], draft_s: float, acceptance: f
 
 
 class CostModel:
-    """Seconds of a target forward by its number of rows, and of drafting.
+    """Seconds of a target forward by its number of rows, and of drafting, near the present position.
 
-    The curve may have any shape: four rows can be cheaper than three. One row is measured in seconds, near the present
-    position. More rows are measured as multiples of it, which stay valid when the machine slows down or the context
-    grows. Each estimate is a median, so that one slow round decides nothing.
+    The profile says what each takes there, and measurements correct it, apart for each band of positions: one row in
+    seconds, more rows as multiples of it, since those stay valid when the machine slows down. Each correction is the
+    median of recent measurements. In a band without any it is that of the nearest band that has some.
     """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._interpolated: dict[int, float] = {}  # rows -> plain steps, by the profile
-        self._plain: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)  # (round, position, seconds)
-        self._multiples: dict[int, deque[tuple[int, float]]] = {}  # rows -> (round, plain steps)
-        self._units: dict[str, deque[float]] = {}  # drafter -> multiples of the profile's seconds
-        self._drafting_drift: dict[str, float] = {}  # their medians
-        self._round = 0
-        self._position = 0
-        self._plain_s = profile.rows[1]
-        self._medians: dict[int, float] = {}  # rows -> plain steps
-        self._drift = 1.0  # measured multiples over the profile's
+        self._position = 0  # for which seconds were looked up in the profile
+        self._curves: dict[int, ContextCurve] = {}  # by rows
+        self._foreseen: dict[int | tuple[str, int], float] = {}  # seconds by the profile; of rows, or of units
+        self._n_observed = 0
+        self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
+        self._plain = 1.0  # the correction of one row
+        self._multiples: dict[int, float] = {}  # rows -> the correction of its plain steps
+        self._drift = 1.0  # that of rows without recent measurements
+        self._drafting: dict[str, float] = {}  # drafter -> the correction of its units
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
         """A forward of `rows` rows, its root at `position`, took `seconds`, sampling and commit included."""
-        self._round += 1
-        self._position = position
+        self.move_to(position)
+        self._measured.count_round()
         if rows == 1:
-            self._plain.append((self._round, position, seconds))
-            self._update_plain()
+            self._measured.add(1, seconds / self._foresee(1))
+            self._plain = self._measured.estimate(1, 1.0) or 1.0
         else:
-            self._multiples.setdefault(rows, deque(maxlen=_WINDOW)).append((self._round, seconds / self._plain_s))
-            self._update_rows(rows)
-        if self._round % _REFRESH_ROUNDS == 0:
-            self._discard_stale()
+            self._measured.add(rows, seconds / (self._foresee(rows) * self._plain))
+            self._update_multiple(rows)
+        self._n_observed += 1
+        if self._n_observed % _REFRESH_ROUNDS == 0:
+            self._refresh()
 
     def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
-        """Units of `drafter` took `seconds`; `expected_s` by the profile."""
-        measured = self._units.setdefault(drafter, deque(maxlen=_WINDOW))
-        measured.append(seconds / expected_s)
-        self._drafting_drift[drafter] = median(measured if len(measured) == _WINDOW else [1.0, *measured])
+        """Units of `drafter` took `seconds`; `expected_s` by the profile, see `foresee_unit_s`."""
+        self._measured.add(drafter, seconds / expected_s)
+        self._drafting[drafter] = self._measured.estimate(drafter, 1.0) or 1.0
 
-    def begin(self, position: int) -> None:
-        """A generation begins at `position`."""
-        self._position = position
-        self._discard_stale()
+    def move_to(self, position: int) -> None:
+        """The next forwards are at `position`."""
+        if abs(position - self._position) > _REFRESH_TOKENS:
+            self._position = position
+            self._foreseen = {}
+        if self._measured.move_to(position):
+            self._refresh()
 
     def seconds(self, rows: int) -> float:
-        """Expected seconds of a forward of `rows` rows. Rows not measured lately follow the profile and its drift."""
-        if rows == 1:
-            return self._plain_s
-        measured = self._medians.get(rows)
-        return (self._interpolate(rows) * self._drift if measured is None else measured) * self._plain_s
+        """Expected seconds of a forward of `rows` rows."""
+        plain = self._foresee(rows) * self._plain
+        return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 
     def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:
         """Add the costs of more drafters to the profile."""
-        self.profile = Profile(self.profile.rows, {**self.profile.drafts, **drafts})
+        self.profile = replace(self.profile, drafts={**self.profile.drafts, **drafts})
+        self._foreseen = {}
 
     def has_cost(self, drafter: str) -> bool:
         """Whether the time of `drafter` is known."""
@@ -140,61 +190,49 @@ class CostModel:
 
     def unit_s(self, drafter: str, n: int = 1) -> float:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path; see `has_cost`."""
-        return self.profile.drafts[drafter].seconds(n) * self._drafting_drift.get(drafter, 1.0)
+        return self.foresee_unit_s(drafter, n) * self._drafting.get(drafter, 1.0)
+
+    def foresee_unit_s(self, drafter: str, n: int = 1) -> float:
+        """`unit_s` by the profile alone."""
+        found = self._foreseen.get((drafter, n))
+        if found is None:
+            curve = self.profile.draft_by_context(drafter, n)
+            found = self._foreseen[drafter, n] = interpolate(curve, self._position)
+        return found
 
     def read_s(self, drafter: str) -> float:
         """Seconds of a token of the text that `drafter` reads; see `has_cost`."""
-        return self.profile.drafts[drafter].read_s * self._drafting_drift.get(drafter, 1.0)
+        return self.profile.drafts[drafter].read_s * self._drafting.get(drafter, 1.0)
 
     def count_recent(self, rows: int) -> int:
-        """The number of recent measurements of `rows` rows."""
-        return len(self._recent_plain()) if rows == 1 else len(self._recent_multiples(rows))
+        """The number of recent measurements of `rows` rows in the present band of positions and those beside it."""
+        return self._measured.count(rows)
 
-    def _discard_stale(self) -> None:
-        """Recompute all estimates without measurements that are too old or too far from the position."""
-        self._update_plain()
-        self._medians = {}
-        for rows in self._multiples:
-            self._update_rows(rows)
+    def _foresee(self, rows: int) -> float:
+        """Seconds of a forward by the profile."""
+        found = self._foreseen.get(rows)
+        if found is None:
+            if rows not in self._curves:
+                self._curves[rows] = self.profile.by_context(rows)
+            found = self._foreseen[rows] = interpolate(self._curves[rows], self._position)
+        return found
 
-    def _recent_plain(self) -> list[float]:
-        near = max(_MIN_NEAR, self._position // 2)
-        oldest = self._round - _MAX_AGE
-        return [s for at, position, s in self._plain if at > oldest and abs(position - self._position) <= near]
+    def _refresh(self) -> None:
+        """Recompute all corrections without measurements that are too old."""
+        self._plain = self._measured.estimate(1, 1.0) or 1.0
+        self._multiples, self._drafting = {}, {}
+        for key in self._measured.keys:
+            if isinstance(key, str):
+                self._drafting[key] = self._measured.estimate(key, 1.0) or 1.0
+            elif isinstance(key, int) and key > 1:
+                self._update_multiple(key)
 
-    def _recent_multiples(self, rows: int) -> list[float]:
-        oldest = self._round - _MAX_AGE
-        return [multiple for at, multiple in self._multiples.get(rows, ()) if at > oldest]
-
-    def _update_plain(self) -> None:
-        recent = self._recent_plain()
-        self._plain_s = median(recent if len(recent) == _WINDOW else [self.profile.rows[1], *recent])
-
-    def _update_rows(self, rows: int) -> None:
-        recent = self._recent_multiples(rows)
-        if recent:
-            self._medians.pop(rows, None)  # the other rows give the expected value of this one
-            expected = self._interpolate(rows) * self._measure_drift()
-            if len(recent) == 1:
-                recent = [min(recent[0], _MAX_OUTLIER * expected)]
-            self._medians[rows] = median(recent if len(recent) == _WINDOW else [expected, *recent])
+    def _update_multiple(self, rows: int) -> None:
+        self._multiples.pop(rows, None)  # the other rows give the expected value of this one
+        correction = self._measured.estimate(rows, self._measure_drift())
+        if correction is not None:
+            self._multiples[rows] = correction
         self._drift = self._measure_drift()
 
     def _measure_drift(self) -> float:
-        return median([1.0, *(steps / self._interpolate(rows) for rows, steps in self._medians.items())])
-
-    def _interpolate(self, rows: int) -> float:
-        """The profile in plain steps: linear between its points, and beyond the last one."""
-        found = self._interpolated.get(rows)
-        if found is None:
-            curve = self.profile.rows
-            known = sorted(curve)
-            if rows in curve or len(known) == 1:
-                found = curve.get(rows, curve[known[0]] * rows)
-            else:
-                above = next((i for i, each in enumerate(known) if each > rows), len(known) - 1)
-                left, right = known[above - 1], known[above]
-                slope = (curve[right] - curve[left]) / (right - left)
-                found = max(curve[left] + slope * (rows - left), curve[1] * 0.5)
-            found = self._interpolated[rows] = found / curve[1]
-        return found
+        return median([1.0, *self._multiples.values()])

@@ -68,8 +68,7 @@ class RoundPlan:
 
     def profile_s(self, asked: Asked) -> float:
         """Seconds of its units by the profile."""
-        cost = self._cost.model.profile.drafts[asked.drafter.name]
-        return sum(cost.seconds(n) for n in asked.units)
+        return sum(self._cost.model.foresee_unit_s(asked.drafter.name, n) for n in asked.units)
 
     @property
     def reading_s(self) -> float:

@@ -127,7 +127,7 @@ class ForwardCost:
         cost = MarginalCost(self._costs, lambda: self._session.peers)
 
         def seconds(rows: int) -> float:
-            cost.refresh()
+            cost.begin_round(self._session.position)
             return cost.seconds(rows)
 
         return seconds

@@ -13,7 +13,8 @@ def test_a_hopeless_draft_model_is_reported() -> None:
     clock = make_clock("a GPU")
     draft_stats = DraftStats(make_profile(clock))
     warnings = []
-    for trace in [*SAMPLED, *GREEDY]:  # a useless drafter is seldom asked, so that its evidence takes some texts
+    # A useless drafter is seldom asked, so that its evidence takes some texts.
+    for trace in [*SAMPLED, *GREEDY, *SAMPLED]:
         model = WrongDrafter(trace)
         controller = adaptive(draft_stats, [model])
         replay(controller, [model], trace, clock)

@@ -52,19 +52,22 @@ def test_rows_not_seen_are_as_far_off_the_profile_as_those_that_were() -> None:
     assert 14.0 * 1.8 < costs.seconds(8) < 14.0 * 3.4
 
 
-def test_plain_costs_are_those_near_the_position() -> None:
+def test_costs_without_a_longer_context_are_learned_by_band() -> None:
     costs = CostModel(Profile({1: 10.0, 2: 15.0}))
     for _ in range(15):
         costs.observe(1, 100, 12.0)
-    costs.begin(400)
-    assert costs.seconds(1) == 12.0
-    costs.begin(4000)
-    assert (costs.count_recent(1), costs.seconds(1)) == (0, 10.0)
+    costs.move_to(400)
+    assert (costs.count_recent(1), costs.seconds(1)) == (15, 12.0)
+    costs.move_to(4000)
+    assert (costs.count_recent(1), costs.seconds(1)) == (0, 12.0), "as in the nearest band"
     for _ in range(15):
         costs.observe(1, 4000, 30.0)
-    costs.begin(5900)
-    assert costs.seconds(1) == 30.0, "less than half of the way"
+    assert (costs.count_recent(1), costs.seconds(1)) == (15, 30.0)
     assert costs.seconds(2) == pytest.approx(45.0)
+    costs.move_to(9000)
+    assert costs.seconds(1) == 30.0, "nearer than the first"
+    costs.move_to(0)
+    assert costs.seconds(1) == 12.0, "the first band keeps its own"
 
 
 def test_draft_and_reading_costs() -> None:
@@ -72,7 +75,7 @@ def test_draft_and_reading_costs() -> None:
     assert (costs.unit_s("model"), costs.read_s("model")) == (2.0, 0.5)
     assert [costs.unit_s("pard", n) for n in (1, 2, 3, 4, 9)] == [2.0, 3.0, 4.0, 5.0, 5.0], "none is extrapolated"
     costs.observe_drafting("model", 40.0, 4.0)
-    assert costs.unit_s("model") == pytest.approx(11.0), "the profile is one of the first fifteen measurements"
+    assert costs.unit_s("model") == pytest.approx(3.0), "one slow unit counts for at most twice the expected time"
     for _ in range(15):
         costs.observe_drafting("model", 8.0, 4.0)
     assert (costs.unit_s("model"), costs.read_s("model")) == (4.0, 1.0), "reading is slower where drafting is"

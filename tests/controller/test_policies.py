@@ -62,7 +62,7 @@ class Steady(CostModel):
     """Measures what the profile says, whatever the clock says."""
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
-        super().observe(rows, position, self.profile.rows[1] if rows == 1 else self._interpolate(rows))
+        super().observe(rows, position, self.profile.seconds(rows))
 
     def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
         super().observe_drafting(drafter, expected_s, expected_s)
