@@ -9,8 +9,8 @@ import numpy as np
 
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft, Verdict, Verifier
-from edgespec.core.sampling import top_k
 from edgespec.core.scores import Scores
+from edgespec.core.truncation import top_k
 
 
 @dataclass(frozen=True, slots=True)

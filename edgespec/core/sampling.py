@@ -8,12 +8,15 @@ Of equal logits the lower token id comes first, so that equal logits give equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from edgespec.core.arrays import Indices, Ints, Logits, Probs
+from edgespec.core.truncation import min_p, nucleus, top_k, typical
 from edgespec.errors import BackendError, InvalidRequest
 
 
@@ -75,10 +78,21 @@ class Distribution:
     def token(self, index: int) -> int:
         return index if self.ids is None else int(self.ids[index])
 
+    def normalised(self) -> Distribution:
+        """The same distribution with weights that sum to 1, float64; exact fractions stay fractions."""
+        weights = self.weights if self.weights.dtype == object else self.weights.astype(np.float64)
+        return Distribution(self.ids, weights / weights.sum())
+
+    def weight(self, token: int) -> Any:
+        """The weight of a token, 0 outside `ids`: a number of the type of the weights."""
+        if self.ids is None:
+            return self.weights[token]
+        at = int(self.ids.searchsorted(token))
+        return self.weights[at] if at < len(self.ids) and self.ids[at] == token else self.weights.dtype.type(0)
+
     def dense(self, vocab_size: int) -> Probs:
         """[V] probabilities that sum to 1."""
-        weights = self.weights if self.weights.dtype == object else self.weights.astype(np.float64)
-        p: Probs = weights / weights.sum()
+        p = self.normalised().weights
         if self.ids is None:
             return p
         out = np.zeros(vocab_size, p.dtype)
@@ -87,7 +101,10 @@ class Distribution:
 
 
 class Sampler:
-    """Applies SamplingParams to logits. `distribution` depends on the last `window` tokens of the prefix only."""
+    """Applies SamplingParams to logits. `distribution` depends on the last `window` tokens of the prefix only.
+
+    One thread at a time: calls share work buffers.
+    """
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         """Raises InvalidRequest if a biased token is not in the vocabulary."""
@@ -102,6 +119,9 @@ class Sampler:
         self.window = params.penalty_window if params.has_penalties else 0
         self._bias_ids = np.array([t for t, _ in params.logit_bias], np.int32)
         self._bias = np.array([b for _, b in params.logit_bias], np.float32)
+        self._truncations = self._list_truncations()
+        self._adjusted: Logits = np.empty(vocab_size, np.float32)
+        self._scratch: Logits = np.empty(vocab_size, np.float32)
 
     @property
     def is_argmax(self) -> bool:
@@ -114,70 +134,52 @@ class Sampler:
         return None if self.window or len(self._bias) else self.params
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
-        """The target distribution p for the token after `prefix`; logits [V] are not written to."""
+        """The target distribution p for the token after `prefix`; logits [V] are not written to.
+
+        Raises BackendError if the highest logit is NaN or infinite.
+        """
         params = self.params
         z = self._adjust(logits, prefix)
         if params.temperature == 0:
-            return Distribution(np.array([z.argmax()], np.int32), np.ones(1))
-        ids: Ints | None = None
-        if 0 < params.top_k < len(z):
-            ids = top_k(z, params.top_k)
-        for keep in (self._typical, self._top_p, self._min_p):
-            kept = keep(z if ids is None else z[ids])
-            if kept is not None:
-                ids = kept.astype(np.int32) if ids is None else ids[kept]
-        return Distribution(ids, _softmax_weights(z if ids is None else z[ids], params.temperature))
+            token = int(z.argmax())
+            _require_finite(z[token])
+            return Distribution(np.array([token], np.int32), np.ones(1))
+        best = z.max()
+        _require_finite(best)
+        ids: Indices | None = None
+        for truncate in self._truncations:
+            kept = truncate(z, best)
+            ids, z = kept if ids is None else ids[kept], z[kept]
+            best = z.max()  # typical sampling may leave out the best
+        return Distribution(None if ids is None else ids.astype(np.int32), _weigh(z, best, params.temperature))
 
     def _adjust(self, logits: Logits, prefix: Sequence[int]) -> Logits:
+        """The logits with bias and penalties, in a buffer where there are any."""
         if not len(self._bias) and not self.window:
             return logits
-        z = logits.copy()
+        z = self._adjusted
+        np.copyto(z, logits)
         np.add.at(z, self._bias_ids, self._bias)
         if self.window:
-            seen, counts = np.unique(np.asarray(prefix[-self.window :], np.int64), return_counts=True)
-            if len(seen):
-                picked = z[seen]
-                rep = np.float32(self.params.repetition_penalty)
-                picked = np.where(picked > 0, picked / rep, picked * rep)
-                z[seen] = picked - counts * self.params.frequency_penalty - self.params.presence_penalty
+            counts = Counter(prefix[-self.window :])
+            seen = np.fromiter(counts.keys(), np.int64, len(counts))
+            picked = z[seen]
+            rep = np.float32(self.params.repetition_penalty)
+            picked = np.where(picked > 0, picked / rep, picked * rep)
+            times = np.fromiter(counts.values(), np.int64, len(counts))
+            z[seen] = picked - times * self.params.frequency_penalty - self.params.presence_penalty
         return z
 
-    def _typical(self, z: Logits) -> Indices | None:
-        """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
-        if self.params.typical_p >= 1:
-            return None
-        w = _softmax_weights(z, 1.0).astype(np.float64)
-        p = w / w.sum()
-        surprise = -np.log(np.maximum(p, 1e-300))
-        order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
-        return _prefix_with_mass(order, p, self.params.typical_p)
-
-    def _top_p(self, z: Logits) -> Indices | None:
-        """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass."""
-        if self.params.top_p >= 1:
-            return None
-        w = _softmax_weights(z, 1.0)
-        mass = self.params.top_p * float(w.sum(dtype=np.float64))
-        # Sorting a vocabulary takes milliseconds. The nucleus lies within any {w >= border} of at least its mass.
-        border = np.float32(1 / 8)
-        while (likely := np.flatnonzero(w >= border)).size < w.size and w[likely].sum(dtype=np.float64) < mass:
-            border = border / 8 if border > 1e-30 else np.float32(0)
-        order = likely[np.argsort(-w[likely], kind="stable")]
-        return _prefix_with_mass(order, w, mass)
-
-    def _min_p(self, z: Logits) -> Indices | None:
-        """Ids at least `min_p` times as probable as the best one."""
-        if self.params.min_p <= 0:
-            return None
-        return np.flatnonzero(z >= z.max() + np.float32(math.log(self.params.min_p)))
-
-
-def top_k(z: Logits, k: int) -> Ints:
-    """[k] ids of the k largest, ascending; equal logits at the border go to the lower id."""
-    border = np.partition(z, len(z) - k)[len(z) - k]
-    above = np.flatnonzero(z > border)
-    equal = np.flatnonzero(z == border)[: k - len(above)]
-    return np.sort(np.concatenate([above, equal])).astype(np.int32)
+    def _list_truncations(self) -> list[Callable[[Logits, np.float32], Indices]]:
+        """What the parameters ask for, in order: from logits [n] and their maximum to the indices that stay."""
+        params = self.params
+        wanted: list[tuple[bool, Callable[[Logits, np.float32], Indices]]] = [
+            (params.top_k > 0, lambda z, best: top_k(z, params.top_k)),
+            (params.typical_p < 1, lambda z, best: typical(z, best, params.typical_p, self._scratch[: len(z)])),
+            (params.top_p < 1, lambda z, best: nucleus(z, best, params.top_p, self._scratch[: len(z)])),
+            (params.min_p > 0, lambda z, best: min_p(z, best, params.min_p)),
+        ]
+        return [truncate for is_wanted, truncate in wanted if is_wanted]
 
 
 def non_finite_error() -> BackendError:
@@ -185,20 +187,15 @@ def non_finite_error() -> BackendError:
     return BackendError("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
 
 
-def _prefix_with_mass(order: Indices, p: Probs, mass: float) -> Indices:
-    """The shortest prefix of `order` whose weights reach `mass`, as ascending indices; at least one."""
-    n = int(np.searchsorted(np.cumsum(p[order], dtype=np.float64), mass, side="left")) + 1
-    return np.sort(order[:n])
-
-
-def _softmax_weights(z: Logits, temperature: float) -> Probs:
-    """exp((z - max) / temperature) in float32. Raises BackendError if the maximum is not finite."""
-    best = z.max()
-    if not np.isfinite(best):
+def _require_finite(best: np.float32) -> None:
+    if not math.isfinite(best):
         raise non_finite_error()
-    scaled = z - best
+
+
+def _weigh(z: Logits, best: np.float32, temperature: float) -> Probs:
+    """exp((z - best) / temperature) in float32."""
+    weights: Probs = z - best
     if temperature != 1.0:
         with np.errstate(over="ignore"):  # a tiny temperature overflows to -inf, as it should
-            scaled = scaled / np.float32(max(temperature, 1e-6))
-    weights: Probs = np.exp(scaled)
-    return weights
+            np.divide(weights, np.float32(max(temperature, 1e-6)), out=weights)
+    return np.exp(weights, out=weights)

@@ -7,7 +7,7 @@ p is computed for a row only when the rule visits that row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -95,17 +95,18 @@ class TokenRejection:
         path: list[int] = []
         node = -1
         while True:
-            p = _dense(self._sampler, scores, node + 1, context)  # [V]
+            p = self._sampler.distribution(scores.logits(node + 1), context).normalised()
             for child in draft.children(node):
                 q, x = _q(draft, child), int(draft.tokens[child])
-                if self._random_source.accept(p[x], q[x]):
+                if self._random_source.accept(p.weight(x), q[x]):
                     node = child
                     path.append(child)
                     context.append(x)
                     break
                 p = residual(p, q)
             else:
-                return Verdict(tuple(path), self._random_source.choose(p, len(prefix) + len(path)))
+                position = len(prefix) + len(path)
+                return Verdict(tuple(path), p.token(self._random_source.choose(p.weights, position)))
 
 
 class BlockVerification:
@@ -127,21 +128,25 @@ class BlockVerification:
             raise ValueError("block verification takes chains; use TokenRejection for sibling sets")
         context = _context(prefix, self._sampler.window)
         k = len(draft)
-        p = [_dense(self._sampler, scores, 0, context)]  # p[i]: [V] after x_1..x_i
-        keep = [p[0].sum()]  # P_i; P_0 = 1 in the number type of p
+        p = [self._p(scores, 0, context)]  # p[i]: after x_1..x_i
+        keep = [p[0].weights.sum()]  # P_i; P_0 = 1 in the number type of p
         for i, x in enumerate(draft.tokens.tolist()):
-            keep.append(min(keep[0], keep[i] * p[i][x] / _q(draft, i)[x]))
+            keep.append(min(keep[0], keep[i] * p[i].weight(x) / _q(draft, i)[x]))
             context.append(x)
-            p.append(_dense(self._sampler, scores, i + 1, context))
-        residuals = [_positive(keep[i] * p[i] - _q(draft, i)) for i in range(k)] + [p[k]]
+            p.append(self._p(scores, i + 1, context))
+        residuals = [_subtract(p[i], _q(draft, i), keep[i]) for i in range(k)] + [p[k].weights]
         tau = 0
         for i in range(1, k + 1):
             z = residuals[i].sum() if i < k else keep[k]
             total = z + 1 - keep[i] if i < k else 1
             if total <= 0 or self._random_source.accept(z, total):
                 tau = i
-        weights = residuals[tau] if residuals[tau].sum() > 0 else p[tau]  # a residual of zero: p = q up to rounding
-        return Verdict(tuple(range(tau)), self._random_source.choose(weights, len(prefix) + tau))
+        # A residual of zero: p = q up to rounding.
+        weights = residuals[tau] if residuals[tau].sum() > 0 else p[tau].weights
+        return Verdict(tuple(range(tau)), p[tau].token(self._random_source.choose(weights, len(prefix) + tau)))
+
+    def _p(self, scores: Scores, row: int, context: Sequence[int]) -> Distribution:
+        return self._sampler.distribution(scores.logits(row), context).normalised()
 
 
 class AutoVerifier:
@@ -156,19 +161,20 @@ class AutoVerifier:
         return rule.verify(draft, scores, prefix)
 
 
-def residual(p: Probs, q: Probs) -> Probs:
-    """[V] norm(max(p - q, 0)): the target's distribution after a token sampled from q was rejected.
+def residual(p: Distribution, q: Probs) -> Distribution:
+    """norm(max(p - q, 0)) for q [V]: the target's distribution after a token sampled from q was rejected.
 
     Returns p if the difference is zero. Then p = q and no token is rejected, except by rounding.
     """
-    r = _positive(p - q)
-    total = r.sum()
-    return r / total if total > 0 else p
+    rest = _subtract(p, q)
+    total = rest.sum()
+    return Distribution(p.ids, rest / total) if total > 0 else p
 
 
-def _positive(x: Probs) -> Probs:
-    positive: Probs = np.maximum(x, 0)
-    return positive
+def _subtract(p: Distribution, q: Probs, scale: Any = 1) -> Probs:
+    """The weights of max(scale p - q, 0), in the order of p's."""
+    rest: Probs = np.maximum(scale * p.weights - (q if p.ids is None else q[p.ids]), 0)
+    return rest
 
 
 def _q(draft: Draft, node: int) -> Probs:
@@ -176,11 +182,6 @@ def _q(draft: Draft, node: int) -> Probs:
         raise ValueError("rejection rules need the q that each token was sampled from; use SampleMatching without q")
     q: Probs = draft.q[node]
     return q
-
-
-def _dense(sampler: TargetDistribution, scores: Scores, row: int, context: Sequence[int]) -> Probs:
-    logits = scores.logits(row)
-    return sampler.distribution(logits, context).dense(len(logits))
 
 
 def _context(prefix: Sequence[int], window: int) -> list[int]:

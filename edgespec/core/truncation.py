@@ -1,0 +1,126 @@
+"""The truncations of the sampler chain: which ids stay. Of equal values the lower id stays.
+
+They run on every visited row, so none sorts a vocabulary: a bound that a pass or two over the row can give leaves few
+candidates, and only the candidates at the border are sorted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.core.arrays import Indices, Logits, Probs
+from edgespec.core.rng import sum_blocks
+
+_ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
+_LOWEST = float(np.finfo(np.float32).min)
+_SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
+_TINY = float(np.finfo(np.float32).tiny)
+_SAMPLE = 512
+_MANY = 50  # a mask with more than one hit in so many is slow to read
+_FEW = 1024  # entries, which are sorted directly
+_BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
+
+
+def top_k(z: Logits, k: int) -> Indices:
+    """The ids of the k largest values, ascending; fewer than k where the others are -inf."""
+    width = len(z) // _ROWS
+    border = _LOWEST
+    if k <= width:  # the k largest column maxima are k values of z, so the k largest values reach the least of them
+        columns = z[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
+        columns.partition(width - k)
+        border = max(border, columns[width - k])
+    likely = _find(z >= border)
+    if len(likely) <= k:
+        return likely
+    values = z[likely]
+    border = np.partition(values, len(values) - k)[len(values) - k]
+    above = np.flatnonzero(values > border)
+    equal = np.flatnonzero(values == border)[: k - len(above)]
+    return likely[np.sort(np.concatenate((above, equal)))]
+
+
+def nucleus(z: Logits, best: np.float32, top_p: float, scratch: Logits) -> Indices:
+    """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass, ascending.
+
+    `scratch` has the size of z and is overwritten.
+    """
+    weights = np.exp(np.subtract(z, best, out=scratch), out=scratch)
+    total = float(sum_blocks(weights).sum())
+    mass = top_p * total
+    if len(z) <= _FEW:
+        return _shortest(_ONE - weights.view(np.int32), weights, mass)
+    likely = _likely_nucleus(weights, total, mass)
+    weights = weights[likely]
+    return likely[_shortest(_ONE - weights.view(np.int32), weights, mass)]
+
+
+def typical(z: Logits, best: np.float32, typical_p: float, scratch: Logits) -> Indices:
+    """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all.
+
+    Ascending. `scratch` has the size of z and is overwritten.
+    """
+    x = np.maximum(np.subtract(z, best, out=scratch), np.float32(_LOWEST), out=scratch)  # 0 * -inf is NaN
+    weights = np.exp(x)
+    total = float(sum_blocks(weights).sum())
+    # The entropy is log(total) - mean, and the surprise of an id log(total) - x.
+    mean = np.float32(np.multiply(weights, x).sum(dtype=np.float64) / total)
+    distance = np.abs(np.subtract(mean, x, out=x), out=x)
+    return _shortest(distance.view(np.int32), weights, typical_p * total)
+
+
+def min_p(z: Logits, best: np.float32, least: float) -> Indices:
+    """The ids at least `least` times as probable as the best one, ascending."""
+    return _find(z >= best + np.float32(math.log(least)))
+
+
+_ONE = np.ones(1, np.float32).view(np.int32)  # bits of 1.0. Bits of positive floats have the order of the floats
+
+
+def _shortest(rank: npt.NDArray[np.int32], weights: Probs, mass: float) -> Indices:
+    """The shortest start of the order by `rank`, then by index, whose weights reach `mass`: ascending; at least one."""
+    if len(rank) <= _FEW:
+        return np.sort(_start(np.argsort(rank, kind="stable"), weights, mass))
+    bucket = rank >> _BUCKET_BITS
+    sums = np.cumsum(np.bincount(bucket, weights))
+    border = int(sums.searchsorted(max(mass, _TINY)))
+    is_kept = bucket < border
+    inside = np.flatnonzero(bucket == border)
+    inside = inside[np.argsort(rank[inside], kind="stable")]
+    is_kept[_start(inside, weights, mass - (float(sums[border - 1]) if border else 0.0))] = True
+    return _find(is_kept)
+
+
+def _start(order: Indices, weights: Probs, mass: float) -> Indices:
+    """The shortest start of `order` whose weights reach `mass`; at least one."""
+    sums = np.cumsum(weights[order], dtype=np.float64)
+    return order[: int(sums.searchsorted(mass)) + 1]
+
+
+def _likely_nucleus(weights: Probs, total: float, mass: float) -> Indices:
+    """Indices, ascending, of all weights above some border, which have `mass` of `total` or more together."""
+    spare = max(total - mass - _SLACK * total, 0.0)
+    # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
+    is_likely = weights >= np.float32(spare / len(weights))
+    if np.count_nonzero(is_likely) > len(weights) // _MANY:
+        step = len(weights) // _SAMPLE
+        sample = np.sort(weights[::step])
+        at = int(np.cumsum(sample, dtype=np.float64).searchsorted(spare / 2 / step))
+        fewer = _find(weights >= sample[min(at, len(sample) - 1)])
+        if weights[fewer].sum(dtype=np.float64) >= mass:
+            return fewer
+    return _find(is_likely)
+
+
+def _find(mask: npt.NDArray[np.bool_]) -> Indices:
+    """The indices where `mask` is true, as np.flatnonzero.
+
+    NumPy has a loop for masks with few hits, which takes 15 ns for each, and one of half a nanosecond for each entry,
+    which it uses from one hit in ten. Appended hits choose the second loop where that one is faster.
+    """
+    n, count = len(mask), np.count_nonzero(mask)
+    if n // _MANY < count <= n // 10:
+        return np.flatnonzero(np.concatenate((mask, np.ones(n // 8, np.bool_))))[:count]
+    return np.flatnonzero(mask)
