@@ -175,42 +175,56 @@ class GrammarMask:
         self._start = prompt_length
         self._after = after
         self._consumed: list[int] = []
-        self._ends = sorted(tokenizer.end_of_generation)
         self._begin: int | None = None if after else 0  # position of the structure, from the end of the prompt
+        self._head: list[int] = []  # tokens that end the reasoning, before `_begin`
+        self._searched: list[int] = []  # an answer in which the reasoning does not end
+        n = tokenizer.vocab_size
+        self._bits = np.zeros((1, -(-n // 32)), np.int32)
+        self._masked = np.empty(n, np.float32)
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         """See TargetDistribution. Raises InvalidRequest where the grammar becomes too complex."""
-        if not self._follow(prefix):
-            if self._begin is None:  # generation must not end before the structure
-                logits = logits.copy()
-                logits[self._ends] = -np.inf
-        else:
-            z = np.full(len(logits), -np.inf, np.float32)
-            allowed = self._allowed()
-            z[: len(allowed)][allowed] = logits[: len(allowed)][allowed]
-            logits = z
+        if self._follow(prefix):
+            logits = self._mask(logits)
+        elif self._begin is None:  # generation must not end before the structure
+            np.copyto(self._masked, logits)
+            logits = self._masked
+            logits[list(self._tokenizer.end_of_generation)] = -np.inf
         return self._sampler.distribution(logits, prefix)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar forces after `prefix`, as the tokenizer would spell them."""
         return self._matcher.compute_ff_tokens() if self._follow(prefix) else []
 
+    def _mask(self, logits: Logits) -> Logits:
+        """The logits with -inf for what the grammar forbids; unchanged where only the best counts and is allowed."""
+        is_allowed, masked = self._allowed(), self._masked
+        if self._sampler.is_argmax and is_allowed[logits.argmax()]:
+            return logits
+        if 2 * np.count_nonzero(is_allowed) > len(masked):
+            np.copyto(masked, logits)
+            masked[np.flatnonzero(~is_allowed)] = -np.inf
+        else:
+            allowed = np.flatnonzero(is_allowed)
+            masked.fill(-np.inf)
+            masked[allowed] = logits[allowed]
+        return masked
+
     def _allowed(self) -> npt.NDArray[np.bool_]:
         """[vocab_size] whether the grammar allows each token next."""
-        allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._bits)
         self._require_sound()
-        return allowed[: self._tokenizer.vocab_size]
+        return np.unpackbits(self._bits.view(np.uint8)[0], count=len(self._masked), bitorder="little").view(np.bool_)
 
     def _follow(self, prefix: Sequence[int]) -> bool:
         """Advance or roll back the grammar to the end of `prefix`; returns whether it applies there."""
         answer = list(prefix[self._start :])
-        if self._begin is None or (self._after and not self._ends_reasoning(answer, self._begin)):
-            recent = range(max(1, len(answer) - 128), len(answer) + 1)
-            self._begin = next((end for end in recent if self._ends_reasoning(answer, end)), None)
-            if self._begin is None:
-                return False
+        if self._after and not self._find_begin(answer):
+            return False
         wanted = answer[self._begin :]
-        common = shared_prefix(self._consumed, wanted, len(wanted))
+        common = _shared(self._consumed, wanted)
         if len(self._consumed) > common:
             self._matcher.rollback(len(self._consumed) - common)
         taken = self._matcher.try_consume_tokens(wanted[common:]) if len(wanted) > common else 0
@@ -220,12 +234,18 @@ class GrammarMask:
         # distribution is right there.
         return len(self._consumed) == len(wanted)
 
-    def _ends_reasoning(self, answer: list[int], end: int) -> bool:
-        """Whether the token before `end` completes the end of the reasoning."""
-        if not 0 < end <= len(answer):
-            return False
-        text = self._text(answer[max(0, end - _END_WINDOW) : end])
-        return self._after in text and self._after not in self._text(answer[max(0, end - _END_WINDOW) : end - 1])
+    def _find_begin(self, answer: list[int]) -> bool:
+        """Set `_begin` to the end of the reasoning in `answer`; returns whether it ends there."""
+        if self._begin is not None and answer[max(0, self._begin - _END_WINDOW) : self._begin] == self._head:
+            return True
+        first = max(1, len(answer) - 128, _shared(self._searched, answer) + 1)
+        for end in range(first, len(answer) + 1):
+            head = answer[max(0, end - _END_WINDOW) : end]
+            if self._after in self._text(head) and self._after not in self._text(head[:-1]):
+                self._begin, self._head = end, head
+                return True
+        self._begin, self._searched = None, answer
+        return False
 
     def _text(self, tokens: Sequence[int]) -> bytes:
         spell = self._tokenizer
@@ -237,6 +257,12 @@ class GrammarMask:
             raise InvalidRequest(
                 f"the answer's structure is too complex to follow: {reason}.", hint="Simplify the schema."
             )
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    """How many leading tokens agree."""
+    n = min(len(one), len(other))
+    return n if one[:n] == other[:n] else shared_prefix(one, other, n)
 
 
 def is_shallow(value: object, depth: int) -> bool:

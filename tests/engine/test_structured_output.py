@@ -245,3 +245,41 @@ def test_no_sampler_gives_weight_to_what_is_forbidden(params: SamplingParams, la
     for token in np.flatnonzero(dense):
         piece = tokenizer.piece(int(token))
         assert token in tokenizer.end_of_generation or not piece.strip(b"0123456789.eE \n\t"), piece
+
+
+def test_a_mask_depends_on_the_prefix_alone(engine: Engine) -> None:
+    """A mask that followed other prefixes before, longer, shorter and forbidden ones, is that of a new follower."""
+    tokenizer, rng = engine.target.tokenizer, np.random.default_rng(3)
+    words = tokenizer.encode('hm </think> {"a": 12}', parse_special=False)
+    n = tokenizer.vocab_size
+    compiler, structure = GrammarCompiler(tokenizer), json_structure({"type": "object"})
+    for params in (SamplingParams(temperature=0), SamplingParams(temperature=0.8, top_p=0.9)):
+        for after in (b"", b"</think>"):
+            used = compiler.constrain(structure, Sampler(params, n), 2, after)
+            answer: list[int] = []
+            for _ in range(60):
+                answer = answer[: int(rng.integers(len(answer) // 2, len(answer) + 1))]
+                answer += words[len(answer) :][: int(rng.integers(1, 5))]
+                if rng.random() < 0.2:
+                    answer += [int(rng.integers(n))]
+                logits = rng.standard_normal(n).astype(np.float32) * 4
+                new = compiler.constrain(structure, Sampler(params, n), 2, after)
+                one, other = (each.distribution(logits, [1, 2, *answer]) for each in (used, new))
+                assert one.dense(n).tolist() == other.dense(n).tolist()
+
+
+def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine) -> None:
+    tokenizer, rng = engine.target.tokenizer, np.random.default_rng(4)
+    n = tokenizer.vocab_size
+    compiler, structure = GrammarCompiler(tokenizer), json_structure({"type": "object"})
+    greedy, sampled = (compiler.constrain(structure, Sampler(SamplingParams(temperature=t), n), 0) for t in (0.0, 1.0))
+    answer = tokenizer.encode('{"name": [1, "two", null], "b": tr', parse_special=False)
+    unmasked = 0
+    for i in range(len(answer) + 1):
+        for _ in range(5):
+            logits = rng.standard_normal(n).astype(np.float32)
+            allowed = np.flatnonzero(sampled.distribution(logits, answer[:i]).weights)
+            best = greedy.distribution(logits, answer[:i]).token(0)
+            assert best == allowed[logits[allowed].argmax()]
+            unmasked += best == logits.argmax()
+    assert unmasked > 5
