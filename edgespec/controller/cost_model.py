@@ -58,7 +58,8 @@ class Profile:
 
     A forward takes the time of its weights, which is the one after a few tokens, and the time of its attention, which
     is what the forwards after more tokens take beyond it. The attention's time is linear between the measured numbers
-    of rows and of tokens, and proportional beyond the last. Without `longer` it is zero.
+    of rows and of tokens, and proportional beyond the last; n rows take at least that of one, and at most n times it.
+    Without `longer` it is zero.
     """
 
     rows: Mapping[int, float]
@@ -79,9 +80,11 @@ class Profile:
         """Of a target forward of `rows` rows."""
         curve = {0: self._weights_s(rows)}
         for n in sorted(self.longer):
-            known = sorted(measured := self.longer[n].rows)
-            added = [max(0.0, measured[each] - self._weights_s(each)) for each in known]
-            curve[n] = curve[0] + float(np.interp(rows, known, added)) * max(1.0, rows / known[-1])
+            measured = self.longer[n].rows
+            one = max(0.0, measured[1] - self._weights_s(1))
+            added = {m: min(max(measured[m] - self._weights_s(m), one), m * one) for m in sorted(measured)}
+            attention_s = float(np.interp(rows, list(added), list(added.values())))
+            curve[n] = curve[0] + attention_s * max(1.0, rows / max(added))
         return curve
 
     def draft_by_context(self, drafter: str, n: int) -> ContextCurve:

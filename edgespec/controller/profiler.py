@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from edgespec.controller.cost_model import DraftCost
+from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.backends.extend import extend_cache
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
-from edgespec.errors import Cancelled, reason_of
+from edgespec.errors import BackendError, Cancelled, reason_of
+
+LOAD_CONTEXTS = (2048,)  # measured on load; what longer ones take is extrapolated
+CONTEXTS = (4096, 16384, 32768)  # measured in advance
 
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 24)  # the most informative first
+_LONG_ROWS = (1, 16, 1, 4, 1, 2, 8)  # after longer contexts, whose curves differ from the short one's by few parameters
+_MIN_LONG_ROWS = 3  # of which these many are measured at least
+_LONG_SLOWDOWN = 1.3  # of forwards after a longer context, expected before it is filled
 _START = 32  # tokens of context at which the measurements begin
+_ROOM = 96  # tokens behind a longer context, which its measurements use
 _DRAFTED = 6  # measured tokens of a drafter
 _BLOCKS = (1, 2, 4, 8, 16)  # measured lengths of a block
 _REPEATS = 5
@@ -47,6 +58,79 @@ def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambd
             break
     session.rewind(0)
     return {rows: median(each) for rows, each in sorted(times.items())}
+
+
+def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
+    """Those of `contexts` that leave room in `context_size` tokens; the first that does not is as long as it can be."""
+    longest = context_size - _ROOM
+    chosen = [each for each in contexts if each <= longest]
+    if len(chosen) < len(contexts) and longest > 1.5 * (chosen[-1] if chosen else _START):
+        chosen.append(longest)
+    return chosen
+
+
+def measure_contexts(
+    target: Session,
+    short: Profile,
+    contexts: Sequence[int],
+    seconds: float,
+    attached: Mapping[str, AttachedDraft],
+    check: CheckCancelled = lambda: None,
+) -> Profile:
+    """`short` with the costs after longer contexts, which are filled without computing them.
+
+    Without those that do not fit in `seconds`, and those that the runtime cannot fill so. `attached` are drafts that
+    share the target's cache, by the names that `short` has. Raises Cancelled, BackendError.
+    """
+    limits = target.capabilities
+    lengths = choose_contexts(contexts, limits.context_size)
+    least_s = sum(short.seconds(rows) for rows in _LONG_ROWS[:_MIN_LONG_ROWS]) * _LONG_SLOWDOWN
+    tokens = _make_tokens(limits.vocab_size, limits.context_size)
+    until = perf_counter() + seconds
+    longer: dict[int, Profile] = {}
+    with ExitStack() as undo:
+        undo.callback(target.rewind, 0)  # the copies are not those of any text
+        steps: dict[str, _DraftSteps] = {}
+        for i, length in enumerate(lengths):
+            share_s = (until - perf_counter()) / (len(lengths) - i)
+            if share_s < least_s:
+                break
+            if not longer:
+                _fill(target, tokens[:_START])
+                for name, draft in attached.items():
+                    with suppress(BackendError):  # there may be no memory for a second session
+                        steps[name] = _DraftSteps(draft, target, tokens, check, undo)
+            check()
+            if extend_cache(target, length) < length:
+                break
+            rows = _time_long_rows(target, tokens, share_s, check)
+            longer[length] = Profile(rows, {name: each.measure(short.drafts[name]) for name, each in steps.items()})
+    return replace(short, longer=longer)
+
+
+class _DraftSteps:
+    """The time of a draft's tokens, which grows with what its target holds."""
+
+    def __init__(
+        self, draft: AttachedDraft, target: Session, tokens: Sequence[int], check: CheckCancelled, undo: ExitStack
+    ) -> None:
+        """`undo` closes its session."""
+        self._target = target
+        self._tokens = tokens
+        self._session = draft.open_session(target, check)
+        undo.callback(self._session.close)
+        self._before_s = self._time_step()
+
+    def measure(self, short: DraftCost) -> DraftCost:
+        """`short` with units that take as much more as a token does."""
+        more_s = max(0.0, self._time_step() - self._before_s)
+        return replace(short, units={n: s + more_s for n, s in short.units.items()})
+
+    def _time_step(self) -> float:
+        """Median seconds of a token."""
+        times = [_time_forward(self._session, self._tokens, 1) for _ in range(1 + _REPEATS)]
+        self._session.rewind(self._target.position)
+        return median(times[1:])  # the first is the warm-up
 
 
 def measure_drafters(
@@ -104,6 +188,20 @@ def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancell
     if not units:
         return None
     return DraftCost(units, max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0)
+
+
+def _time_long_rows(session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled) -> dict[int, float]:
+    """Median seconds by rows, at the end of what `session` holds."""
+    times: dict[int, list[float]] = {}
+    until = perf_counter() + seconds
+    _time_forward(session, tokens, 1)  # warm-up
+    for i, rows in enumerate(_LONG_ROWS * _REPEATS):
+        check()
+        if session.draft_limit >= rows - 1:
+            times.setdefault(rows, []).append(_time_forward(session, tokens, rows))
+        if i + 1 >= _MIN_LONG_ROWS and perf_counter() >= until:
+            break
+    return {rows: median(each) for rows, each in sorted(times.items())}
 
 
 def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model, make_agreement_model
@@ -132,11 +133,8 @@ class DraftStats:
         """JSON values for `from_dict`."""
         profile = self.costs.profile
         return {
-            "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
-            "drafts": {
-                name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s}
-                for name, cost in profile.drafts.items()
-            },
+            **_profile_to_dict(profile),
+            "longer": {str(context): _profile_to_dict(each) for context, each in profile.longer.items()},
             "drafters": {
                 key: {
                     "confidence": each.confidence,
@@ -153,10 +151,8 @@ class DraftStats:
     def from_dict(state: dict[str, Any]) -> DraftStats:
         """Raises ValueError for values that `to_dict` cannot have returned."""
         try:
-            drafts = {
-                name: DraftCost(_by_number(each["units"]), each["read_s"]) for name, each in state["drafts"].items()
-            }
-            stats = DraftStats(Profile(_by_number(state["rows"]), drafts))
+            longer = {int(context): _profile_from_dict(each) for context, each in state["longer"].items()}
+            stats = DraftStats(replace(_profile_from_dict(state), longer=longer))
             for key, each in state["drafters"].items():
                 if each["confidence"] not in ("probability", "length"):
                     raise ValueError("no such kind of confidence")
@@ -250,6 +246,22 @@ class TextStats:
 
     def _key(self, name: str) -> str:
         return f"{name}; {self._sampling}, {self._phase}"
+
+
+def _profile_to_dict(profile: Profile) -> dict[str, Any]:
+    """Without its longer contexts."""
+    return {
+        "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
+        "drafts": {
+            name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s}
+            for name, cost in profile.drafts.items()
+        },
+    }
+
+
+def _profile_from_dict(state: dict[str, Any]) -> Profile:
+    drafts = {name: DraftCost(_by_number(each["units"]), each["read_s"]) for name, each in state["drafts"].items()}
+    return Profile(_by_number(state["rows"]), drafts)
 
 
 def _by_number(values: dict[str, Any]) -> dict[int, float]:

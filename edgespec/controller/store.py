@@ -21,7 +21,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
 from edgespec.files import write_atomically
 
-_VERSION = 3  # of the file format and of the measurement
+_VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
 _END_BYTES = 2**20  # of each end of a weights file, for its fingerprint
 

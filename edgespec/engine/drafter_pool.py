@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.controller.cost_model import CostModel
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled
@@ -67,6 +68,11 @@ class DrafterPool:
                 elif is_new and loaded.source is not None:
                     raise
                 self._tell(name, f"cannot be used: {reason_of(error)}.")
+
+    def attached(self, names: Iterable[str]) -> dict[str, AttachedDraft]:
+        """Those of `names` that share the target's cache, so that their time depends on what it holds."""
+        sources = {name: self.loaded[name].source for name in names}
+        return {name: source for name, source in sources.items() if isinstance(source, AttachedDraft)}
 
     def take_unpriced(self, names: Sequence[str], costs: CostModel) -> bool:
         """Whether one of `names` has no known cost; each is returned once."""

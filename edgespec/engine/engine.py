@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.profiler import measure_drafters, measure_rows
+from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measure_drafters, measure_rows
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
@@ -151,11 +151,20 @@ class Engine:
         """The loaded drafters by name."""
         return self._drafters.loaded
 
-    def measure(self, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
-        """Measure the cost of forwards and of the drafters. Raises Cancelled, BackendError."""
+    def measure(
+        self, seconds: float, check: CheckCancelled = lambda: None, contexts: Sequence[int] = LOAD_CONTEXTS
+    ) -> Profile:
+        """Measure the cost of forwards and of the drafters, also after `contexts` tokens, see `measure_contexts`.
+
+        Forwards run for `seconds`, drafters in addition. Raises Cancelled, BackendError.
+        """
+        shares = 1 + len(contexts)
         with self._borrow_slot(check) as slot:
-            rows = measure_rows(slot.target, seconds, check)
-            return Profile(rows, self._measure_drafters(slot, slot.drafters, check))
+            rows = measure_rows(slot.target, seconds / shares, check)
+            short = Profile(rows, self._measure_drafters(slot, slot.drafters, check))
+            seconds *= 1 - 1 / shares
+            attached = self._drafters.attached(short.drafts)
+            return measure_contexts(slot.target, short, contexts, seconds, attached, check)
 
     def measure_missing(self, check: CheckCancelled = lambda: None) -> None:
         """Measure the drafters whose cost is not known. Raises Cancelled, BackendError."""

@@ -13,7 +13,11 @@ from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 
-PROFILE = Profile({1: 0.1, 4: 0.2}, {"model": DraftCost({1: 0.01}, 0.001), "pard": DraftCost({1: 0.01, 8: 0.03})})
+PROFILE = Profile(
+    {1: 0.1, 4: 0.2},
+    {"model": DraftCost({1: 0.01}, 0.001), "pard": DraftCost({1: 0.01, 8: 0.03})},
+    {2048: Profile({1: 0.2, 16: 0.9}, {"model": DraftCost({1: 0.02}, 0.001)})},
+)
 
 
 class Named(Drafter):
@@ -121,6 +125,12 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "rows that are no numbers": lambda s: s["rows"].update({"x": 1.0}),
     "time below zero": lambda s: s["rows"].update({"1": -1.0}),
     "rows in a list": lambda s: s.update(rows=[]),
+    "no longer contexts": lambda s: s.pop("longer"),
+    "longer contexts in a list": lambda s: s.update(longer=[1]),
+    "a longer context of nothing": lambda s: s["longer"].update({"2048": None}),
+    "a longer context of no tokens": lambda s: s["longer"].update({"0": s["longer"]["2048"]}),
+    "a longer context without one row": lambda s: s["longer"]["2048"]["rows"].pop("1"),
+    "a longer context without drafts": lambda s: s["longer"]["2048"].pop("drafts"),
     "no costs": lambda s: s.pop("drafts"),
     "costs in a list": lambda s: s.update(drafts=[]),
     "a cost that is a number": lambda s: s["drafts"].update(model=0.1),

@@ -13,6 +13,7 @@ from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 
+NO_TOKEN = -1  # stands for copied rows; equals no token of a prompt, so that no answer reuses them
 _CLEAR_PERIOD = 256  # tokens
 
 
@@ -125,6 +126,16 @@ class CachedTokens:
         del self.tokens[reached:]
         self.snapshots = {name: each for name, each in self.snapshots.items() if each.position <= reached}
         return reached
+
+    def extend(self, n: int) -> int:
+        """Hold copies of the present rows as tokens up to `n`; returns how many are held. Raises BackendError."""
+        self.settle()
+        if 0 < len(self.tokens) < n and self.runner.caches.extend(n):
+            self.attached = None
+            self.tokens += [NO_TOKEN] * (n - len(self.tokens))
+            with map_errors():
+                mx.eval(self.runner.caches.state)
+        return len(self.tokens)
 
     def close(self) -> None:
         """Free the caches."""

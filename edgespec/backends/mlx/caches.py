@@ -127,6 +127,18 @@ class Caches:
             assert not isinstance(leaf, RecurrentCache)
             leaf.trim_to(position)
 
+    def extend(self, n: int) -> bool:
+        """Hold copies of the present rows up to position `n`; False, and nothing changed, where a cache cannot.
+
+        Recurrent states stay as they are.
+        """
+        if any(isinstance(leaf, ChunkedCache) for leaf in self._leaves):
+            return False
+        for leaf in self._leaves:
+            if isinstance(leaf, KeyValues):
+                leaf.extend(n)
+        return True
+
     def gather(self, position: int, rows: list[int]) -> None:
         """Keep these rows of the last forward, counted from its start at `position`."""
         for leaf in self._leaves:

@@ -142,6 +142,16 @@ class KeyValues:
     def trim_to(self, position: int) -> None:
         self.length = position
 
+    def extend(self, n: int) -> None:
+        """Hold copies of the present rows up to position `n`."""
+        if self.keys is None:  # never written
+            return
+        used = self.length - self._start
+        rows = n if self._window is None else min(n, self._window + SLACK)
+        index = mx.arange(rows) % used
+        self.keys, self.values = tree_map(lambda x: mx.take(x, index, axis=-2), (self.keys, self.values))
+        self.length, self._start = n, n - rows
+
     def gather(self, position: int, rows: Sequence[int]) -> None:
         """Keep these `rows` of the last forward, counted from its start at `position`; drop the others."""
         at = position - self._start

@@ -185,6 +185,13 @@ class MlxSession:
             return len(self._cached)
         return self._cached.trim_to(position)
 
+    def extend(self, n: int) -> int:
+        """See edgespec.backends.extend."""
+        self._sync()
+        self._require_committed("an extension")
+        self._drop_ahead()
+        return self._cached.extend(min(n, self._capabilities.context_size))
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
