@@ -28,12 +28,14 @@ class LoadArguments(TypedDict, total=False):
     draft_tree       drafted tokens in all; more than draft_max make a tree
     acceptance       'auto' (the default), 'sample', 'rejection' or 'block'; all keep the target's distribution
     ctx              context size in tokens; None: the model's own, at most 8,192
-    threads          CPU threads; None: the idle physical cores
+    threads          CPU threads; None: the idle physical cores, or fewer where that was measured to be faster
+    batch_threads    CPU threads of forwards of several tokens; None: as threads
     gpu_layers       layers on the GPU; None: all
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
-    flash_attention  None: where the device supports it
+    flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
-    exact            one numeric result for any number of rows in a forward; slower
+    exact            the same text with any draft and with none, to the last bit; slower
+    exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
     """
@@ -45,11 +47,13 @@ class LoadArguments(TypedDict, total=False):
     acceptance: Rule
     ctx: int | None
     threads: int | None
+    batch_threads: int | None
     gpu_layers: int | None
     kv_type: KvType
     flash_attention: bool | None
     mmap: bool
     exact: bool
+    exact_width: int | None
     force: bool
     parallel: int
 
@@ -125,6 +129,8 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
             mmap=arguments.get("mmap", True),
             caches=arguments.get("parallel", 1),
             exact=arguments.get("exact", False),
+            exact_width=arguments.get("exact_width"),
+            batch_threads=arguments.get("batch_threads"),
         ),
         force=arguments.get("force", False),
     )

@@ -16,6 +16,7 @@ from edgespec.errors import InvalidRequest
 DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
 
 KvType = Literal["f16", "q8_0", "q4_0"]
+EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel computes; it may take four at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,17 @@ class LoadOptions:
     """How a model is loaded and run. Raises InvalidRequest for values out of range.
 
     context_size     tokens; None: as many as the model was trained for, at most 8,192
-    threads          None: the machine's physical (performance) cores, less the busy ones
+    threads          None: the machine's physical (performance) cores, less the busy ones; fewer where that was faster
+    batch_threads    of forwards of more than one row; None: as `threads`, or fewer where that was faster
     gpu_layers       None: all of them, where there is a device
     kv_type          element type of keys and values in the cache
-    flash_attention  None: where the device supports it
+    flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them
     caches           conversations whose KV caches are kept, each of the whole context; also the limit of
                      parallel answers
-    exact            logits do not depend on the number of rows in a forward, at some cost in speed (flash attention, no
-                     weight repacking, no tiled f16 kernels, q8_0 cache)
+    exact            the text does not depend on what is drafted, at some cost in speed: kernels whose results do not
+                     depend on the number of rows where there are some, else forwards of one width
+    exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
     """
 
     context_size: int | None = None
@@ -42,6 +45,8 @@ class LoadOptions:
     mmap: bool = True
     caches: int = 1
     exact: bool = False
+    exact_width: int | None = None
+    batch_threads: int | None = None
 
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""
@@ -51,6 +56,7 @@ class LoadOptions:
         for name, value, low, high in (
             ("context size", self.context_size, 8, 2**24),
             ("threads", self.threads, 1, 512),
+            ("batch threads", self.batch_threads, 1, 512),
             ("GPU layers", self.gpu_layers, 0, 100_000),
             ("parallel answers", self.caches, 1, 64),
         ):
@@ -58,6 +64,11 @@ class LoadOptions:
                 raise InvalidRequest(
                     f"{name} must be {low} to {high}, not {value}.", hint=f"Choose a number from {low} to {high}."
                 )
+        if self.exact_width is not None and (not self.exact or self.exact_width not in EXACT_WIDTHS):
+            raise InvalidRequest(
+                f"the exact width is 1, 2, 4 or 8, with --exact, not {self.exact_width}.",
+                hint="Add --exact, or drop the width.",
+            )
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
 

@@ -15,8 +15,11 @@ from edgespec.service.worker import Work
 T = TypeVar("T")
 
 
-def open_engine(config: LoadConfig, *, verbose: bool) -> LocalEngine:
-    """Load a model. Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the load."""
+def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None = None) -> LocalEngine:
+    """Load a model; `settings_s`: see Loader.
+
+    Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the load.
+    """
     engine = LocalEngine()
 
     def echo(_check: CheckCancelled) -> Iterator[None]:  # on the thread that loads the runtime
@@ -26,7 +29,7 @@ def open_engine(config: LoadConfig, *, verbose: bool) -> LocalEngine:
     try:
         if verbose:
             engine.submit(echo).result()
-        list(interruptible(engine.open(config, TerminalReporter())))
+        list(interruptible(engine.open(config, TerminalReporter(), settings_s=settings_s)))
     except BaseException:
         engine.close()
         raise

@@ -132,14 +132,19 @@ _SPECULATION = (
 
 _LOADING = (
     click.option("--ctx", type=click.IntRange(8), help="Context size in tokens. [default: the model's, at most 8192]"),
-    click.option("--threads", type=click.IntRange(1, 512), help="CPU threads. [default: the idle physical cores]"),
+    click.option("--threads", type=click.IntRange(1, 512),
+                 help="CPU threads. [default: the idle physical cores, or fewer where that is faster]"),
+    click.option("--batch-threads", type=click.IntRange(1, 512),
+                 help="CPU threads of forwards of several tokens. [default: as --threads]"),
     click.option("--gpu-layers", type=click.IntRange(0), help="Layers to offload to the GPU. [default: all]"),
     click.option("--kv-type", type=click.Choice(["f16", "q8_0", "q4_0"]), default="f16", show_default=True,
                  help="Data type of the KV cache."),
     click.option("--flash-attention/--no-flash-attention", default=None,
-                 help="Use flash attention. [default: where supported]"),
+                 help="Use flash attention. [default: where it is supported and measured to be faster]"),
     click.option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
-    click.option("--exact", is_flag=True, help="Identical numerics for any number of rows; slower."),
+    click.option("--exact", is_flag=True, help="The same text with any draft and with none, to the last bit; slower."),
+    click.option("--exact-width", type=click.Choice(["1", "2", "4", "8"]), metavar="N",
+                 help="Rows of every forward where --exact needs a fixed number. [default: measured]"),
     click.option("--force", is_flag=True, help="Load even if memory looks insufficient."),
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
@@ -193,6 +198,8 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
             mmap=options["mmap"],
             caches=options.get("parallel", 1),
             exact=options["exact"],
+            exact_width=int(options["exact_width"]) if options["exact_width"] else None,
+            batch_threads=options["batch_threads"],
         ),
         force=options["force"],
     )

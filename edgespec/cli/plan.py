@@ -29,12 +29,13 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import plan
-    from edgespec.planner.report import describe_plan, describe_speed, format_plan
+    from edgespec.planner.report import describe_plan, describe_settings, describe_speed, format_plan
     from edgespec.registry.schema import load_registry
 
     request = load_config(model, {**options, "force": True})
-    planned = plan(request, load_registry(), Hub.from_environment(), TerminalReporter())
-    facts = describe_plan(planned)
+    hub = Hub.from_environment()
+    planned = plan(request, load_registry(), hub, TerminalReporter())
+    facts = describe_plan(planned) | describe_settings(planned, hub)
     if not no_speed:
 
         def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:

@@ -39,12 +39,13 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
-    local = open_engine(load_config(model, options), verbose=options["verbose"])
+    share = seconds / 3  # of the time, for the runtime's settings
+    local = open_engine(load_config(model, options), verbose=options["verbose"], settings_s=share)
     loaded, progress = local.require_loaded(), Progress("tuning")
     engine = loaded.engine
 
     def measure(check: CheckCancelled) -> Iterator[Profile]:
-        yield engine.measure(seconds, check)
+        yield engine.measure(seconds - share, check)
 
     (profile,) = interruptible(local.submit(measure))
     engine.draft_stats = DraftStats(profile)
@@ -65,9 +66,13 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     state = engine.draft_stats.to_dict()
     local.close()  # saves the statistics
     if as_json:
-        click.echo(json.dumps({"model": loaded.info.name, "interrupted": interrupted, **state}))
+        chosen = loaded.settings.to_dict() if loaded.settings is not None else None
+        facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen}
+        click.echo(json.dumps(facts | state))
     else:
         click.echo(f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain")
+        for line in loaded.settings.describe() if loaded.settings is not None else ():
+            click.echo(f"  {line}")
         steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
         click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
         for name, cost in profile.drafts.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import BackendName
-from edgespec.backends.options import KvType
+from edgespec.backends.options import KvType, LoadOptions, idle_cores
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import CacheError
 from edgespec.files import write_atomically
@@ -38,21 +38,25 @@ class ProfileKey:
     kv_type: KvType
     flash_attention: bool | None
     exact: bool
+    batch_threads: int | None = None
+    exact_width: int | None = None
 
     @staticmethod
-    def current(
-        backend: BackendName,
-        *,
-        threads: int | None,
-        gpu_layers: int | None,
-        kv_type: KvType,
-        flash_attention: bool | None,
-        exact: bool,
-    ) -> ProfileKey:
+    def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
         """The key on this machine with the installed packages."""
         package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
-        runtime = f"{package} {importlib.metadata.version(package)}"
-        return ProfileKey(_VERSION, processor_name(), runtime, threads, gpu_layers, kv_type, flash_attention, exact)
+        return ProfileKey(
+            _VERSION,
+            processor_name(),
+            runtime=f"{package} {importlib.metadata.version(package)}",
+            threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
+            gpu_layers=options.gpu_layers,
+            kv_type=options.kv_type,
+            flash_attention=options.flash_attention,
+            exact=options.exact,
+            batch_threads=options.batch_threads,
+            exact_width=options.exact_width,
+        )
 
     def describe_difference(self, other: dict[str, Any]) -> str:
         """The fields of a stored key that differ, for the user: 'other settings (threads: 2, was 1)'."""
@@ -89,7 +93,7 @@ class ProfileStore:
 
         A damaged entry reads as None.
         """
-        entries = self._read_entries()
+        entries = read_entries(self.path, "experience")
         for entry in entries:
             if entry["setting"] == asdict(key):
                 try:
@@ -100,26 +104,30 @@ class ProfileStore:
 
     def save(self, key: ProfileKey, draft_stats: DraftStats) -> None:
         """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""
-        others = [entry for entry in self._read_entries() if entry["setting"] != asdict(key)][: _MAX_ENTRIES - 1]
-        entries = [{"setting": asdict(key), "experience": draft_stats.to_dict()}, *others]
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps({"entries": entries}))
+        save_entry(self.path, {"setting": asdict(key), "experience": draft_stats.to_dict()}, "experience")
 
-    def _read_entries(self) -> list[dict[str, Any]]:
-        """The well-formed entries, latest first."""
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            values = json.loads(text, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_parse_float)
-            entries = values["entries"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return []
-        types = {"setting": dict, "experience": dict}
-        return [
-            entry
-            for entry in (entries if isinstance(entries, list) else ())
-            if isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in types.items())
-        ]
+
+def read_entries(path: Path, content: str) -> list[dict[str, Any]]:
+    """The well-formed entries of a file, latest first: objects whose 'setting' and `content` are objects."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_parse_float)
+        entries = values["entries"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [
+        entry
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), dict) for name in ("setting", content))
+    ]
+
+
+def save_entry(path: Path, entry: dict[str, Any], content: str) -> None:
+    """Make `entry` the first one of a file; it replaces that of the same 'setting'. OSErrors are ignored."""
+    others = [each for each in read_entries(path, content) if each["setting"] != entry["setting"]][: _MAX_ENTRIES - 1]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"entries": [entry, *others]}))
 
 
 def _parse_float(text: str) -> float:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
+from edgespec.hub.cache import snapshot_path
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import estimate_speed
+from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
 from edgespec.registry.schema import Registry
 from edgespec.units import gib
 
@@ -22,7 +26,7 @@ def report_plan(
 ) -> Iterator[str]:
     """The report as text, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
     planned = plan(request, registry, hub, reporter)
-    facts = describe_plan(planned)
+    facts = describe_plan(planned) | describe_settings(planned, hub)
     yield "\n".join(format_plan(facts))
     yield "\n".join(format_plan(facts | describe_speed(planned, check)))
 
@@ -44,6 +48,19 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "fits": fit.headroom >= 0,
         "fits_without_draft": fit.target.total <= fit.memory.usable,
     }
+
+
+def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
+    """The stored RuntimeSettings of the target; None where they are not measured yet. Raises CacheError."""
+    source = planned.target
+    if isinstance(source, HubGguf):
+        path = snapshot_path(hub.cache_dir, source.model, source.model.files[0].path)
+    elif isinstance(source, LocalGguf | PackagedGguf):
+        path = source.path
+    else:
+        return {}
+    stored = SettingsStore(path).load(planned.backend, planned.options) if path.exists() else None
+    return {"settings": stored.to_dict() if stored is not None else None}
 
 
 def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
@@ -90,6 +107,10 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     models = "draft models" if len(facts["draft_models"]) > 1 else "draft model"
     if facts["draft_bytes"]:
         yield f"  {models}: {gib(facts['draft_bytes'])} (weights, KV cache, scratch memory)"
+    if "settings" in facts:
+        stored = facts["settings"]
+        lines = RuntimeSettings.from_dict(stored).describe() if stored else ["settings of llama.cpp: not measured yet"]
+        yield from (f"  {line}" for line in lines)
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.devices import DeviceMemory
-from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
@@ -34,16 +34,19 @@ from edgespec.planner.selfdraft_search import (
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
+from edgespec.service.exactness import keep_exact
+from edgespec.service.settings import apply_settings, choose_settings
 
-_PROFILE_S = 2.0  # of measuring a new pair of models, or a known one under new settings
+_PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An engine with the description of its models, and its ProfileStore.
 
-    info   as it was when the model had been loaded; `describe` gives the present values
-    store  None for the toy runtime
+    info      as it was when the model had been loaded; `describe` gives the present values
+    store     None for the toy runtime
+    settings  of the runtime, as measured; None where nothing was measured
     """
 
     engine: Engine
@@ -52,6 +55,7 @@ class LoadedModel:
     draft_paths: tuple[Path, ...]
     key: ProfileKey
     store: ProfileStore | None
+    settings: RuntimeSettings | None = None
 
     def describe(self, devices: tuple[DeviceMemory, ...]) -> ModelInfo:
         """`info` with the values that change while the model is open."""
@@ -73,10 +77,14 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled."""
+    """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled.
+
+    settings_s  for measuring the runtime's settings again; None: only where they are not known
+    """
 
     reporter: Reporter
     check: CheckCancelled
+    settings_s: float | None = None
     registry: Registry = field(default_factory=load_registry)
     hub: Hub = field(default_factory=Hub.from_environment)
 
@@ -90,7 +98,8 @@ class Loader:
         with ExitStack() as undo:
             target = self._load(target_path, planned)
             undo.callback(target.close)
-            loaded = self._build(config, planned, target, target_path)
+            settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
+            loaded = self._build(config, planned, target, target_path, settings)
             undo.callback(loaded.engine.release_draft)
             for text in _ignored_options(target, loaded.engine.speculation, planned):
                 self.reporter.notice(text)
@@ -103,7 +112,7 @@ class Loader:
         if loaded.info.backend == "toy":
             return _load_toy(config, self.check)
         planned = self._plan(replace(config, backend=loaded.info.backend))
-        changed = self._build(config, planned, loaded.engine.target, loaded.target_path)
+        changed = self._build(config, planned, loaded.engine.target, loaded.target_path, loaded.settings)
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
@@ -125,6 +134,8 @@ class Loader:
         with ExitStack() as undo:
             target = self._load(path, planned)
             undo.callback(target.close)
+            settings = choose_settings(target, path, planned, self.settings_s, self.check)
+            planned = apply_settings(settings, planned)
             rival = None
             for drafter in planned.drafters:
                 if drafter.spec.name == "model" and drafter.model is not None:
@@ -134,7 +145,7 @@ class Loader:
             search = SelfDraftSearch(target, cache.folder, seconds, self.check, self.reporter.loading)
             choice = search.choose(methods or all_methods(planned.backend), rival)
         draft = str(methods[0]) if len(methods) == 1 else "auto"
-        cache.remember(_profile_key(planned.backend, planned.options), draft, choice)
+        cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
         return search, choice
 
     def _plan(self, config: LoadConfig) -> Plan:
@@ -149,10 +160,14 @@ class Loader:
         progress = partial(self.reporter.loading, path.name)
         return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
 
-    def _build(self, config: LoadConfig, planned: Plan, target: Model, target_path: Path) -> LoadedModel:
+    def _build(
+        self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, settings: RuntimeSettings | None
+    ) -> LoadedModel:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
-        key = _profile_key(planned.backend, planned.options)
+        planned = apply_settings(settings, planned)
+        key = ProfileKey.current(planned.backend, planned.options)
         method = self._choose_self_draft(config, planned, target, target_path, key)
+        target, planned = keep_exact(target, target_path, planned, self.reporter, self.check)
         drafters: list[LoadedDrafter] = []
         paths: list[Path] = []
         source: Model | AttachedDraft | None
@@ -178,7 +193,8 @@ class Loader:
             undo.pop_all()
         store = ProfileStore(target_path, paths, str(method or ""))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
-        return LoadedModel(engine, info, target_path, tuple(paths), key, store)
+        info, key = (replace(each, exact_width=planned.options.exact_width) for each in (info, key))
+        return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings)
 
     def _choose_self_draft(
         self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: ProfileKey
@@ -244,7 +260,7 @@ def _load_toy(config: LoadConfig, check: CheckCancelled) -> LoadedModel:
     ]
     engine = Engine(load(name), drafters, _speculation(config, [d.spec.name for d in drafters]), config.load.caches)
     info = _describe(engine, name, "toy", SamplingDefaults(), None)
-    return LoadedModel(engine, info, Path(name), (), _profile_key("toy", config.load), None)
+    return LoadedModel(engine, info, Path(name), (), ProfileKey.current("toy", config.load), None)
 
 
 def _describe(
@@ -268,17 +284,6 @@ def _describe(
     )
 
 
-def _profile_key(backend: BackendName, options: LoadOptions) -> ProfileKey:
-    return ProfileKey.current(
-        backend,
-        threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
-        gpu_layers=options.gpu_layers,
-        kv_type=options.kv_type,
-        flash_attention=options.flash_attention,
-        exact=options.exact,
-    )
-
-
 def _speculation(config: LoadConfig, drafters: Sequence[str]) -> Speculation:
     return Speculation(tuple(drafters), config.draft_max if drafters else 0, config.draft_tree, config.acceptance)
 
@@ -290,6 +295,7 @@ def _ignored_options(target: Model, speculation: Speculation, planned: Plan) -> 
     options = planned.options
     values = {
         "--threads": options.threads,
+        "--batch-threads": options.batch_threads,
         "--gpu-layers": options.gpu_layers,
         "--flash-attention": options.flash_attention,
     }

@@ -50,10 +50,12 @@ class LocalEngine:
     def resident(self) -> int:
         return int(psutil.Process().memory_info().rss)
 
-    def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
+    def open(self, config: LoadConfig, reporter: Reporter, *, settings_s: float | None = None) -> Stream[ModelInfo]:
+        """See EngineClient; `settings_s`: see Loader."""
+
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
             self._close_model()
-            self.loaded = Loader(reporter, check).load(config)
+            self.loaded = Loader(reporter, check, settings_s).load(config)
             yield self._refresh()
 
         return self.submit(work)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import DraftCost, Profile
@@ -34,7 +35,7 @@ from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import CacheError
 from tests.core.toys import decode
 
-HERE = ProfileKey.current("llamacpp", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+HERE = ProfileKey.current("llamacpp", LoadOptions(threads=2))
 MIB = 2**20
 LOOKUP, MODEL_KEY = "ngram; sample at 0.0, answer", "model; block at 0.8, answer"
 
@@ -108,7 +109,7 @@ def test_the_current_key_describes_this_machine() -> None:
     assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
     assert HERE.runtime.startswith("llama-cpp-python 0.")
     assert HERE.processor and HERE.processor == describe_machine()["processor"]
-    toy = ProfileKey.current("toy", threads=2, gpu_layers=None, kv_type="f16", flash_attention=None, exact=False)
+    toy = replace(ProfileKey.current("toy", LoadOptions()), threads=2)
     assert toy.runtime.startswith("edgespec ")
     assert HERE.describe_difference(asdict(toy)) == f"other settings (runtime: {HERE.runtime}, was {toy.runtime})"
     assert HERE.describe_difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"

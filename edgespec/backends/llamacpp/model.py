@@ -7,8 +7,10 @@ from pathlib import Path
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
 from edgespec.backends.llamacpp.selfdraft import open_self_draft
+from edgespec.backends.llamacpp.tuning import SettingsMeasurement
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.core.protocols import CheckCancelled
 
 
@@ -20,6 +22,10 @@ class LlamaModel(LlamaWeights):
     ) -> AttachedDraft:
         """See backends.Model."""
         return open_self_draft(self, spec, folder, progress, check)
+
+    def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
+        """See backends.settings.Adjustable. No other session is open."""
+        return SettingsMeasurement(self, seconds, check).run()
 
 
 def load(

@@ -21,14 +21,17 @@ from edgespec.backends.llamacpp.rollback import (
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidModelFile
+from edgespec.formats.gguf_validate import read_file
 
 S = TypeVar("S", bound=LlamaSession)
 W = TypeVar("W", bound="LlamaWeights")
 
 _STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
+_FLOATS = ("F32", "F16", "BF16")
 
 
 class LlamaWeights:
@@ -38,12 +41,13 @@ class LlamaWeights:
         api = lib.api
         self._lib = lib
         self._handle = handle
-        self._options = options
+        self._options = self._given = options
         self.path = path
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
         self._shared_context: Context | None = None
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
+        self.is_row_invariant = _is_row_invariant(lib, path, options)
 
     @property
     def no_tree_reason(self) -> str | None:
@@ -62,7 +66,7 @@ class LlamaWeights:
             original = self._lib.api.llama_model_n_ctx_train(self._handle)
         if self.context_size <= original < self.context_size * self._options.caches:
             return "its rotary positions depend on the size of the cache"
-        return "--exact needs the cells of each text in order" if self._options.exact else None
+        return "the forwards of --exact have the rows of one text" if self._options.exact else None
 
     @property
     def chat_template(self) -> str | None:
@@ -84,7 +88,12 @@ class LlamaWeights:
 
     @property
     def options(self) -> LoadOptions:
+        """What sessions are opened with from now on."""
         return self._options
+
+    def use(self, settings: RuntimeSettings) -> None:
+        """Open later sessions with `settings`, but for what the user has set."""
+        self._options = settings.apply(self._given)
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
         """A session with a KV cache of its own, or in the shared context; `check` is polled during long forwards.
@@ -124,9 +133,10 @@ class LlamaWeights:
         params = api.llama_context_default_params()
         params.n_ctx = cells
         params.n_rs_seq = _STATE_SNAPSHOTS
-        params.n_threads = params.n_threads_batch = options.threads or idle_cores()
-        params.type_k = params.type_v = _KV_TYPES["q8_0" if options.exact else options.kv_type]
-        needs_flash = options.exact or options.kv_type != "f16"
+        params.n_threads = options.threads or idle_cores()
+        params.n_threads_batch = options.batch_threads or options.threads or idle_cores()
+        params.type_k = params.type_v = _KV_TYPES["q8_0" if self.is_row_invariant else options.kv_type]
+        needs_flash = self.is_row_invariant or options.kv_type != "f16"
         params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
         return params
 
@@ -155,7 +165,7 @@ class LlamaWeights:
             return SnapshotRing(api, context, sequence, snapshots)
         if self.is_recurrent:
             return SnapshotCache(api, context, sequence)
-        return (OrderedTrimmableCache if self._options.exact else TrimmableCache)(api, context, sequence)
+        return (OrderedTrimmableCache if self.is_row_invariant else TrimmableCache)(api, context, sequence)
 
 
 def load_weights(
@@ -178,7 +188,7 @@ def load_weights(
     params.vocab_only = vocabulary_only
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
-    if options.exact:
+    if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
     errors: list[BaseException] = []
@@ -204,3 +214,17 @@ def load_weights(
             hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
         )
     return kind(lib, handle, path, options)
+
+
+def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
+    """Whether `--exact` takes kernels whose results do not depend on the number of rows.
+
+    There are some on a CPU, for quantized weights: flash attention over a q8_0 cache, no repacked weights, no tiled f16
+    kernels. Matrices of floats, such as a mixture's routers, are multiplied by other kernels for several rows.
+    """
+    if not options.exact or options.exact_width is not None or any(each.kind != "cpu" for each in lib.devices()):
+        return False
+    tensors = {each.name: each for each in read_file(path).tensors}
+    if "output.weight" in tensors:
+        tensors.pop("token_embd.weight", None)  # whose rows are only read
+    return not any(len(each.shape) > 1 and each.type.name in _FLOATS for each in tensors.values())

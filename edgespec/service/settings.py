@@ -1,0 +1,39 @@
+"""The runtime's settings for a model: stored ones, or those measured at its first load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.backends import Model
+from edgespec.backends.settings import Adjustable, RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
+from edgespec.core.protocols import CheckCancelled
+from edgespec.planner.plan import Plan
+
+_SETTINGS_S = 1.0  # of measuring at the first load
+
+
+def choose_settings(
+    target: Model, path: Path, planned: Plan, seconds: float | None, check: CheckCancelled
+) -> RuntimeSettings | None:
+    """Have `target` use the stored settings, or measure them; None where the runtime's own are used.
+
+    With `seconds` they are measured for that long, known or not. Raises CacheError, Cancelled.
+    """
+    if not isinstance(target, Adjustable):
+        return None
+    store = SettingsStore(path)
+    settings = store.load(planned.backend, planned.options) if seconds is None else None
+    if settings is None:
+        settings = target.measure_settings(seconds or _SETTINGS_S, check)
+        if settings is not None:
+            store.save(planned.backend, planned.options, settings)
+    if settings is not None:
+        target.use(settings)
+    return settings
+
+
+def apply_settings(settings: RuntimeSettings | None, planned: Plan) -> Plan:
+    """`planned` with the measured settings, which its drafts use too."""
+    return replace(planned, options=settings.apply(planned.options)) if settings is not None else planned
