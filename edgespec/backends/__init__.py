@@ -63,6 +63,10 @@ class Model(Protocol):
         Without batching answers are generated one after the other.
         """
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether the scores of a token are the same for any number of rows in its forward; see `LoadOptions.exact`."""
+
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
         """A session that polls `check` while it computes; at most `LoadOptions.caches` of them `shared`.
 

@@ -177,7 +177,7 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     """
     if request.backend in ("llamacpp", "mlx"):
         return request.backend
-    return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx() and not request.load.exact)
+    return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx())
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def _check_memory(
         target,
         context=context,
         memory=memory,
-        kv_type="q8_0" if options.exact else options.kv_type,
+        kv_type=options.kv_type,
         caches=options.caches,
         together=shares_context(target) and not options.exact,
         force=request.force,

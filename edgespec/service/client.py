@@ -31,6 +31,7 @@ class ModelInfo:
     devices             accelerators with their free memory
     max_concurrency     answers that can be generated at the same time
     no_batching_reason  why answers do not share forwards; None where they do
+    exact_width         rows of every forward, where --exact fixes them; else None
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelInfo:
     devices: tuple[DeviceMemory, ...]
     max_concurrency: int
     no_batching_reason: str | None
+    exact_width: int | None = None
 
     @property
     def draft(self) -> str:

@@ -8,11 +8,13 @@ import pytest
 
 from edgespec.core.protocols import CheckCancelled, Session
 from tests.contract.runtimes import (
+    FIXED_WIDTH,
     LLAMA,
     MLX,
     SELF_DRAFTS,
     SHARED,
     Runtime,
+    fixed_model,
     llama_model,
     mlx_model,
     prefill,
@@ -34,6 +36,7 @@ _TOYS = {runtime.name: runtime for runtime in toys()}
         *(f"shared-{name}" for name in SHARED),
         *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
         *(f"mlx-{name}" for name in MLX),
+        *(f"fixed {name} on {library}" for library, names in FIXED_WIDTH.items() for name in names),
     ],
 )
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
@@ -46,6 +49,12 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Runtime(
             name, self_drafts(library, method, tmp_path_factory.mktemp("draft")), SELF_DRAFTS[library][method]
         )
+        return
+    if name.startswith("fixed "):
+        kind, library = name.removeprefix("fixed ").split(" on ")
+        fixed = fixed_model(library, kind, tmp_path_factory.mktemp("fixed"))
+        yield Runtime(name, fixed.open_session, (LLAMA if library == "llama.cpp" else MLX)[kind])
+        fixed.close()
         return
     library, kind = name.split("-", 1)
     if library == "shared":

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.backends.attached_draft import parse
+from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
@@ -21,6 +22,7 @@ from tests.mlx_models import CONFIGS, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
 
 CONTEXT = 256
+WIDTH = 8  # of the sessions of fixed width
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def toys() -> list[Runtime]:
         Runtime("toy-linear", lambda c: ToySession(rule, context_size=CONTEXT, tree=False, check=c), 0.0),
         Runtime("toy-tree", lambda c: ToySession(rule, context_size=CONTEXT, check=c), 0.0),
         Runtime("toy-recurrent", lambda c: RecurrentToySession(rule, context_size=CONTEXT, check=c), 0.0),
+        Runtime("fixed-toy", lambda c: FixedWidthSession(ToySession(rule, context_size=FIXED, check=c), WIDTH), 0.0),
     ]
 
 
@@ -70,13 +73,21 @@ LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
 SHARED = {"packaged": 0.15, "llama": 0.02, "sliding-window": 0.02}  # several sessions over one context
 
 
-def llama_model(name: str, folder: Path, slots: int = 1) -> LlamaModel:
+FIXED = CONTEXT + WIDTH - 1  # tokens of a context of which CONTEXT can be used
+
+
+def fixed_model(library: str, name: str, folder: Path) -> FixedWidthModel:
+    open_ = llama_model if library == "llama.cpp" else mlx_model
+    return FixedWidthModel(open_(name, folder, context=FIXED), WIDTH)
+
+
+def llama_model(name: str, folder: Path, slots: int = 1, context: int = CONTEXT) -> LlamaModel:
     if name.startswith("packaged"):
         path = TARGET
     else:
         path = folder / f"{name}.gguf"
         MAKERS[name](path)
-    return load(path, LoadOptions(context_size=CONTEXT, threads=1, exact=name.endswith("exact"), caches=slots))
+    return load(path, LoadOptions(context_size=context, threads=1, exact=name.endswith("exact"), caches=slots))
 
 
 # Drafts of a model itself, which are sessions like others as long as their target holds nothing.
@@ -94,13 +105,18 @@ def self_drafts(library: str, method: str, folder: Path) -> Callable[[CheckCance
     return lambda check: draft.open_session(target.open_session(), check)
 
 
+FIXED_WIDTH = {
+    "llama.cpp": ("packaged", "llama", "sliding-window", "hybrid"),
+    "mlx": ("dense", "sliding-window", "hybrid"),
+}
+
 # Single precision throughout, but for the quantized cache.
 MLX = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(CONFIGS, 2e-3)}
 
 
-def mlx_model(name: str, folder: Path) -> MlxModel:
+def mlx_model(name: str, folder: Path, context: int = CONTEXT) -> MlxModel:
     if name == "packaged":
-        return load_mlx(DRAFT, LoadOptions(context_size=CONTEXT))  # the smaller one: the CPU build is slow
+        return load_mlx(DRAFT, LoadOptions(context_size=context))  # the smaller one: the CPU build is slow
     config = CONFIGS["dense" if name == "quantized-cache" else name]
-    options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
+    options = LoadOptions(context_size=context, kv_type="q8_0" if name == "quantized-cache" else "f16")
     return load_mlx(make_folder(folder / name, config), options)

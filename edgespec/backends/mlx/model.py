@@ -45,6 +45,8 @@ _BATCH_BYTES = 256 * 2**20  # of weights that are read between two reports
 class MlxModel:
     """A loaded model. The thread that loaded it uses it and its sessions."""
 
+    is_row_invariant = False
+
     def __init__(
         self,
         model: Any,
@@ -140,10 +142,6 @@ def load(
     Computes in the type of the weights on a GPU, and in float32 on a CPU, which emulates half precision.
     `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
     """
-    if options.exact:
-        raise InvalidRequest(
-            "MLX has no mode whose results do not depend on the number of rows.", hint="Use --backend llamacpp."
-        )
     maybe_set_recommended_wired_limit()
     if path.is_dir():
         model, tokenizer, template, trained = _load_folder(path)

@@ -66,6 +66,8 @@ class LetterModel(ToyModel):
 class ToyRuntimeModel:
     """A toy model as a backends.Model."""
 
+    is_row_invariant = True
+
     def __init__(self, name: str, rule: ToyModel, options: LoadOptions) -> None:
         self.tokenizer = ByteTokenizer()
         self.chat_template: str | None = None
