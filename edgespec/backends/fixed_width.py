@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgespec.backends import Embedder, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
+from edgespec.backends.extend import extend_cache
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.arrays import Ints, Logits
@@ -95,6 +96,10 @@ class FixedWidthSession:
         left = self.inner.rewind(position)
         del self._prompt[left:]
         return left
+
+    def extend(self, n: int) -> int:
+        """See edgespec.backends.extend."""
+        return extend_cache(self.inner, min(n, self._capabilities.context_size))
 
     def close(self) -> None:
         self.inner.close()
@@ -197,7 +202,7 @@ def check_width(model: Model, width: int, check: CheckCancelled) -> bool:
 
 def _decode(session: Session, text: Sequence[int], longest: int) -> dict[int, Logits]:
     """Logits [V] by position of `text`, drafted in chains of up to `longest` tokens, of which one to three are kept."""
-    found = {}
+    found: dict[int, Logits] = {}
     while (at := session.position) < len(text):
         ahead = text[at + 1 : at + 1 + min(longest, session.draft_limit)]
         scores = session.forward(text[at], Draft.chain(ahead))

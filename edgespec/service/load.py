@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.devices import DeviceMemory
+from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
@@ -35,6 +36,7 @@ from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
 from edgespec.service.exactness import keep_exact
+from edgespec.service.ignored_options import find_ignored_options
 from edgespec.service.settings import apply_settings, choose_settings
 
 _PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
@@ -101,7 +103,7 @@ class Loader:
             settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
             loaded = self._build(config, planned, target, target_path, settings)
             undo.callback(loaded.engine.release_draft)
-            for text in _ignored_options(target, loaded.engine.speculation, planned):
+            for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned):
                 self.reporter.notice(text)
             self._profile(loaded)
             undo.pop_all()
@@ -193,7 +195,7 @@ class Loader:
             undo.pop_all()
         store = ProfileStore(target_path, paths, str(method or ""))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
-        info, key = (replace(each, exact_width=planned.options.exact_width) for each in (info, key))
+        key = replace(key, exact_width=planned.options.exact_width)
         return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings)
 
     def _choose_self_draft(
@@ -281,23 +283,9 @@ def _describe(
         devices=(),
         max_concurrency=engine.max_concurrency,
         no_batching_reason=target.no_batching_reason,
+        exact_width=target.width if isinstance(target, FixedWidthModel) else None,
     )
 
 
 def _speculation(config: LoadConfig, drafters: Sequence[str]) -> Speculation:
     return Speculation(tuple(drafters), config.draft_max if drafters else 0, config.draft_tree, config.acceptance)
-
-
-def _ignored_options(target: Model, speculation: Speculation, planned: Plan) -> Iterator[str]:
-    """A sentence for each option that this target or runtime ignores."""
-    if target.no_tree_reason is not None and speculation.is_tree:
-        yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    options = planned.options
-    values = {
-        "--threads": options.threads,
-        "--batch-threads": options.batch_threads,
-        "--gpu-layers": options.gpu_layers,
-        "--flash-attention": options.flash_attention,
-    }
-    if planned.backend == "mlx" and (names := [name for name, value in values.items() if value is not None]):
-        yield f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on MLX."
