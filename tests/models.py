@@ -84,12 +84,12 @@ def vocabulary_fields() -> dict[str, list]:
     return {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges")}
 
 
-def llama(path: Path, *, seed: int = 0, layers: int = 2) -> None:
+def llama(path: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> None:
     """A dense llama."""
-    m = GgufBuilder(path, "llama", layers=layers, width=64, seed=seed)
-    m.attention(heads=4, kv_heads=2, head_width=16)
-    m.writer.add_feed_forward_length(128)
-    _dense(m, layers, width=64, heads=4, kv_heads=2, head_width=16, ffn=128)
+    m = GgufBuilder(path, "llama", layers=layers, width=width, seed=seed)
+    m.attention(heads=4, kv_heads=2, head_width=width // 4)
+    m.writer.add_feed_forward_length(2 * width)
+    _dense(m, layers, width=width, heads=4, kv_heads=2, head_width=width // 4, ffn=2 * width)
     m.save()
 
 

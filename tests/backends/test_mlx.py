@@ -164,11 +164,6 @@ def test_reading_scores_twice_while_running_ahead(windowed: MlxModel) -> None:
         assert np.abs(z - prefill(windowed.open_session(), [*tokens, 9, best])).max() < 2e-3, drawn
 
 
-def test_exact_mode_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no mode"):
-        load(TARGET, LoadOptions(exact=True))
-
-
 def test_the_probe_finds_trees_at_wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """With rows placed one after another, the cheapest form must be refused, and the next one taken."""
     import contextlib
