@@ -8,7 +8,6 @@ Of equal logits the lower token id comes first, so that equal logits give equal 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +100,7 @@ class Distribution:
 
 
 class Sampler:
-    """Applies SamplingParams to logits. `distribution` depends on the last `window` tokens of the prefix only.
-
-    One thread at a time: calls share work buffers.
-    """
+    """Applies SamplingParams to logits. `distribution` depends on the last `window` tokens of the prefix only."""
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         """Raises InvalidRequest if a biased token is not in the vocabulary."""
@@ -120,8 +116,6 @@ class Sampler:
         self._bias_ids = np.array([t for t, _ in params.logit_bias], np.int32)
         self._bias = np.array([b for _, b in params.logit_bias], np.float32)
         self._truncations = self._list_truncations()
-        self._adjusted: Logits = np.empty(vocab_size, np.float32)
-        self._scratch: Logits = np.empty(vocab_size, np.float32)
 
     @property
     def is_argmax(self) -> bool:
@@ -154,29 +148,34 @@ class Sampler:
         return Distribution(None if ids is None else ids.astype(np.int32), _weigh(z, best, params.temperature))
 
     def _adjust(self, logits: Logits, prefix: Sequence[int]) -> Logits:
-        """The logits with bias and penalties, in a buffer where there are any."""
         if not len(self._bias) and not self.window:
             return logits
-        z = self._adjusted
-        np.copyto(z, logits)
-        np.add.at(z, self._bias_ids, self._bias)
+        z = logits.copy()
+        if len(self._bias):
+            np.add.at(z, self._bias_ids, self._bias)
         if self.window:
-            counts = Counter(prefix[-self.window :])
-            seen = np.fromiter(counts.keys(), np.int64, len(counts))
-            picked = z[seen]
-            rep = np.float32(self.params.repetition_penalty)
-            picked = np.where(picked > 0, picked / rep, picked * rep)
-            times = np.fromiter(counts.values(), np.int64, len(counts))
-            z[seen] = picked - times * self.params.frequency_penalty - self.params.presence_penalty
+            self._penalize(z, prefix[-self.window :])
         return z
+
+    def _penalize(self, z: Logits, recent: Sequence[int]) -> None:
+        """A loop over few tokens is faster here than a dozen calls of NumPy."""
+        params, counts = self.params, dict.fromkeys(recent, 0)
+        for token in recent:
+            counts[token] += 1
+        seen = np.fromiter(counts, np.intp, len(counts))
+        penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        z[seen] = [
+            (value / penalty if value > 0 else value * penalty) - presence - frequency * count
+            for value, count in zip(z[seen].tolist(), counts.values(), strict=True)
+        ]
 
     def _list_truncations(self) -> list[Callable[[Logits, np.float32], Indices]]:
         """What the parameters ask for, in order: from logits [n] and their maximum to the indices that stay."""
         params = self.params
         wanted: list[tuple[bool, Callable[[Logits, np.float32], Indices]]] = [
             (params.top_k > 0, lambda z, best: top_k(z, params.top_k)),
-            (params.typical_p < 1, lambda z, best: typical(z, best, params.typical_p, self._scratch[: len(z)])),
-            (params.top_p < 1, lambda z, best: nucleus(z, best, params.top_p, self._scratch[: len(z)])),
+            (params.typical_p < 1, lambda z, best: typical(z, best, params.typical_p)),
+            (params.top_p < 1, lambda z, best: nucleus(z, best, params.top_p)),
             (params.min_p > 0, lambda z, best: min_p(z, best, params.min_p)),
         ]
         return [truncate for is_wanted, truncate in wanted if is_wanted]

@@ -32,37 +32,36 @@ def top_k(z: Logits, k: int) -> Indices:
         columns = z[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
         columns.partition(width - k)
         border = max(border, columns[width - k])
-    likely = _find(z >= border)
+    likely = (z >= border).nonzero()[0]
     if len(likely) <= k:
         return likely
     values = z[likely]
+    if len(values) <= _FEW:
+        return likely[np.sort(np.argsort(-values, kind="stable")[:k])]
     border = np.partition(values, len(values) - k)[len(values) - k]
     above = np.flatnonzero(values > border)
     equal = np.flatnonzero(values == border)[: k - len(above)]
     return likely[np.sort(np.concatenate((above, equal)))]
 
 
-def nucleus(z: Logits, best: np.float32, top_p: float, scratch: Logits) -> Indices:
-    """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass, ascending.
-
-    `scratch` has the size of z and is overwritten.
-    """
-    weights = np.exp(np.subtract(z, best, out=scratch), out=scratch)
+def nucleus(z: Logits, best: np.float32, top_p: float) -> Indices:
+    """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass, ascending."""
+    weights = z - best
+    np.exp(weights, out=weights)
+    if len(z) <= _FEW:
+        order = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[order], dtype=np.float64)
+        return np.sort(order[: int(sums.searchsorted(top_p * sums[-1])) + 1])
     total = float(sum_blocks(weights).sum())
     mass = top_p * total
-    if len(z) <= _FEW:
-        return _shortest(_ONE - weights.view(np.int32), weights, mass)
     likely = _likely_nucleus(weights, total, mass)
     weights = weights[likely]
     return likely[_shortest(_ONE - weights.view(np.int32), weights, mass)]
 
 
-def typical(z: Logits, best: np.float32, typical_p: float, scratch: Logits) -> Indices:
-    """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all.
-
-    Ascending. `scratch` has the size of z and is overwritten.
-    """
-    x = np.maximum(np.subtract(z, best, out=scratch), np.float32(_LOWEST), out=scratch)  # 0 * -inf is NaN
+def typical(z: Logits, best: np.float32, typical_p: float) -> Indices:
+    """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
+    x = np.maximum(z - best, np.float32(_LOWEST))  # 0 * -inf is NaN
     weights = np.exp(x)
     total = float(sum_blocks(weights).sum())
     # The entropy is log(total) - mean, and the surprise of an id log(total) - x.
@@ -73,7 +72,7 @@ def typical(z: Logits, best: np.float32, typical_p: float, scratch: Logits) -> I
 
 def min_p(z: Logits, best: np.float32, least: float) -> Indices:
     """The ids at least `least` times as probable as the best one, ascending."""
-    return _find(z >= best + np.float32(math.log(least)))
+    return (z >= best + np.float32(math.log(least))).nonzero()[0]
 
 
 _ONE = np.ones(1, np.float32).view(np.int32)  # bits of 1.0. Bits of positive floats have the order of the floats
