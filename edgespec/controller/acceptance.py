@@ -40,13 +40,21 @@ class AcceptanceModel:
         self._values = None
 
     def observe(self, feature: float, is_right: bool) -> None:
-        self.rates[bisect_right(self._edges, feature)].observe(float(is_right))
-        self._values = None
+        index = bisect_right(self._edges, feature)
+        rate = self.rates[index]
+        rate.observe(float(is_right))
+        if self._values is not None:
+            self._values[index] = rate.value
 
     def rate(self, feature: float) -> float:
+        return self.values[bisect_right(self._edges, feature)]
+
+    @property
+    def values(self) -> Sequence[float]:
+        """The rate of each bin."""
         if self._values is None:
             self._values = [rate.value for rate in self.rates]
-        return self._values[bisect_right(self._edges, feature)]
+        return self._values
 
 
 def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:

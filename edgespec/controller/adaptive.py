@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.gate import DraftGate, DraftRequest
+from edgespec.controller.lookup_bar import LookupBar
+from edgespec.controller.own_time import Pace
 from edgespec.controller.review import Review
 from edgespec.controller.round import Asked, RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
@@ -59,9 +61,11 @@ class Adaptive:
         self._review = Review(self._cost, self._stats)
         self._gate = DraftGate(self._cost, self._review.regret, self._drafters, self._stats)
         self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
+        self._bar = LookupBar(self._cost, self._stats, self._stats.own_time, self._drafters)
         self._trees = trees
-        self._takes_time = any(not drafter.is_free for drafter in drafters)
-        self._round: RoundPlan
+        self._pace = Pace(self._stats.own_time)
+        self._passed: tuple[int, ...] = ()  # tokens of which drafters that take no time have not heard yet
+        self._round: RoundPlan | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
 
     @property
@@ -78,33 +82,56 @@ class Adaptive:
         self._gate.begin(len(prompt))
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        self._round = None
+        if self._pace.begin_round():
+            return self._decode_plain("looking for a draft costs more than it gains here")
         self._cost.begin_round(len(tokens) - 1)
-        self._review.compare_shadow(tokens)
+        self._review.begin_round(tokens)
+        if not limit.nodes or not limit.depth:
+            return self._decode_plain("the draft limit is zero")
+        if self._cost.has_prefill:
+            return self._decode_plain("prompts of other generations are being read")
+        if not self._review.knows_plain(_MIN_PLAIN_ROUNDS):
+            return self._decode_plain("to measure plain decoding")
+        if not self._stats.own_time.is_negligible(self._cost.seconds(1)):
+            if not self._bar.is_reached(tokens) and not self._gate.may_choose():
+                return self._rest("no draft is expected to pay")
+            if not self._review.affords_decision:
+                return self._rest("deciding costs more than it gains here")
+        return self._plan(tokens, limit)
+
+    def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
         round_ = self._round = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step)
         for drafter in self._drafters:
             self._stats.drafter(drafter)
         tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
-        self._review.begin_round(round_, tree)
-        if not round_.node_limit or not round_.depth_limit:
-            return self._decode_plain("the draft limit is zero")
-        if self._cost.has_prefill:
-            return self._decode_plain("prompts of other generations are being read")
-        if self._cost.plain_measured < _MIN_PLAIN_ROUNDS:
-            return self._decode_plain("to measure plain decoding")
+        self._review.follow(round_, tree)
         round_.max_nodes = self._review.find_max_nodes(round_.node_limit)
         self._builder.ask_free(tree, tokens, round_)
         size = round_.choose_size(tree)
         self._review.remember_shadow(round_, tree, size)
-        if self._takes_time:
-            return self._ask_others(tokens, limit.depth, tree, size)
-        return self._decide(_LOOKUP_REASON, tree, size)
+        if self._drafters.take_time:
+            return self._ask_others(round_, tokens, limit.depth, tree, size)
+        return self._decide(round_, _LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
+        if self._pace.is_resting:
+            self._passed += done.emitted
+            self._drafters.observe_passed(done)
+            return
+        if self._passed:
+            done = Round(done.text, self._passed + done.emitted, NO_DRAFT, (), 0, done.scores)
+            self._passed = ()
         self._drafters.observe(done, self._learn)
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
-        self._review.record(self._round, step)
+        if self._pace.is_passing:
+            self._review.pass_round(step)
+        elif self._round is None:
+            self._review.record_look(step)
+        elif self._review.record(self._round, step) > 0:
+            self._pace.gain()
 
     def set_phase(self, phase: str) -> None:
         self._stats.set_phase(phase)
@@ -120,15 +147,17 @@ class Adaptive:
         if drafter.is_free:
             self._stats.drafter(drafter).acceptance.observe(outcome.confidence, outcome.is_right)
 
-    def _ask_others(self, tokens: Sequence[int], remaining: int, tree: ScoredTree, size: DraftSize) -> Draft:
+    def _ask_others(
+        self, round_: RoundPlan, tokens: Sequence[int], remaining: int, tree: ScoredTree, size: DraftSize
+    ) -> Draft:
         """Ask drafters that take time while one is expected to pay; returns the best draft."""
-        round_, has_lookup = self._round, size.nodes > 0
+        has_lookup = size.nodes > 0
         reason = _LOOKUP_REASON
         while (request := self._gate.choose(round_, tokens, remaining, has_lookup=has_lookup)) is not None:
             after = tuple(each.drafter.name for each in round_.asked)
             asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
             if request.drafter.is_lazy:
-                if (draft := self._draft_unread(request, asked, tokens)) is None:
+                if (draft := self._draft_unread(round_, request, asked, tokens)) is None:
                     break
                 return draft
             is_separate = request.drafter.is_drawn or not self._trees
@@ -140,19 +169,21 @@ class Adaptive:
                 round_.silent.add(request.drafter.name)
                 continue
             asked.size = round_.measure_chain(grown) if request.drafter.is_drawn else round_.choose_size(grown)
-            self._review.begin_round(round_, grown)
+            self._review.follow(round_, grown)
             if request.drafter.is_drawn:
                 return self._verify_drawn(grown, asked, request.reason)
             if is_separate and asked.size.speed < size.speed:
-                return self._decide(_LOOKUP_REASON, tree, size)
+                return self._decide(round_, _LOOKUP_REASON, tree, size)
             tree, size, reason = grown, asked.size, request.reason
             if is_separate or request.is_trial:
                 break
-        return self._decide(reason, tree, size)
+        return self._decide(round_, reason, tree, size)
 
-    def _draft_unread(self, request: DraftRequest, asked: Asked, tokens: Sequence[int]) -> Draft | None:
+    def _draft_unread(
+        self, round_: RoundPlan, request: DraftRequest, asked: Asked, tokens: Sequence[int]
+    ) -> Draft | None:
         """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
-        round_, drafter = self._round, request.drafter
+        drafter = request.drafter
         probabilities = self._builder.foretell_chain(drafter, round_)
         asked.units += [1] * len(probabilities)
         round_.asked.append(asked)
@@ -166,19 +197,23 @@ class Adaptive:
             round_.asked.pop()
             return None
         asked.units = [1] * len(draft)
-        self._review.begin_round(round_, chain)
+        self._review.follow(round_, chain)
         size, name = asked.size, drafter.name
         self.decision = Decision(name, request.reason, size.tokens, size.seconds, {name: len(draft)})
         return draft
+
+    def _rest(self, reason: str) -> Draft:
+        self._pace.rest(self._cost.seconds(1))
+        return self._decode_plain(reason)
 
     def _decode_plain(self, reason: str) -> Draft:
         self.decision = Decision("none", reason, 1.0, self._cost.seconds(1))
         return NO_DRAFT
 
-    def _decide(self, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
-        drafted = {each.drafter.name: sum(each.units) for each in self._round.asked}
+    def _decide(self, round_: RoundPlan, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
+        drafted = {each.drafter.name: sum(each.units) for each in round_.asked}
         if not size.nodes and not drafted:
-            return self._decode_plain("no draft is expected to pay")
+            return self._rest("no draft is expected to pay")
         draft = tree.select(size.nodes)
         sources = list(dict.fromkeys(name for source in draft.sources for name in source.split("+"))) or list(drafted)
         if not size.nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -27,14 +27,42 @@ class DrafterSet:
     def __iter__(self) -> Iterator[Drafter]:
         return iter(tuple(self._drafters))
 
+    @property
+    def take_time(self) -> bool:
+        """Whether any of them takes time."""
+        return any(not each.is_free for each in self._drafters)
+
     def begin(self, text: Sequence[int]) -> None:
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)
 
     def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
         """All drafters hear of the round; `learn` gets what they would have said about its tokens."""
-        for drafter in self:
-            self._call(drafter, partial(_hear, drafter, done, learn), None)
+        self._tell(self, done, learn)
+
+    def observe_passed(self, done: Round) -> None:
+        """The drafters that take time hear of the round; the others hear of it together with a later one."""
+        self._tell([each for each in self._drafters if not each.is_free], done, lambda drafter, outcome: None)
+
+    def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
+        for drafter in drafters:
+            try:
+                for outcome in tuple(drafter.observe(done)):
+                    learn(drafter, outcome)
+            except Cancelled:
+                raise
+            except Exception as error:  # noqa: BLE001 - see _call
+                self._drop(drafter, error)
+
+    def foresee(self, drafter: Drafter, text: Sequence[int]) -> float | None:
+        """See Drafter; 0 for a drafter that fails."""
+        try:
+            return drafter.foresee(text)
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 - see _call
+            self._drop(drafter, error)
+            return 0.0
 
     def unread(self, drafter: Drafter, text: Sequence[int]) -> int:
         """See Drafter; the length of the text for a drafter that fails."""
@@ -102,11 +130,6 @@ class DrafterSet:
         for token, q in zip(tokens, tree.q[start:], strict=True):
             if q is None or q.shape != (self._vocab_size,) or not q[token] > 0:
                 raise ValueError(f"token {token} is not drawn from the distribution that it gave")
-
-
-def _hear(drafter: Drafter, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
-    for outcome in tuple(drafter.observe(done)):
-        learn(drafter, outcome)
 
 
 def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:

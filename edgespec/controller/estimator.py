@@ -37,6 +37,13 @@ class DecayedMean:
         self._sum = self._sum * self._discount + value
         self._n = self._n * self._discount + 1
 
+    def observe_often(self, value: float, n: int) -> None:
+        """Observe `value` `n` times."""
+        kept = self._discount**n
+        weight = (1.0 - kept) / (1.0 - self._discount)
+        self._sum = self._sum * kept + value * weight
+        self._n = self._n * kept + weight
+
     @property
     def value(self) -> float:
         return (self._sum + _PRIOR_WEIGHT * self.prior) / (self._n + _PRIOR_WEIGHT)
@@ -77,6 +84,12 @@ class RecentRate:
         self._tokens.observe(tokens)
         self._steps.observe(steps)
         self._drafted.observe(float(drafted))
+
+    def observe_plain(self, n: int) -> None:
+        """`n` rounds went by without a draft."""
+        self._tokens.observe_often(1.0, n)
+        self._steps.observe_often(1.0, n)
+        self._drafted.observe_often(0.0, n)
 
     @property
     def tokens_per_step(self) -> float:

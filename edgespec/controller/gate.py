@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,10 +52,21 @@ class DraftGate:
         self._drafters = drafters
         self._stats = stats
         self._prompt_length = 0
+        self._trial_steps = 0.0  # plain steps of the last trial that was considered
         self._tried: dict[tuple[str, tuple[str, ...]], int] = {}  # (drafter, asked before it) -> position
 
     def begin(self, prompt_length: int) -> None:
         self._prompt_length = prompt_length
+
+    def may_choose(self) -> bool:
+        """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`."""
+        cost, cheapest_s = self._cost, math.inf
+        for each in self._drafters:
+            if not each.is_free and cost.model.has_cost(each.name):
+                if self._gain(each, ()).value > 0:
+                    return True
+                cheapest_s = min(cheapest_s, cost.model.unit_s(each.name))
+        return self._stats.exploration.allows(max(cheapest_s / cost.seconds(1), self._trial_steps))
 
     def choose(
         self, round_: RoundPlan, tokens: Sequence[int], remaining: int, *, has_lookup: bool
@@ -124,7 +136,8 @@ class DraftGate:
             return None
         trial = self._make_request(drafter, tokens)
         reading_s = trial.n_read * costs.read_s(drafter.name) if trial is not None else 0.0
-        if trial is not None and not budget.spend((unit_s + reading_s) / plain_s + lost):
+        self._trial_steps = (unit_s + reading_s) / plain_s
+        if trial is not None and not budget.spend(self._trial_steps + lost):
             return None
         self._tried[drafter.name, after] = len(tokens) - 1  # also where it may not read enough: the others' turn
         return replace(trial, is_trial=True) if trial is not None else None

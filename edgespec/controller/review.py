@@ -17,6 +17,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Round, Step
 
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
+_KNOWN_ROUNDS = 16  # between two counts of the recent measurements of plain decoding
 
 
 class Review:
@@ -28,6 +29,10 @@ class Review:
         self._stats = stats
         self._rate = RecentRate()
         self._shadow = ShadowDraft()
+        self._n_passed, self._passed_s = 0, 0.0  # rounds without a look that are not counted yet
+        self._known_rounds = 0  # for which the measurements of plain decoding need no new count
+        self._known_peers = 0  # that they were measured with
+        self._position = 0  # of the round's root
         self._round: RoundPlan | None = None
         self._tree: DraftTree = DraftTree()
 
@@ -41,7 +46,13 @@ class Review:
         """See RecentRate."""
         return self._rate.tokens_per_step
 
-    def begin_round(self, round_: RoundPlan, tree: ScoredTree) -> None:
+    def begin_round(self, tokens: Sequence[int]) -> None:
+        """A round begins after `tokens`."""
+        self._position = len(tokens) - 1
+        if self._shadow.is_pending:
+            self._compare_shadow(tokens)
+
+    def follow(self, round_: RoundPlan, tree: ScoredTree) -> None:
         """`tree` holds what drafters that take time propose in `round_`."""
         self._round, self._tree = round_, tree.tree
 
@@ -57,7 +68,21 @@ class Review:
             if wanted.nodes > size.nodes and (draft := tree.select(wanted.nodes)).is_chain:
                 self._shadow.remember(round_.position + 1, draft.tokens.tolist())
 
-    def compare_shadow(self, tokens: Sequence[int]) -> None:
+    def knows_plain(self, n: int) -> bool:
+        """Whether plain decoding was measured `n` times of late."""
+        if not self._known_rounds or self._cost.n_peers != self._known_peers:
+            if self._cost.plain_measured < n:
+                return False
+            self._known_rounds, self._known_peers = _KNOWN_ROUNDS, self._cost.n_peers
+        self._known_rounds -= 1
+        return True
+
+    @property
+    def affords_decision(self) -> bool:
+        """Whether the regret budget allows the time that a decision takes."""
+        return self._stats.own_time.deciding_s <= self.regret.allowance(self._cost.n_peers) * self._cost.seconds(1)
+
+    def _compare_shadow(self, tokens: Sequence[int]) -> None:
         """Compare the remembered draft with the emitted text."""
         if (outcome := self._shadow.resolve(tokens)) is not None:
             emitted, rows = outcome
@@ -78,8 +103,32 @@ class Review:
         if not any(each.drafter.is_drawn for each in asked):
             self._learn_agreements(done.emitted)
 
-    def record(self, round_: RoundPlan, step: Step) -> None:
-        """Record the costs, the gain and the loss of a round."""
+    def pass_round(self, step: Step) -> None:
+        """A round went by without a look."""
+        self._n_passed += 1
+        self._passed_s += step.draft_s
+
+    def record_look(self, step: Step) -> None:
+        """Record a round in which nothing was decided about, and so nothing drafted."""
+        cost, is_first = self._cost, step.index == 1  # whose time has that of `begin` in it
+        plain_s = cost.seconds(1)
+        if step.n_peer_rows is not None:
+            cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
+        own_s = step.draft_s if is_first else self._stats.own_time.add("look", step.draft_s)
+        self._count_passed(plain_s)
+        self.regret.add(1, 1.0 + own_s / plain_s)
+        self._rate.observe_plain(1)
+        self._stats.exploration.add(1.0)
+
+    def _count_passed(self, plain_s: float) -> None:
+        if n := self._n_passed:
+            self.regret.add(n, n + self._passed_s / plain_s)
+            self._rate.observe_plain(n)
+            self._stats.exploration.add(n)
+            self._n_passed, self._passed_s = 0, 0.0
+
+    def record(self, round_: RoundPlan, step: Step) -> float:
+        """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
         cost, rows = self._cost, step.n_drafted + 1
         plain_s, drafting_s = cost.seconds(1), round_.drafting_s
         reading_s = round_.reading_s
@@ -95,6 +144,9 @@ class Review:
             cost.model.observe(rows + step.n_peer_rows, round_.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too.
         steps = (drafting_s + cost.seconds(rows)) / plain_s
+        if not round_.asked:  # else it is part of the units' time
+            steps += self._stats.own_time.add("decide", step.draft_s) / plain_s
+        self._count_passed(plain_s)
         self.regret.add(len(step.tokens), steps)
         self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)
@@ -104,6 +156,7 @@ class Review:
                 self._stats.gain(asked.drafter, cost.n_peers, asked.after).observe(gain)
                 if asked.is_trial and gain < 0:
                     self._stats.exploration.charge(-gain)
+        return len(step.tokens) - steps
 
     def _record_drafting(self, round_: RoundPlan, step: Step) -> None:
         """Share the seconds of drafting out among the drafters of the round, by what each was seen to take."""

@@ -10,6 +10,7 @@ from typing import Any
 from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model, make_agreement_model
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.estimator import DecayedMean
+from edgespec.controller.own_time import OwnTime
 from edgespec.core.drafter import Confidence, Drafter
 
 PHASES = ("answer", "reasoning")
@@ -112,6 +113,7 @@ class DraftStats:
     def __init__(self, profile: Profile) -> None:
         self.costs = CostModel(profile)
         self.exploration = ExplorationBudget()
+        self.own_time = OwnTime()
         self.drafters: dict[str, DrafterStats] = {}
         self.agreements: dict[str, AcceptanceModel] = {}
         self.after: dict[str, DecayedMean] = {}
@@ -187,6 +189,11 @@ class TextStats:
     def exploration(self) -> ExplorationBudget:
         """Shared by all texts."""
         return self._shared.exploration
+
+    @property
+    def own_time(self) -> OwnTime:
+        """Shared by all texts."""
+        return self._shared.own_time
 
     def set_phase(self, phase: str) -> None:
         """One of PHASES."""

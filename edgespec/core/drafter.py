@@ -48,7 +48,7 @@ class Drafter(Protocol):
     nothing.
 
     name        key of everything that is learned of it
-    is_free     whether its units take no measurable time; it is then asked in every round
+    is_free     whether its units take no measurable time; it is then asked wherever it may pay
     confidence  what its confidences mean
     block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
@@ -71,6 +71,14 @@ class Drafter(Protocol):
     def unread(self, text: Sequence[int]) -> int:
         """Tokens that it would have to read before it could draft; 0 for lookups and attached drafts."""
         return 0
+
+    def foresee(self, text: Sequence[int]) -> float | None:
+        """The confidence that `expand` would give its best proposal for the token after `text`; 0 without one.
+
+        For free drafters that know it at less expense: `expand` is called only where such a token may pay. None where
+        that is not known.
+        """
+        return None
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """Add nodes that continue `text`, whose last token is the root.

@@ -63,17 +63,19 @@ def speculate(
     yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s, plain_s=plain_time(None, 0.0, 0.0))
 
     index = 0
-    begin_s = 0.0  # counted as drafting, in the first step that drafts
     if not text.has_ended:
         controller.begin(prompt)
-        begin_s = perf_counter() - t1
+    t2 = perf_counter()
+    own_s, reader_s = t2 - t1, 0.0  # the controller's time since its last step, and the time of the reader of steps
     while not text.has_ended:
         check()
         index += 1
-        step = yield from _round(session, controller, verifier, text, index, begin_s, plain_time)
-        begin_s = 0.0
+        step = yield from _round(session, controller, verifier, text, index, own_s, reader_s, plain_time)
+        t1 = perf_counter()
         controller.record(step)
+        t2 = perf_counter()
         yield step
+        own_s, reader_s = t2 - t1, perf_counter() - t2
 
 
 def _round(
@@ -82,10 +84,14 @@ def _round(
     verifier: Verifier,
     text: _Text,
     index: int,
-    begin_s: float,
+    own_s: float,
+    reader_s: float,
     plain_time: PlainTime,
 ) -> Generator[Yield, None, Step]:
-    """Draft, forward, verify and commit once; extends `text`."""
+    """Draft, forward, verify and commit once; extends `text`.
+
+    `own_s` and `reader_s` have passed since the last round: the controller's, and those of the reader of steps.
+    """
     t0 = perf_counter()
     draft = controller.propose(text.tokens, Budget(depth=text.room - 1, nodes=session.draft_limit))
     decision = controller.decision
@@ -99,29 +105,30 @@ def _round(
     tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
     path = verdict.path[: len(tokens) - 1]  # the last emitted token is not cached
     t3 = perf_counter()
-    waited_s, peer_wait_s = scores.waited_s, scores.peer_wait_s  # without the reads of drafters, which are commit time
+    waited_s, peer_wait_s = scores.waited_s, scores.peer_wait_s  # without the reads of drafters, which are drafting
     controller.observe(Round(text.tokens, tokens, draft, verdict.path[:n_accepted], n_tested, scores))
+    t4 = perf_counter()
     session.commit(path)
     assert session.position == len(text.tokens) - 1
-    t4 = perf_counter()
-    verify_s = forward_s + waited_s + peer_wait_s
-    sample_s = t3 - t2 - waited_s
+    t5 = perf_counter()
+    verify_s, sample_s, commit_s = forward_s + waited_s + peer_wait_s, t3 - t2 - waited_s, t5 - t4
     n_peer_rows = None if peer_wait_s else scores.peer_rows
     rows = None if n_peer_rows is None else 1 + len(draft) + n_peer_rows
+    plain_s = plain_time(rows, verify_s, sample_s + commit_s)
     return Step(
         index,
         tokens,
         len(draft),
         n_accepted,
         n_tested,
-        t4,
-        draft_s=begin_s + t1 - t0,
+        t5,
+        draft_s=own_s + t1 - t0 + t4 - t3,
         verify_s=verify_s,
         sample_s=sample_s,
-        commit_s=t4 - t3,
+        commit_s=commit_s,
         decision=decision,
         n_peer_rows=n_peer_rows,
-        plain_s=plain_time(rows, verify_s, sample_s + t4 - t3),
+        plain_s=None if plain_s is None else plain_s + reader_s / len(tokens),
     )
 
 

@@ -51,6 +51,8 @@ class Draft:
 
     def children(self, node: int) -> list[int]:
         """The nodes below `node` (-1: the root), in draft order."""
+        if not len(self.parents):  # the most frequent draft
+            return []
         found: list[int] = np.flatnonzero(self.parents == node).tolist()
         return found
 
@@ -260,7 +262,8 @@ class Step:
     tokens       the first n_accepted of them were drafted, the rest are the target's own
     n_tested     depths at which a drafted token was compared: n_accepted, plus 1 after a rejection
     at_s         time.perf_counter() when the tokens were ready
-    draft_s      duration of drafting; likewise verify_s of the forward, sample_s of sampling and verification, commit_s
+    draft_s      duration of drafting: all of the controller's and the drafters' work since the step before. Likewise
+                 verify_s of the forward, sample_s of sampling and verification, commit_s
     decision     the controller's; None for step 0
     n_peer_rows  rows of other generations in the same forward; None if a peer's step reports that forward, or if the
                  seconds include something else, such as a prompt
