@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.arrays import Logits
+from edgespec.core.arrays import Indices, Logits
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
@@ -178,17 +178,14 @@ class GrammarMask:
         self._begin: int | None = None if after else 0  # position of the structure, from the end of the prompt
         self._head: list[int] = []  # tokens that end the reasoning, before `_begin`
         self._searched: list[int] = []  # an answer in which the reasoning does not end
-        n = tokenizer.vocab_size
-        self._bits = np.zeros((1, -(-n // 32)), np.int32)
-        self._masked = np.empty(n, np.float32)
+        self._bits = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
         """See TargetDistribution. Raises InvalidRequest where the grammar becomes too complex."""
         if self._follow(prefix):
             logits = self._mask(logits)
         elif self._begin is None:  # generation must not end before the structure
-            np.copyto(self._masked, logits)
-            logits = self._masked
+            logits = logits.copy()
             logits[list(self._tokenizer.end_of_generation)] = -np.inf
         return self._sampler.distribution(logits, prefix)
 
@@ -198,25 +195,30 @@ class GrammarMask:
 
     def _mask(self, logits: Logits) -> Logits:
         """The logits with -inf for what the grammar forbids; unchanged where only the best counts and is allowed."""
-        is_allowed, masked = self._allowed(), self._masked
-        if self._sampler.is_argmax and is_allowed[logits.argmax()]:
-            return logits
-        if 2 * np.count_nonzero(is_allowed) > len(masked):
-            np.copyto(masked, logits)
-            masked[np.flatnonzero(~is_allowed)] = -np.inf
+        allowed = self._read_bits()
+        if self._sampler.is_argmax:
+            best = int(logits.argmax())
+            if allowed[best // 8] >> best % 8 & 1:
+                return logits
+        forbidden = ~allowed
+        if np.count_nonzero(forbidden) < np.count_nonzero(allowed):  # bytes, of which most have one value
+            masked = logits.copy()
+            tokens = _list_bits(forbidden)
+            masked[tokens[: tokens.searchsorted(len(masked))]] = -np.inf  # without the bits behind the last token
         else:
-            allowed = np.flatnonzero(is_allowed)
-            masked.fill(-np.inf)
-            masked[allowed] = logits[allowed]
+            masked = np.full(len(logits), -np.inf, np.float32)
+            tokens = _list_bits(allowed)
+            masked[tokens] = logits[tokens]
         return masked
 
-    def _allowed(self) -> npt.NDArray[np.bool_]:
-        """[vocab_size] whether the grammar allows each token next."""
+    def _read_bits(self) -> npt.NDArray[np.uint8]:
+        """A bit for each token, the first in the lowest bit: whether the grammar allows it next."""
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._bits)
         self._require_sound()
-        return np.unpackbits(self._bits.view(np.uint8)[0], count=len(self._masked), bitorder="little").view(np.bool_)
+        bits: npt.NDArray[np.uint8] = self._bits.view(np.uint8)[0]
+        return bits
 
     def _follow(self, prefix: Sequence[int]) -> bool:
         """Advance or roll back the grammar to the end of `prefix`; returns whether it applies there."""
@@ -257,6 +259,16 @@ class GrammarMask:
             raise InvalidRequest(
                 f"the answer's structure is too complex to follow: {reason}.", hint="Simplify the schema."
             )
+
+
+def _list_bits(bits: npt.NDArray[np.uint8]) -> Indices:
+    """The places of the bits that are set, ascending."""
+    at: Indices = np.flatnonzero(bits != 0)
+    if 4 * len(at) > len(bits):
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little").view(np.bool_))
+    places = np.flatnonzero(np.unpackbits(bits[at], bitorder="little").view(np.bool_))
+    tokens: Indices = at[places >> 3] * 8 + (places & 7)
+    return tokens
 
 
 def _shared(one: list[int], other: list[int]) -> int:

@@ -19,7 +19,15 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.structured_output import GrammarCompiler, Json, Structure, Text, json_part, json_structure
+from edgespec.engine.structured_output import (
+    GrammarCompiler,
+    Json,
+    Structure,
+    Text,
+    _list_bits,
+    json_part,
+    json_structure,
+)
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
@@ -283,3 +291,10 @@ def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine
             assert best == allowed[logits[allowed].argmax()]
             unmasked += best == logits.argmax()
     assert unmasked > 5
+
+
+def test_bits_are_listed_at_any_density() -> None:
+    rng = np.random.default_rng(0)
+    for density in (0.0, 0.001, 0.05, 0.5, 1.0):
+        flags = rng.random(4001) < density
+        assert _list_bits(np.packbits(flags, bitorder="little")).tolist() == np.flatnonzero(flags).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -162,7 +163,8 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
 
 
 def _allowed(distribution: Any) -> list[int]:
-    return [int(token) for token in distribution._allowed().nonzero()[0]]
+    bits: list[int] = np.unpackbits(distribution._read_bits(), bitorder="little").nonzero()[0].tolist()
+    return bits
 
 
 def test_what_codex_sends() -> None:
