@@ -81,3 +81,14 @@ def test_cost_curve(program: Program, tmp_path: Path) -> None:
     result = program("benchmarks.plots.cost_curve", plot, "--repeats", 1)
     assert result["best"] in [size["nodes"] for size in result["sizes"]] and result["price"] > 0
     assert "<svg" in plot.read_text()
+
+
+def test_settings(program: Program) -> None:
+    amounts = ("--contexts", "16,250", "--rows", "1,4", "--repeats", 1, "--seconds", 0.1, "--kv-type", "q8_0")
+    result = program("benchmarks.settings", TARGET, "--threads", 1, *amounts)
+    assert [(each["context"], each["rows"]) for each in result["forwards"]] == [(16, 1), (16, 4), (250, 1), (250, 4)]
+    for each in result["forwards"]:
+        assert list(each["ms"]) == ["default", "chosen", "q8_0"] and min(each["ms"].values()) > 0
+        middle, least, most = each["speed"]["chosen"]
+        assert 0 < least <= middle <= most
+    assert set(result["settings"]["without_flash"]) == {"250", "125"}

@@ -56,6 +56,7 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     done = cli("plan", str(TARGET), "--no-speed", "--ctx", "16000000")
     assert done.returncode == 0, done.stderr
     assert "DOES NOT FIT" in done.stdout and "speed: no estimate" in done.stdout
+    assert "settings of llama.cpp: not measured yet" in done.stdout
     assert cli("plan", "no-such-model").returncode == 3
 
 
@@ -134,6 +135,16 @@ def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
     assert {
         f"{name}; {sampling}, answer" for name in ("ngram", "model") for sampling in ("sample at 0.0", "block at 0.7")
     } <= state["drafters"].keys()
+    settings = state["settings"]
+    assert settings["flash_attention"] in (None, False) and list(settings["without_flash"]) == ["952", "476"]
+    planned = cli("plan", "--no-speed", "--threads", "1", "--json")
+    assert json.loads(planned.stdout)["settings"] == settings
+    assert re.search(
+        r"\n  flash attention (off|as llama.cpp decides; off): \d.\d\dx at 476 tokens, \d.\d\dx at 952 tokens\n",
+        cli("plan", "--no-speed", "--threads", "1").stdout,
+    )
+    told = cli("tune", "--seconds", "1", "--max-tokens", "2", "--threads", "1", "--no-flash-attention")
+    assert told.returncode == 0 and "flash attention" not in told.stdout, "what is set is not measured"
     again = cli("run", "def f(x):", "--max-tokens", "4", "--threads", "1", "--temperature", "0")
     assert again.returncode == 0 and "measuring" not in again.stderr
     refused = cli("tune", "--draft", "none")

@@ -15,7 +15,7 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(
         '[coder]\nmodel = "./coder.gguf"\ndraft = "ngram"\nctx = 4096\nparallel = 2\nflash-attention = false\n'
-        '[small]\nkv_type = "q8_0"\ndraft-max = 0\nmmap = false\nexact = true\n'
+        '[small]\nkv_type = "q8_0"\ndraft-max = 0\nmmap = false\nexact = true\nthreads = 4\nbatch-threads = 2\n'
     )
     found = read_config(path)
     coder, small = found["coder"], found["small"]
@@ -23,6 +23,7 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     assert (coder.model, coder.draft, coder.draft_max) == ("./coder.gguf", "ngram", None)
     assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)
     assert (small.model, small.draft, small.draft_max) == (None, "auto", 0)
+    assert (small.load.threads, small.load.batch_threads, coder.load.batch_threads) == (4, 2, None)
     assert (small.load.kv_type, small.load.mmap, small.load.exact, small.load.caches) == ("q8_0", False, True, 4)
 
 

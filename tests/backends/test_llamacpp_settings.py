@@ -1,0 +1,164 @@
+"""Settings that llama.cpp leaves open: measured on sessions of their own, used by every later session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends import options as backend_options
+from edgespec.backends.attached_draft import SelfDraftSpec
+from edgespec.backends.llamacpp import tuning
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings, measured_lengths
+from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.errors import Cancelled
+from tests.contract.runtimes import llama_model, prefill
+from tests.models import TARGET
+
+OPEN = LoadOptions(threads=1, context_size=1024)
+PROMPT = [(i * 7919 + 11) % 4000 for i in range(150)]
+WITHOUT_FLASH = RuntimeSettings(flash_attention=False)
+
+
+def nothing() -> None:
+    """Never cancelled."""
+
+
+def threads_of(session: LlamaSession) -> tuple[int, int]:
+    handle = session.context.native.handle
+    return session.api.llama_n_threads(handle), session.api.llama_n_threads_batch(handle)
+
+
+def test_a_measurement_leaves_the_model_as_it_was() -> None:
+    model = load(TARGET, OPEN)
+    settings = model.measure_settings(0.3, nothing)
+    assert settings is not None and settings.flash_attention in (None, False)
+    assert list(settings.without_flash) == [440, 220] and min(settings.without_flash.values()) > 0
+    assert (settings.threads, settings.batch_threads, settings.with_fewer_threads) == (None, None, {})
+    assert model.options == OPEN
+    model.close()
+
+
+def test_contexts_that_are_measured_fit_into_the_models_own() -> None:
+    assert measured_lengths(LoadOptions(), 8192) == (3000, 700)
+    assert measured_lengths(LoadOptions(), 1024) == (440, 220)
+    assert measured_lengths(LoadOptions(caches=4), 1024) == (952, 476)
+    assert measured_lengths(LoadOptions(), 512) == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LoadOptions(threads=1, context_size=1024, flash_attention=True),
+        LoadOptions(threads=1, context_size=1024, flash_attention=False),
+        LoadOptions(threads=1, context_size=1024, kv_type="q8_0"),
+        LoadOptions(threads=1, context_size=1024, exact=True),
+        LoadOptions(threads=1, context_size=128),
+        LoadOptions(batch_threads=1, context_size=128),
+    ],
+    ids=["flash", "no-flash", "quantized-cache", "exact", "short", "batch-threads"],
+)
+def test_what_the_user_has_set_is_not_measured(options: LoadOptions) -> None:
+    model = load(TARGET, options)
+    assert model.measure_settings(1.0, nothing) is None
+    settings = RuntimeSettings(options.kv_type != "f16" or None, threads=3, batch_threads=2)
+    applied = settings.apply(options)
+    for name in ("flash_attention", "threads", "batch_threads"):
+        given = getattr(options, name)
+        assert getattr(applied, name) == (getattr(settings, name) if given is None else given)
+    model.close()
+
+
+def test_recurrent_models_keep_the_defaults(tmp_path: Path) -> None:
+    model = llama_model("mamba", tmp_path)
+    assert model.measure_settings(1.0, nothing) is None
+    model.close()
+
+
+def test_slow_models_are_measured_only_in_enough_time() -> None:
+    model = load(TARGET, OPEN)
+    assert model.measure_settings(1e-5, nothing) is None
+    model.close()
+
+
+@pytest.mark.parametrize("calls", [1, 5, 12])
+def test_a_cancelled_measurement_changes_nothing(calls: int) -> None:
+    left = [calls]
+
+    def check() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Cancelled
+
+    model = load(TARGET, OPEN)
+    with pytest.raises(Cancelled):
+        model.measure_settings(5.0, check)
+    assert model.options == OPEN
+    model.close()
+
+
+def test_fewer_threads_than_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tuning, backend_options):
+        monkeypatch.setattr(module, "idle_cores", lambda: 2)
+    model = load(TARGET, LoadOptions(context_size=128))
+    settings = model.measure_settings(20.0, nothing)
+    assert settings is not None and settings.flash_attention is None and settings.without_flash == {}
+    assert settings.threads in (None, 1) and settings.batch_threads in (None, 1)
+    assert set(settings.with_fewer_threads) <= {1, 8}
+    model.close()
+
+
+def logits(model: LlamaModel) -> np.ndarray:
+    session = model.open_session()
+    found = prefill(session, PROMPT).copy()
+    session.close()
+    return found
+
+
+def test_later_sessions_use_the_settings() -> None:
+    """The sums of attention are rounded in another order without flash attention."""
+    plain, without = load(TARGET, OPEN), load(TARGET, LoadOptions(threads=1, context_size=1024, flash_attention=False))
+    default, expected = logits(plain), logits(without)
+    assert (default != expected).any()
+    plain.use(WITHOUT_FLASH)
+    assert (logits(plain) == expected).all()
+    assert plain.options.flash_attention is False
+    plain.use(RuntimeSettings())
+    assert (logits(plain) == default).all()
+    plain.close()
+    without.close()
+
+
+def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
+    check: CheckCancelled = nothing
+    model = load(TARGET, LoadOptions(context_size=512, caches=2))
+    model.use(RuntimeSettings(threads=2, batch_threads=1))
+    session = model.open_session(shared=True)
+    assert threads_of(session) == threads_of(model.open_session()) == (2, 1)
+    for method in (SelfDraftSpec(sparse=(4, 64)), SelfDraftSpec(bits=2)):
+        draft = model.attach(method, folder=tmp_path, progress=lambda _: None, check=check)
+        drafting = draft.open_session(model.open_session(), check)
+        assert isinstance(drafting, LlamaSession) and threads_of(drafting) == (2, 1)
+        drafting.close()
+        draft.close()
+    model.close()
+
+
+def test_scores_differ_by_rounding_only() -> None:
+    """So that a greedy text can change at near-ties alone."""
+    model = load(TARGET, OPEN)
+    found = []
+    for settings in (RuntimeSettings(), WITHOUT_FLASH):
+        model.use(settings)
+        session = model.open_session()
+        prefill(session, PROMPT[:100])
+        scores = session.forward(PROMPT[100], Draft.chain(PROMPT[101:140]))
+        found.append(np.stack([scores.logits(row) for row in range(40)]))
+        session.close()
+    default, chosen = found
+    assert 0 < np.abs(default - chosen).max() < 0.5 < default.std()
+    model.close()

@@ -1,0 +1,121 @@
+"""Runtime settings are measured at a model's first load and used from then on, unless the user has set them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.llamacpp.model import LlamaModel
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Request
+from edgespec.errors import Cancelled
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.load import LoadedModel, Loader
+from tests.engine.conftest import generate
+from tests.models import TARGET
+from tests.reporter import Heard
+
+CONFIG = LoadConfig(load=LoadOptions(threads=1, context_size=1024), draft_max=3)
+FOUND = RuntimeSettings(flash_attention=False, without_flash={440: 1.2, 220: 1.1})
+Open = Callable[..., LoadedModel]
+
+
+@pytest.fixture(autouse=True)
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("EDGESPEC_CACHE_DIR", "EDGESPEC_CONFIG_DIR", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of every measurement asked for, all of which find the same."""
+    asked: list[float] = []
+
+    def measure(model: LlamaModel, seconds: float, check: object) -> RuntimeSettings | None:
+        asked.append(seconds)
+        return FOUND if model.options.flash_attention is None else None
+
+    monkeypatch.setattr(LlamaModel, "measure_settings", measure)
+    return asked
+
+
+@pytest.fixture
+def open_() -> Iterator[Open]:
+    with ExitStack() as closing:
+
+        def opening(config: LoadConfig, settings_s: float | None = None) -> LoadedModel:
+            loaded = Loader(Heard(), lambda: None, settings_s).load(config)
+            closing.callback(loaded.engine.close)
+            return loaded
+
+        yield opening
+
+
+def options_of(loaded: LoadedModel) -> list[LoadOptions]:
+    """Of the target and its draft models."""
+    sources = [loaded.engine.target, *(each.source for each in loaded.engine.drafters.values())]
+    return [source.options for source in sources if isinstance(source, LlamaModel)]
+
+
+def test_measured_once_and_used_by_target_and_draft(open_: Open, measured: list[float]) -> None:
+    for _ in range(2):
+        loaded = open_(CONFIG)
+        assert loaded.settings == FOUND
+        assert [each.flash_attention for each in options_of(loaded)] == [False, False]
+        assert loaded.key.flash_attention is False, "costs are stored under what they were measured with"
+    assert measured == [1.0]
+    assert open_(CONFIG, 7.0).settings == FOUND
+    assert measured == [1.0, 7.0], "tune measures again"
+    open_(replace(CONFIG, draft="none"))
+    assert len(measured) == 2, "the draft does not matter"
+    open_(replace(CONFIG, load=LoadOptions(threads=2, context_size=1024)))
+    assert len(measured) == 3
+
+
+def test_another_draft_takes_the_settings(open_: Open, measured: list[float]) -> None:
+    loaded = open_(replace(CONFIG, draft="ngram"))
+    changed = Loader(Heard(), lambda: None).change_draft(loaded, CONFIG)
+    assert (changed.settings, len(measured)) == (FOUND, 1)
+    assert [each.flash_attention for each in options_of(changed)] == [False, False]
+    changed.engine.release_draft()
+
+
+def test_options_of_the_user_win(open_: Open, measured: list[float]) -> None:
+    loaded = open_(replace(CONFIG, load=replace(CONFIG.load, flash_attention=True)))
+    assert (loaded.settings, loaded.key.flash_attention) == (None, True)
+    assert not SettingsStore(TARGET).path.exists()
+
+
+def test_a_cancelled_load_stores_nothing() -> None:
+    def check() -> None:
+        if progress[-1] == 1.0:
+            calls.append(0)
+            if len(calls) > 3:
+                raise Cancelled
+
+    class Progress(Heard):
+        def loading(self, name: str, fraction: float) -> None:
+            progress.append(fraction)
+
+    progress, calls = [0.0], list[int]()
+    with pytest.raises(Cancelled):
+        Loader(Progress(), check).load(CONFIG)
+    assert not SettingsStore(TARGET).path.exists()
+
+
+def test_texts_under_measured_settings(open_: Open) -> None:
+    """With real measurements: both loads answer, the second without measuring."""
+    found = []
+    for _ in range(2):
+        loaded = open_(CONFIG)
+        assert loaded.settings is not None and list(loaded.settings.without_flash) == [440, 220]
+        text = generate(loaded.engine, Request("import os\n", SamplingParams(temperature=0), 20))[-1].tokens
+        found.append((text, loaded.settings))
+    assert found[0] == found[1]
