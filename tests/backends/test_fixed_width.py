@@ -1,4 +1,4 @@
-"""Forwards of one width: the scores of a token are equal to the last bit, drafted or not, where kernels vary with rows."""
+"""Forwards of one width: scores are equal to the last bit, drafted or not, where kernels change with the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_(backend: str, path: Path, **options: object) -> Model:
 
 
 def make(name: str, folder: Path) -> Model:
-    """Floats on llama.cpp, repacked weights, a ring of recurrent states, MLX. Kernels for one row are others in most."""
+    """Floats on llama.cpp, repacked weights, a ring of recurrent states, MLX. Most kernels change with the rows."""
     if name.startswith("mlx-"):
         return open_("mlx", make_folder(folder / name, CONFIGS[name.removeprefix("mlx-")]))
     path = folder / f"{name}.gguf"
@@ -52,7 +52,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def decode(session: Session, draft: Callable[[int], list[int]], kept: Callable[[int], int]) -> list[Logits]:
-    """Logits [V] of TEXT's tokens from the 20th on: `draft(position)` is scored, up to `kept(position)` are accepted."""
+    """Logits [V] of TEXT's tokens from the 20th on: `draft(position)` is scored, `kept(position)` accepted at most."""
     read_prompt(session, TEXT[:20])
     session.checkpoint()
     found: list[Logits] = []

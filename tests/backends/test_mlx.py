@@ -23,7 +23,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.rng import uniform
 from edgespec.core.sampling import SamplingParams
-from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
+from edgespec.errors import BackendError, BackendUnavailable
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 from tests.models import TARGET, find_trained

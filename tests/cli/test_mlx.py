@@ -74,7 +74,42 @@ def test_bad_folders(cli: Cli, folders: Path, tmp_path: Path) -> None:
     other, target = str(folders / "other"), str(folders / "target")
     refused(cli, 5, "token 4000 is", "run", "x", "--model", target, "--draft", other)
     refused(cli, 2, "the context holds 16", "run", PROMPT * 9, "--model", target, "--ctx", "16")
-    refused(cli, 2, "no mode", "run", "x", "--model", target, "--exact")
+    refused(cli, 2, "with --exact", "run", "x", "--model", target, "--exact-width", "4")
+
+
+def test_every_draft_gives_the_same_exact_text(cli: Cli, folders: Path) -> None:
+    base = ("run", PROMPT, "--model", str(folders / "target"), "--json", "--max-tokens", "24", "--temperature", "0",
+            "--exact", "--exact-width", "4")  # fmt: skip
+    plain, lookup, model = (
+        json.loads(cli(*base, "--draft", draft, "--draft-max", "3").stdout)
+        for draft in ("none", "ngram", str(folders / "draft"))
+    )
+    assert plain["exact_width"] == 4 and plain["metrics"]["drafted_tokens"] == 0 < model["metrics"]["drafted_tokens"]
+    assert plain["tokens"] == lookup["tokens"] == model["tokens"]
+
+
+def test_the_measured_width_is_kept(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    base = (
+        "run",
+        PROMPT,
+        "--model",
+        str(folders / "target"),
+        "--json",
+        "--max-tokens",
+        "4",
+        "--exact",
+        "--draft",
+        "none",
+    )
+    first = cli(*base)
+    width = json.loads(first.stdout)["exact_width"]
+    assert width in (1, 2, 4, 8) and "for --exact" in first.stderr
+    (stored,) = (tmp_path / "cache" / "calibration").glob("*-exact.json")
+    entry = json.loads(stored.read_text())["entries"][0]
+    assert entry["exact"] == {"width": width}
+    entry["exact"]["width"] = other = 2 if width == 4 else 4
+    stored.write_text(json.dumps({"entries": [entry]}))
+    assert json.loads(cli(*base).stdout)["exact_width"] == other
 
 
 @pytest.fixture
