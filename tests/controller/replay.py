@@ -108,11 +108,20 @@ def accepted(draft: Draft, truth: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass
 class Clock:
-    """Virtual seconds. The noise is in the times that a controller measures, not in those that an arm is charged."""
+    """Virtual seconds. The noise is in the times that a controller measures, not in those that an arm is charged.
+
+    curve      of a forward by its rows, after a few tokens
+    draft_s    of a drafted token
+    attention  what each token of context adds to a forward, by its rows
+    """
 
     curve: Curve
     draft_s: float
     rng: np.random.Generator | None = None
+    attention: Curve = lambda rows: 0.0
+
+    def forward_s(self, rows: int, position: int) -> float:
+        return self.curve(rows) + position * self.attention(rows)
 
     def noise(self) -> float:
         if self.rng is None:
@@ -135,7 +144,7 @@ def replay(controller: Controller, drafters: Sequence[ReplayDrafter], trace: Tra
         n = len(path)
         tested = n + bool(draft.children(path[-1] if path else -1))
         tokens = tuple(truth[: n + 1])
-        forward = clock.curve(len(draft) + 1)
+        forward = clock.forward_s(len(draft) + 1, len(history) - 1)
         seconds += drafting + forward
         index += 1
         history += tokens
@@ -171,6 +180,12 @@ def make_clock(name: str, *, seed: int | None = None) -> Clock:
 def count_plain_steps(trace: Trace) -> float:
     """On a clock that counts plain steps."""
     return float(len(trace.text) - 1)
+
+
+def plain_s(trace: Trace, clock: Clock) -> float:
+    """Seconds of plain decoding."""
+    start = len(trace.prompt)
+    return sum(clock.forward_s(1, position) for position in range(start, start + len(trace.text) - 1))
 
 
 def fixed_speeds(traces: list[Trace], clock: Clock) -> dict[tuple[str, int], np.ndarray]:
