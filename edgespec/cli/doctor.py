@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 _PROBE_S = 60
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 _LLAMACPP_PROBE = """
 import json
@@ -40,6 +42,7 @@ def doctor_command(as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works."""
     report: dict[str, Any] = {
         "machine": _describe_machine(),
+        "huge_pages": describe_huge_pages(_HUGE_PAGES),
         "runtimes": {"llamacpp": _check_llamacpp(), "mlx": _check_mlx()},
         "drafters": _describe_drafters(),
         "cache": _describe_cache(),
@@ -68,6 +71,32 @@ def _describe_machine() -> dict[str, Any]:
         "ram_bytes": memory.total,
         "ram_available_bytes": memory.available,
     }
+
+
+def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
+    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
+    from edgespec.backends.huge_pages import are_granted, is_set_by_user, read_mode, read_page_bytes
+
+    mode = read_mode(folder)
+    if mode is None:
+        return None
+    return {
+        "mode": mode,
+        "page_bytes": read_page_bytes(folder),
+        "granted": mode != "never" and are_granted(),
+        "set_by_user": is_set_by_user(),
+    }
+
+
+def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
+    """What keeps weights out of huge pages, unless the user has decided about them."""
+    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
+        return []
+    if huge_pages["mode"] == "never":
+        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
+        return [{"problem": problem, "fix": f"echo madvise | sudo tee {_HUGE_PAGES / 'enabled'}"}]
+    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
+    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
 
 
 def _version(package: str) -> str | None:
@@ -186,6 +215,7 @@ def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
                 "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}',
             }
         )
+    problems += find_huge_page_problems(report["huge_pages"])
     for drafter in report["drafters"]:
         if "refused" in drafter:
             problem = f"the drafter {drafter['name']} is refused: {drafter['refused']}"
@@ -202,6 +232,8 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     click.echo(f"machine    {machine['system']}, Python {machine['python']}")
     click.echo(f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}")
     click.echo(f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available")
+    if huge_pages := report["huge_pages"]:
+        click.echo(f"huge pages {_say_huge_pages(huge_pages)}")
     for name, runtime in report["runtimes"].items():
         version = f" {runtime['version']}" if runtime.get("version") else ""
         reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
@@ -224,3 +256,13 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:
         click.echo("\nNo problems found. Try: edgespec chat")
+
+
+def _say_huge_pages(huge_pages: dict[str, Any]) -> str:
+    from edgespec.units import gib
+
+    if huge_pages["set_by_user"]:
+        return f"{huge_pages['mode']}, left to GLIBC_TUNABLES"
+    if not huge_pages["granted"]:
+        return f"{huge_pages['mode']}, not used"
+    return f"{huge_pages['mode']}, {gib(huge_pages['page_bytes'])} each"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from edgespec.cli.doctor import describe_huge_pages, find_huge_page_problems
 from edgespec.drafters import drafter_specs
 from tests.cli.conftest import Cli
 
@@ -21,6 +23,48 @@ def test_doctor_finds_the_runtime_and_its_device(cli: Cli) -> None:
     assert report["machine"]["ram_bytes"] > 2**30
     assert report["runtimes"]["mlx"]["state"] == "works"
     assert "edgespec chat" in cli("doctor").stdout
+
+
+@pytest.mark.parametrize("mode", ["always", "madvise", "never"])
+def test_doctor_knows_the_kernels_mode_of_huge_pages(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    modes = " ".join(f"[{each}]" if each == mode else each for each in ("always", "madvise", "never"))
+    (tmp_path / "enabled").write_text(modes + "\n")
+    (tmp_path / "hpage_pmd_size").write_text("33554432\n")
+    found = describe_huge_pages(tmp_path)
+    assert found is not None and (found["mode"], found["page_bytes"]) == (mode, 2**25)
+    if mode == "never":
+        assert not found["granted"]
+        (problem,) = find_huge_page_problems(found)
+        assert "huge pages are off" in problem["problem"]
+        assert problem["fix"] == "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    assert find_huge_page_problems({**found, "granted": True}) == []
+
+
+def test_doctor_reports_huge_pages_that_the_kernel_does_not_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert describe_huge_pages(tmp_path) is None and find_huge_page_problems(None) == []
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    found = describe_huge_pages(tmp_path)
+    assert found is not None and found["set_by_user"] and find_huge_page_problems({**found, "granted": False}) == []
+    (problem,) = find_huge_page_problems({**found, "granted": False, "set_by_user": False})
+    assert "no huge pages" in problem["problem"] and "compact_memory" in problem["fix"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="transparent huge pages are Linux's")
+def test_doctor_shows_the_huge_pages_of_this_machine(cli: Cli) -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    found = json.loads(cli("doctor", "--json", GLIBC_TUNABLES="").stdout)["huge_pages"]
+    if not enabled.is_file():
+        assert found is None
+        return
+    assert f"[{found['mode']}]" in enabled.read_text() and not found["set_by_user"]
+    kept = cli("doctor", GLIBC_TUNABLES="glibc.malloc.hugetlb=0").stdout
+    assert f"\nhuge pages {found['mode']}, left to GLIBC_TUNABLES\n" in kept
 
 
 def test_doctor_works_without_a_runtime(cli: Cli, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.backends.huge_pages import NewMemory
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedding import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library
@@ -192,9 +193,12 @@ def load_weights(
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
     errors: list[BaseException] = []
+    new_memory = NewMemory()
 
     def report(fraction: float, _data: object) -> bool:
         try:
+            if fraction == 0.0:  # the buffers are allocated and empty
+                new_memory.advise()
             check()
             progress(fraction)
         except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below

@@ -1,0 +1,107 @@
+"""Huge pages: the kernel's modes, and which memory of a process asks for them. Read from /proc, on Linux."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.huge_pages import Range, read_mode, read_page_bytes, subtract
+from edgespec.backends.llamacpp.quantize import quantize
+from tests.models import REPOSITORY, llama
+
+needs_madvise = pytest.mark.skipif(
+    sys.platform != "linux" or read_mode() != "madvise", reason="the kernel does not wait to be asked for huge pages"
+)
+ADVISED_BYTES = """
+import re, pathlib
+def advised_bytes():
+    '''Of all mappings that have asked for huge pages, in `smaps`.'''
+    text = pathlib.Path("/proc/self/smaps").read_text()
+    parts = re.findall(r"^Size: +([0-9]+) kB$(?:(?!^Size).)*?^VmFlags:(.*?)$", text, re.MULTILINE | re.DOTALL)
+    return sum(int(size) * 1024 for size, flags in parts if "hg" in flags.split())
+"""
+
+
+def run(program: str, *arguments: str, **environment: str) -> list[int]:
+    """What a program prints as JSON, in a process without a setting of its own for huge pages."""
+    kept = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-c", ADVISED_BYTES + program, *arguments]
+    done = subprocess.run(command, env={**kept, **environment}, cwd=REPOSITORY, capture_output=True, check=True)
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["always", "madvise", "never"])
+def test_modes(mode: str, tmp_path: Path) -> None:
+    assert read_mode(tmp_path) is None and read_page_bytes(tmp_path) == 2**21
+    (tmp_path / "enabled").write_text(re.sub(mode, f"[{mode}]", "always madvise never\n"))
+    (tmp_path / "hpage_pmd_size").write_text("536870912\n")
+    assert read_mode(tmp_path) == mode and read_page_bytes(tmp_path) == 2**29
+
+
+def test_memory_that_was_there_before_is_left_out() -> None:
+    """Also where the kernel has joined new memory to it."""
+    before = [Range(10, 20), Range(30, 40), Range(70, 80)]
+    assert list(subtract([Range(5, 45), Range(50, 60), Range(72, 75)], before)) == [
+        Range(5, 10),
+        Range(20, 30),
+        Range(40, 45),
+        Range(50, 60),
+    ]
+    assert list(subtract(before, before)) == [] and list(subtract(before, [])) == before
+
+
+MAP_AND_ADVISE = """
+import json, mmap
+from edgespec.backends.huge_pages import NewMemory
+new = lambda size: mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+old = new(64 << 20)
+memory = NewMemory()
+small, large = new(8 << 20), new(64 << 20)
+memory.advise()
+print(json.dumps([advised_bytes()]))
+"""
+
+
+@needs_madvise
+def test_only_new_and_large_memory_asks_for_huge_pages() -> None:
+    (advised,) = run(MAP_AND_ADVISE)
+    assert 60 << 20 <= advised <= 72 << 20  # the small one counts where the kernel has joined both
+
+
+@needs_madvise
+@pytest.mark.parametrize("tunables", ["glibc.malloc.hugetlb=0", "glibc.malloc.check=0:glibc.malloc.hugetlb=0"])
+def test_the_users_own_setting_is_kept(tunables: str) -> None:
+    assert run(MAP_AND_ADVISE, GLIBC_TUNABLES=tunables) == [0]
+    assert run(MAP_AND_ADVISE, GLIBC_TUNABLES="glibc.malloc.check=0") != [0]
+
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from edgespec.backends.llamacpp.model import load
+from edgespec.backends.options import LoadOptions
+model = load(Path(sys.argv[1]), LoadOptions(threads=1, context_size=64, mmap=sys.argv[2] == "mapped"))
+print(json.dumps([advised_bytes()]))
+"""
+
+
+@needs_madvise
+@pytest.mark.parametrize("how", ["mapped", "read"])
+def test_weights_that_are_repacked_or_read_ask_for_huge_pages(how: str, tmp_path: Path) -> None:
+    """Most of a mapped Q4_0 file is repacked, on a processor with AVX2."""
+    if how == "mapped" and platform.machine() != "x86_64":
+        pytest.skip("which weights llama.cpp repacks depends on the processor")
+    wide, path = tmp_path / "wide.gguf", tmp_path / "q4_0.gguf"
+    llama(wide, layers=4, width=1024)
+    quantize(wide, path, "Q4_0")
+    (advised,) = run(LOAD, str(path), how)
+    assert 0.6 < advised / path.stat().st_size < 1.3
+    assert run(LOAD, str(path), how, GLIBC_TUNABLES="glibc.malloc.hugetlb=0") == [0]
