@@ -7,7 +7,6 @@ Of equal logits the lower token id comes first, so that equal logits give equal 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.core.arrays import Indices, Ints, Logits, Probs
-from edgespec.core.truncation import min_p, nucleus, top_k, typical
-from edgespec.errors import BackendError, InvalidRequest
+from edgespec.core.truncation import highest, min_p, nucleus, top_k, typical
+from edgespec.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +135,13 @@ class Sampler:
         z = self._adjust(logits, prefix)
         if params.temperature == 0:
             token = int(z.argmax())
-            _require_finite(z[token])
+            highest(z[token : token + 1])
             return Distribution(np.array([token], np.int32), np.ones(1))
-        best = z.max()
-        _require_finite(best)
         ids: Indices | None = None
         for truncate in self._truncations:
-            kept = truncate(z, best)
+            kept = truncate(z)
             ids, z = kept if ids is None else ids[kept], z[kept]
-            best = z.max()  # typical sampling may leave out the best
-        return Distribution(None if ids is None else ids.astype(np.int32), _weigh(z, best, params.temperature))
+        return Distribution(None if ids is None else ids.astype(np.int32), _weigh(z, params.temperature))
 
     def _adjust(self, logits: Logits, prefix: Sequence[int]) -> Logits:
         if not len(self._bias) and not self.window:
@@ -169,31 +165,21 @@ class Sampler:
             for value, count in zip(z[seen].tolist(), counts.values(), strict=True)
         ]
 
-    def _list_truncations(self) -> list[Callable[[Logits, np.float32], Indices]]:
-        """What the parameters ask for, in order: from logits [n] and their maximum to the indices that stay."""
+    def _list_truncations(self) -> list[Callable[[Logits], Indices]]:
+        """What the parameters ask for, in order: from logits [n] to the indices that stay, ascending."""
         params = self.params
-        wanted: list[tuple[bool, Callable[[Logits, np.float32], Indices]]] = [
-            (params.top_k > 0, lambda z, best: top_k(z, params.top_k)),
-            (params.typical_p < 1, lambda z, best: typical(z, best, params.typical_p)),
-            (params.top_p < 1, lambda z, best: nucleus(z, best, params.top_p)),
-            (params.min_p > 0, lambda z, best: min_p(z, best, params.min_p)),
+        wanted: list[tuple[bool, Callable[[Logits], Indices]]] = [
+            (params.top_k > 0, lambda z: top_k(z, params.top_k)),
+            (params.typical_p < 1, lambda z: typical(z, params.typical_p)),
+            (params.top_p < 1, lambda z: nucleus(z, params.top_p)),
+            (params.min_p > 0, lambda z: min_p(z, params.min_p)),
         ]
         return [truncate for is_wanted, truncate in wanted if is_wanted]
 
 
-def non_finite_error() -> BackendError:
-    """The error for a row of logits whose maximum is NaN or infinite."""
-    return BackendError("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
-
-
-def _require_finite(best: np.float32) -> None:
-    if not math.isfinite(best):
-        raise non_finite_error()
-
-
-def _weigh(z: Logits, best: np.float32, temperature: float) -> Probs:
-    """exp((z - best) / temperature) in float32."""
-    weights: Probs = z - best
+def _weigh(z: Logits, temperature: float) -> Probs:
+    """exp((z - max) / temperature) in float32."""
+    weights: Probs = z - highest(z)
     if temperature != 1.0:
         with np.errstate(over="ignore"):  # a tiny temperature overflows to -inf, as it should
             np.divide(weights, np.float32(max(temperature, 1e-6)), out=weights)

@@ -13,26 +13,43 @@ import numpy.typing as npt
 
 from edgespec.core.arrays import Indices, Logits, Probs
 from edgespec.core.rng import sum_blocks
+from edgespec.errors import BackendError
 
 _ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
-_LOWEST = float(np.finfo(np.float32).min)
+_LOWEST = np.finfo(np.float32).min
 _SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
-_TINY = float(np.finfo(np.float32).tiny)
+_TINY = 1e-13
 _SAMPLE = 512
 _MANY = 50  # a mask with more than one hit in so many is slow to read
 _FEW = 1024  # entries, which are sorted directly
 _BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
 
 
+def non_finite_error() -> BackendError:
+    """The error for a row of logits whose maximum is NaN or infinite."""
+    return BackendError("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
+
+
+def highest(z: Logits) -> np.float32:
+    """The maximum. Raises BackendError if it is NaN or infinite, as do all functions here."""
+    best: np.float32 = z.max()
+    if not math.isfinite(best):
+        raise non_finite_error()
+    return best
+
+
 def top_k(z: Logits, k: int) -> Indices:
     """The ids of the k largest values, ascending; fewer than k where the others are -inf."""
     width = len(z) // _ROWS
-    border = _LOWEST
     if k <= width:  # the k largest column maxima are k values of z, so the k largest values reach the least of them
         columns = z[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
+        highest(np.append(z[_ROWS * width :], columns.max()))
         columns.partition(width - k)
-        border = max(border, columns[width - k])
-    likely = (z >= border).nonzero()[0]
+        border = max(columns[width - k], _LOWEST)
+    else:
+        highest(z)
+        border = _LOWEST
+    likely: Indices = (z >= border).nonzero()[0]
     if len(likely) <= k:
         return likely
     values = z[likely]
@@ -44,24 +61,28 @@ def top_k(z: Logits, k: int) -> Indices:
     return likely[np.sort(np.concatenate((above, equal)))]
 
 
-def nucleus(z: Logits, best: np.float32, top_p: float) -> Indices:
+def nucleus(z: Logits, top_p: float) -> Indices:
     """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass, ascending."""
-    weights = z - best
-    np.exp(weights, out=weights)
     if len(z) <= _FEW:
-        order = np.argsort(-weights, kind="stable")
+        weights = np.exp(z - highest(z))
+        order = np.argsort(-z, kind="stable")
         sums = np.cumsum(weights[order], dtype=np.float64)
         return np.sort(order[: int(sums.searchsorted(top_p * sums[-1])) + 1])
+    with np.errstate(over="ignore"):
+        weights = np.exp(z)
     total = float(sum_blocks(weights).sum())
-    mass = top_p * total
-    likely = _likely_nucleus(weights, total, mass)
+    if not _TINY < total < math.inf:  # out of range, or NaN
+        weights = np.exp(z - highest(z))
+        total = float(sum_blocks(weights).sum())
+    likely = _likely_nucleus(weights, total, top_p * total)
     weights = weights[likely]
-    return likely[_shortest(_ONE - weights.view(np.int32), weights, mass)]
+    rank = weights.max().view(np.int32) - weights.view(np.int32)  # bits of positive floats have the order of the floats
+    return likely[_shortest(rank, weights, top_p * total)]
 
 
-def typical(z: Logits, best: np.float32, typical_p: float) -> Indices:
+def typical(z: Logits, typical_p: float) -> Indices:
     """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
-    x = np.maximum(z - best, np.float32(_LOWEST))  # 0 * -inf is NaN
+    x = np.maximum(z - highest(z), _LOWEST)  # 0 * -inf is NaN
     weights = np.exp(x)
     total = float(sum_blocks(weights).sum())
     # The entropy is log(total) - mean, and the surprise of an id log(total) - x.
@@ -70,12 +91,10 @@ def typical(z: Logits, best: np.float32, typical_p: float) -> Indices:
     return _shortest(distance.view(np.int32), weights, typical_p * total)
 
 
-def min_p(z: Logits, best: np.float32, least: float) -> Indices:
+def min_p(z: Logits, least: float) -> Indices:
     """The ids at least `least` times as probable as the best one, ascending."""
-    return (z >= best + np.float32(math.log(least))).nonzero()[0]
-
-
-_ONE = np.ones(1, np.float32).view(np.int32)  # bits of 1.0. Bits of positive floats have the order of the floats
+    kept: Indices = (z >= highest(z) + np.float32(math.log(least))).nonzero()[0]
+    return kept
 
 
 def _shortest(rank: npt.NDArray[np.int32], weights: Probs, mass: float) -> Indices:

@@ -8,7 +8,8 @@ import numpy as np
 
 from edgespec.core.arrays import Logits, Probs, Rng
 from edgespec.core.rng import index_at
-from edgespec.core.sampling import Sampler, non_finite_error
+from edgespec.core.sampling import Sampler
+from edgespec.core.truncation import non_finite_error
 
 MAX_SIBLINGS = 3  # candidates besides the best token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates

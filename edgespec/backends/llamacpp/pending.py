@@ -9,7 +9,8 @@ import numpy as np
 
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.sampling import SamplingParams, non_finite_error
+from edgespec.core.sampling import SamplingParams
+from edgespec.core.truncation import non_finite_error
 from edgespec.errors import Cancelled
 
 

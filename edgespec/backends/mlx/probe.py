@@ -13,8 +13,8 @@ from edgespec.backends.mlx.library import read
 from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import non_finite_error
 from edgespec.core.tree import leaves, path_to
+from edgespec.core.truncation import non_finite_error
 from edgespec.errors import BackendError, EdgespecError, reason_of
 
 # Node 5 stands in row 6 at depth 2: a model that places rows one after another puts it elsewhere.

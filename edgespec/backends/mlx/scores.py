@@ -15,7 +15,8 @@ from edgespec.backends.mlx.lazy_draft import DeviceDraft
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import SamplingParams, non_finite_error
+from edgespec.core.sampling import SamplingParams
+from edgespec.core.truncation import non_finite_error
 
 OnToken = Callable[["MlxScores", Any], None]
 """Called with the array [1] of the emitted token before the host has read it."""
