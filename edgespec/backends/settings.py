@@ -11,7 +11,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
 
 ROOM = 72  # cells behind the text, for the rows of a forward
-_LONG, _SHORT = 3000, 700  # tokens of context at which settings are measured
+_LONG, _SHORT = 3000, 100  # tokens of context at which settings are measured
 _MIN_LONG = 192  # below it attention takes too little of a forward to be measured
 _DEFAULT = "as llama.cpp decides"
 
@@ -81,12 +81,13 @@ class RuntimeSettings:
 
 
 def measured_lengths(options: LoadOptions, context_size: int) -> tuple[int, ...]:
-    """Tokens of context at which flash attention is measured, the longest first; none where all contexts are short.
+    """(long, short) tokens of context at which flash attention is measured; none where all contexts are short.
 
-    Two contexts of that length take no more memory than the model's own cache, which is not allocated yet.
+    A forward's time grows linearly between them. Two contexts of that length take no more memory than the model's own
+    cache, which is not allocated yet.
     """
     most = min(context_size, context_size * options.caches // 2) - ROOM
-    return (min(_LONG, most), min(_SHORT, most // 2)) if most >= _MIN_LONG else ()
+    return (min(_LONG, most), _SHORT) if most >= _MIN_LONG else ()
 
 
 _SPEEDS = ("without_flash", "with_fewer_threads")

@@ -91,4 +91,4 @@ def test_settings(program: Program) -> None:
         assert list(each["ms"]) == ["default", "chosen", "q8_0"] and min(each["ms"].values()) > 0
         middle, least, most = each["speed"]["chosen"]
         assert 0 < least <= middle <= most
-    assert set(result["settings"]["without_flash"]) == {"250", "125"}
+    assert set(result["settings"]["without_flash"]) == {"250", "100"}

@@ -82,6 +82,12 @@ def test_a_forecast_by_blocks() -> None:
     found = estimate_speed(header, draft, LoadOptions(threads=1))
     assert found is not None and found.draft_s is not None
     assert 0 < found.draft_s < found.rows[1] < found.rows[32]
+    (length,) = found.longer
+    assert length == 1952 and set(found.longer[length]) >= {1, 16}, "as much as 2,048 tokens leave room for"
+    costs = found.by_context((4096, 16384))
+    assert list(costs) == [0, 4096, 16384] and costs[0] == found.rows
+    for rows in (1, 4, 16):
+        assert found.rows[rows] <= costs[4096][rows] <= costs[16384][rows]
 
 
 @pytest.mark.parametrize(
@@ -136,11 +142,11 @@ def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
         f"{name}; {sampling}, answer" for name in ("ngram", "model") for sampling in ("sample at 0.0", "block at 0.7")
     } <= state["drafters"].keys()
     settings = state["settings"]
-    assert settings["flash_attention"] in (None, False) and list(settings["without_flash"]) == ["952", "476"]
+    assert settings["flash_attention"] in (None, False) and list(settings["without_flash"]) == ["952", "100"]
     planned = cli("plan", "--no-speed", "--threads", "1", "--json")
     assert json.loads(planned.stdout)["settings"] == settings
     assert re.search(
-        r"\n  flash attention (off|as llama.cpp decides; off): \d.\d\dx at 476 tokens, \d.\d\dx at 952 tokens\n",
+        r"\n  flash attention (off|as llama.cpp decides; off): \d.\d\dx at 100 tokens, \d.\d\dx at 952 tokens\n",
         cli("plan", "--no-speed", "--threads", "1").stdout,
     )
     told = cli("tune", "--seconds", "1", "--max-tokens", "2", "--threads", "1", "--no-flash-attention")

@@ -15,10 +15,10 @@ from edgespec.controller.settings_store import SettingsStore, list_settings
 from edgespec.errors import CacheError
 
 OPTIONS = LoadOptions(threads=2, context_size=8192)
-SETTINGS = RuntimeSettings(False, None, 1, {3000: 1.3, 700: 1.1}, {1: 0.97, 8: 1.08})
+SETTINGS = RuntimeSettings(False, None, 1, {3000: 1.3, 100: 0.9}, {1: 0.97, 4: 1.08})
 LINES = [
-    "flash attention off: 1.10x at 700 tokens, 1.30x at 3,000 tokens",
-    "threads all idle cores for one row, 1 for more; fewer: 0.97x for 1 row, 1.08x for 8 rows",
+    "flash attention off: 0.90x at 100 tokens, 1.30x at 3,000 tokens",
+    "threads all idle cores for one row, 1 for more; fewer: 0.97x for 1 row, 1.08x for 4 rows",
 ]
 
 

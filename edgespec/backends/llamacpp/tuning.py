@@ -19,10 +19,9 @@ from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
 from edgespec.errors import BackendError
 
 _SHORT = 128  # cells for threads alone
-_ROWS = (1, 1, 4, 8)  # of a forward; the first two decide where there is no time for more
-_THREAD_ROWS = (1, 8)
-_ROUNDS = 5
-_MIN_ROUNDS = 3
+_ROWS = (1, 4)  # of a forward: without a draft, and with a usual one
+_MAX_ROUNDS = 25
+_MIN_ROUNDS = 3  # to choose another number of threads
 _MIN_GAIN = 1.05  # of speed, for a setting other than llama.cpp's
 _MAX_GAIN = 1.6  # fewer threads that gain more have shown that the cores were not idle
 _MAX_STEP = 0.5  # of the time for the measurement, that a forward of one row may take
@@ -61,7 +60,7 @@ class SettingsMeasurement:
         session = self._open(settings, cells, closing)
         if self._time_step(session) > _MAX_STEP * self._seconds:
             return None
-        parts = len(lengths) + (len(_THREAD_ROWS) if fewer else 0)
+        parts = len(lengths) + (len(_ROWS) if fewer else 0)
         until = [started + self._seconds * (i + 1) / parts for i in range(parts)]
         if lengths:
             other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
@@ -71,7 +70,7 @@ class SettingsMeasurement:
             settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
             session = other if is_faster else session
         if fewer:
-            chosen = {rows: self._compare_threads(session, rows, fewer, until.pop(0)) for rows in _THREAD_ROWS}
+            chosen = {rows: self._compare_threads(session, rows, fewer, until.pop(0)) for rows in _ROWS}
             (one, _), (many, _) = chosen.values()
             gains = {rows: gain for rows, (_, gain) in chosen.items() if gain}
             settings = replace(settings, threads=one, batch_threads=many, with_fewer_threads=gains)
@@ -96,12 +95,13 @@ class SettingsMeasurement:
             self._time(session, length, 1)  # warm-up
         arms = (default, other)
         times: dict[int, list[tuple[float, ...]]] = {}
-        for n, rows in enumerate(_ROWS * _ROUNDS):
-            self._check()
-            order = (0, 1) if n % 2 else (1, 0)
-            taken = {arm: self._time(arms[arm], length, rows) for arm in order}
-            times.setdefault(rows, []).append((taken[0], taken[1]))
-            if perf_counter() > until and n:
+        for n in range(_MAX_ROUNDS):
+            for rows in _ROWS:
+                self._check()
+                order = (0, 1) if n % 2 else (1, 0)
+                taken = {arm: self._time(arms[arm], length, rows) for arm in order}
+                times.setdefault(rows, []).append((taken[0], taken[1]))
+            if perf_counter() > until:
                 break
         gains = [median(a / b for a, b in pairs) for pairs in times.values()]
         return math.prod(gains) ** (1 / len(gains))
@@ -113,7 +113,7 @@ class SettingsMeasurement:
         counts = (idle_cores(), *fewer)
         at = session.position
         times: dict[int, list[float]] = {n: [] for n in counts}
-        while len(times[counts[0]]) < _ROUNDS and perf_counter() < until:
+        while len(times[counts[0]]) < _MAX_ROUNDS and perf_counter() < until:
             for n in counts:
                 self._check()
                 session.api.llama_set_n_threads(session.context.native.handle, n, n)
