@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft, Verdict, Verifier
+from edgespec.core.rng import sum_blocks
 from edgespec.core.scores import Scores
-from edgespec.core.truncation import top_k
+from edgespec.core.truncation import highest, top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,9 @@ class LogprobRecorder:
         return tuple(self._last[:count])
 
     def _score(self, logits: Logits, token: int) -> TokenScore:
-        best = float(logits.max())
-        norm = best + float(np.log(np.exp(logits - best, dtype=np.float64).sum()))
+        best = highest(logits)
+        weights = logits - best
+        norm = float(best) + math.log(sum_blocks(np.exp(weights, out=weights)).sum())
         top: list[tuple[int, float]] = []
         if self._n_top:
             ids = top_k(logits, min(self._n_top, len(logits)))

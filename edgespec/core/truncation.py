@@ -20,6 +20,7 @@ _LOWEST = np.finfo(np.float32).min
 _SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
 _TINY = 1e-13
 _SAMPLE = 512
+_SAFE_SHARE = 0.75  # of the mass that may be left out, by an estimate from the sample
 _MANY = 50  # a mask with more than one hit in so many is slow to read
 _FEW = 1024  # entries, which are sorted directly
 _BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
@@ -122,14 +123,13 @@ def _likely_nucleus(weights: Probs, total: float, mass: float) -> Indices:
     spare = max(total - mass - _SLACK * total, 0.0)
     # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
     is_likely = weights >= np.float32(spare / len(weights))
-    if np.count_nonzero(is_likely) > len(weights) // _MANY:
-        step = len(weights) // _SAMPLE
-        sample = np.sort(weights[::step])
-        at = int(np.cumsum(sample, dtype=np.float64).searchsorted(spare / 2 / step))
-        fewer = _find(weights >= sample[min(at, len(sample) - 1)])
-        if weights[fewer].sum(dtype=np.float64) >= mass:
-            return fewer
-    return _find(is_likely)
+    if np.count_nonzero(is_likely) <= len(weights) // _MANY:
+        return np.flatnonzero(is_likely)
+    step = len(weights) // _SAMPLE
+    sample = np.sort(weights[::step])
+    at = int(np.cumsum(sample, dtype=np.float64).searchsorted(_SAFE_SHARE * spare / step))
+    fewer = _find(weights >= sample[min(at, len(sample) - 1)])
+    return fewer if weights[fewer].sum(dtype=np.float64) >= mass else _find(is_likely)
 
 
 def _find(mask: npt.NDArray[np.bool_]) -> Indices:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.rng import index_at
+from edgespec.core.rng import index_at, sum_blocks
 from edgespec.core.sampling import Sampler
-from edgespec.core.truncation import non_finite_error
+from edgespec.core.truncation import highest
 
 MAX_SIBLINGS = 3  # candidates besides the best token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates
@@ -17,12 +17,11 @@ _MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candid
 
 def best_tokens(logits: Logits) -> tuple[list[int], list[float]]:
     """(the most probable tokens, their probabilities), the best first. Raises BackendError for NaN logits."""
-    best = float(logits.max())
-    if not np.isfinite(best):
-        raise non_finite_error()
+    best = float(highest(logits))
     near = np.flatnonzero(logits >= best - _MAX_GAP)
     order = near[np.argsort(-logits[near], kind="stable")][: 1 + MAX_SIBLINGS]
-    total = float(np.exp(logits - best).sum(dtype=np.float64))
+    weights = logits - best
+    total = float(sum_blocks(np.exp(weights, out=weights)).sum())
     return order.tolist(), (np.exp(logits[order] - best, dtype=np.float64) / total).tolist()
 
 

@@ -67,7 +67,7 @@ def test_rounding_moves_a_border_by_next_to_nothing(values: list[float], repeat:
     assert start - total / 10**12 <= level <= start + exact[i] + total / 10**12
 
 
-@pytest.mark.parametrize("n", [16_385, 32_000, 100_003])
+@pytest.mark.parametrize("n", [16_385, 32_256, 100_003])
 def test_large_float32_laws_are_off_by_less_than_a_millionth(n: int) -> None:
     """Their blocks are summed in single precision; a draw on the device leaves twenty times that to the host."""
     for seed in range(40):
@@ -78,7 +78,7 @@ def test_large_float32_laws_are_off_by_less_than_a_millionth(n: int) -> None:
         i, slack = index_at(weights, u), 1e-6 * exact[-1]
         assert weights[i] > 0 and exact[i] - weights[i] - slack <= u * exact[-1] <= exact[i] + slack
         sums = sum_blocks(weights)
-        assert np.abs(np.cumsum(sums)[-1] - exact[-1]) < slack and len(sums) == n // 512 + 1
+        assert np.abs(np.cumsum(sums)[-1] - exact[-1]) < slack and len(sums) == -(-n // 512)
 
 
 def test_rounding_at_the_end_never_reaches_an_impossible_token() -> None:
