@@ -33,6 +33,7 @@ from edgespec.core.batching import SOLO, BatchPeers
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
 
+_NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 
@@ -70,7 +71,7 @@ class Adaptive:
 
     @property
     def expects_plain(self) -> bool:
-        return self._review.expects_plain
+        return self._pace.is_resting or self._review.expects_plain
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -83,7 +84,7 @@ class Adaptive:
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         self._round = None
-        if self._pace.begin_round():
+        if self._pace.begin_round(lambda: self._bar.glance(tokens)):
             return self._decode_plain("looking for a draft costs more than it gains here")
         self._cost.begin_round(len(tokens) - 1)
         self._review.begin_round(tokens)
@@ -94,10 +95,12 @@ class Adaptive:
         if not self._review.knows_plain(_MIN_PLAIN_ROUNDS):
             return self._decode_plain("to measure plain decoding")
         if not self._stats.own_time.is_negligible(self._cost.seconds(1)):
-            if not self._bar.is_reached(tokens) and not self._gate.may_choose():
-                return self._rest("no draft is expected to pay")
-            if not self._review.affords_decision:
-                return self._rest("deciding costs more than it gains here")
+            if not self._bar.is_reached(tokens) and not self._gate.may_choose(len(tokens)):
+                self._pace.rest(self._cost.seconds(1))
+                return self._decode_plain(_NO_DRAFT_REASON)
+            if (rounds := self._review.count_unaffordable()) > 0:
+                self._pace.rest_blind(self._cost.seconds(1), rounds)
+                return self._decode_plain("deciding costs more than it gains here")
         return self._plan(tokens, limit)
 
     def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
@@ -115,14 +118,12 @@ class Adaptive:
         return self._decide(round_, _LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
-        if self._pace.is_resting:
+        if self._pace.is_passing:
             self._passed += done.emitted
             self._drafters.observe_passed(done)
             return
-        if self._passed:
-            done = Round(done.text, self._passed + done.emitted, NO_DRAFT, (), 0, done.scores)
-            self._passed = ()
-        self._drafters.observe(done, self._learn)
+        self._drafters.observe(done, self._learn, self._passed)
+        self._passed = ()
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
@@ -202,10 +203,6 @@ class Adaptive:
         self.decision = Decision(name, request.reason, size.tokens, size.seconds, {name: len(draft)})
         return draft
 
-    def _rest(self, reason: str) -> Draft:
-        self._pace.rest(self._cost.seconds(1))
-        return self._decode_plain(reason)
-
     def _decode_plain(self, reason: str) -> Draft:
         self.decision = Decision("none", reason, 1.0, self._cost.seconds(1))
         return NO_DRAFT
@@ -213,7 +210,8 @@ class Adaptive:
     def _decide(self, round_: RoundPlan, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
         drafted = {each.drafter.name: sum(each.units) for each in round_.asked}
         if not size.nodes and not drafted:
-            return self._rest("no draft is expected to pay")
+            self._pace.rest_blind(self._cost.seconds(1), 0)
+            return self._decode_plain(_NO_DRAFT_REASON)
         draft = tree.select(size.nodes)
         sources = list(dict.fromkeys(name for source in draft.sources for name in source.split("+"))) or list(drafted)
         if not size.nodes:

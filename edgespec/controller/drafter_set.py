@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
-from edgespec.core.protocols import Budget, Draft, Round
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.errors import Cancelled, reason_of
 
 T = TypeVar("T")
@@ -36,9 +36,18 @@ class DrafterSet:
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)
 
-    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
-        """All drafters hear of the round; `learn` gets what they would have said about its tokens."""
-        self._tell(self, done, learn)
+    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None], passed: tuple[int, ...] = ()) -> None:
+        """All drafters hear of the round; `learn` gets what they would have said about its tokens.
+
+        `passed` are tokens before it of which only the drafters that take time have heard, by `observe_passed`; the
+        others hear of one round without a draft.
+        """
+        if not passed:
+            self._tell(self, done, learn)
+            return
+        together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, done.scores)
+        self._tell([each for each in self._drafters if each.is_free], together, learn)
+        self._tell([each for each in self._drafters if not each.is_free], done, learn)
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""

@@ -19,6 +19,7 @@ class DecayedMean:
         self._discount = discount
         self._sum = self._n = 0.0
         self._earlier_sum = self._earlier_n = 0.0
+        self._prior = guess  # their mean, shrunk towards the guess
 
     def fork(self) -> DecayedMean:
         """A mean for a new text. Several may exist at a time; `merge` takes in what one has observed."""
@@ -32,6 +33,7 @@ class DecayedMean:
             weight = min(text._n, _PRIOR_WEIGHT)
             self._earlier_sum = self._earlier_sum * _TEXT_DISCOUNT + text._sum / text._n * weight
             self._earlier_n = self._earlier_n * _TEXT_DISCOUNT + weight
+            self._update_prior()
 
     def observe(self, value: float) -> None:
         self._sum = self._sum * self._discount + value
@@ -46,12 +48,12 @@ class DecayedMean:
 
     @property
     def value(self) -> float:
-        return (self._sum + _PRIOR_WEIGHT * self.prior) / (self._n + _PRIOR_WEIGHT)
+        return (self._sum + _PRIOR_WEIGHT * self._prior) / (self._n + _PRIOR_WEIGHT)
 
     @property
     def prior(self) -> float:
         """The mean over earlier texts, shrunk towards the guess."""
-        return (self._earlier_sum + _GUESS_WEIGHT * self._guess) / (self._earlier_n + _GUESS_WEIGHT)
+        return self._prior
 
     @property
     def local(self) -> tuple[float, float]:
@@ -69,6 +71,11 @@ class DecayedMean:
     def restore(self, evidence: tuple[float, float]) -> None:
         """Continue from an earlier `evidence`."""
         self._earlier_sum, self._earlier_n = evidence
+        self._update_prior()
+
+    def _update_prior(self) -> None:
+        total, weight = self._earlier_sum, self._earlier_n
+        self._prior = (total + _GUESS_WEIGHT * self._guess) / (weight + _GUESS_WEIGHT)
 
 
 class RecentRate:

@@ -18,6 +18,7 @@ _MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
 _AMORTIZED_ROUNDS = 64  # rounds over which a drafter has to earn the time of its reading
 _TOKENS_PER_ROUND = 2.0  # emitted where drafting pays; estimates the rounds that are left of a text
 _MIN_EVIDENCE = 4.0  # measured gains; a drafter with fewer that is expected to pay is asked before the others
+_IDLE_TOKENS = 32  # between two checks whether a drafter may be chosen, where none was
 _READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, in addition to the regret budget
 
 
@@ -52,21 +53,30 @@ class DraftGate:
         self._drafters = drafters
         self._stats = stats
         self._prompt_length = 0
+        self._idle_until = 0  # position
         self._trial_steps = 0.0  # plain steps of the last trial that was considered
         self._tried: dict[tuple[str, tuple[str, ...]], int] = {}  # (drafter, asked before it) -> position
 
     def begin(self, prompt_length: int) -> None:
-        self._prompt_length = prompt_length
+        self._prompt_length, self._idle_until = prompt_length, 0
 
-    def may_choose(self) -> bool:
-        """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`."""
+    def may_choose(self, position: int) -> bool:
+        """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`.
+
+        After a no it is not checked again for some tokens.
+        """
+        if position < self._idle_until:
+            return False
         cost, cheapest_s = self._cost, math.inf
         for each in self._drafters:
             if not each.is_free and cost.model.has_cost(each.name):
                 if self._gain(each, ()).value > 0:
                     return True
                 cheapest_s = min(cheapest_s, cost.model.unit_s(each.name))
-        return self._stats.exploration.allows(max(cheapest_s / cost.seconds(1), self._trial_steps))
+        if self._stats.exploration.allows(max(cheapest_s / cost.seconds(1), self._trial_steps)):
+            return True
+        self._idle_until = position + _IDLE_TOKENS
+        return False
 
     def choose(
         self, round_: RoundPlan, tokens: Sequence[int], remaining: int, *, has_lookup: bool

@@ -41,6 +41,14 @@ class LookupBar:
                     promised += self._stats.drafter(drafter).acceptance.rate(confidence)
         return promised > 0 and promised >= self._find_rate()
 
+    def glance(self, tokens: Sequence[int]) -> bool:
+        """Whether one of them promises enough by the last bar, without those that `foresee` nothing."""
+        for drafter in self._drafters:
+            confidence = self._drafters.foresee(drafter, tokens) if drafter.is_free else None
+            if confidence and self._stats.drafter(drafter).acceptance.rate(confidence) >= self._rate:
+                return True
+        return False
+
     def _find_rate(self) -> float:
         if not self._rounds or self._cost.n_peers != self._n_peers:
             self._rounds, self._n_peers = _REFRESH_ROUNDS, self._cost.n_peers

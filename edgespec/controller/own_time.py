@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 Kind = Literal["look", "decide"]
@@ -9,23 +10,37 @@ Kind = Literal["look", "decide"]
 
 _MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the usual one: the machine may be busy
 _WEIGHT = 0.05  # of a new measurement in the usual one
+_BARE_WEIGHT = 0.01  # of a measurement above the quickest ones
 _LOOK_SHARE = 0.005  # of the time of plain decoding that looks may take while nothing is gained
 _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every round
-_MAX_REST = 16  # rounds
+_MAX_REST = 32  # rounds
+_MAX_BLIND = 16  # of them without a glance
 
 
 class OwnTime:
-    """Usual seconds of a round besides its forwards; shared by all texts."""
+    """Usual seconds of drafting in rounds without a drafter that takes time; shared by all texts.
+
+    What is charged for a round is what exceeds the quickest rounds, those of plain decoding.
+    """
 
     def __init__(self) -> None:
         self._usual: dict[Kind, float] = {}
+        self._bare_s: float | None = None
 
     def add(self, kind: Kind, seconds: float) -> float:
-        """A round took `seconds` besides its forwards; returns what is charged for it."""
+        """A round took `seconds`; returns what is charged for it."""
+        seconds = max(0.0, seconds - (self._bare_s or 0.0))
         usual = self._usual.get(kind, seconds)
         charged = min(seconds, _MAX_OUTLIER * usual)
         self._usual[kind] = usual + _WEIGHT * (charged - usual)
         return charged
+
+    def add_passed(self, seconds: float) -> float:
+        """A round that went by took `seconds`; returns what is charged for it."""
+        bare_s = seconds if self._bare_s is None else self._bare_s
+        weight = _BARE_WEIGHT if seconds > bare_s else 0.5
+        self._bare_s = bare_s + weight * (seconds - bare_s)
+        return min(max(0.0, seconds - self._bare_s), _MAX_OUTLIER * self._bare_s)
 
     @property
     def look_s(self) -> float:
@@ -42,33 +57,43 @@ class OwnTime:
 
 
 class Pace:
-    """How many rounds of one text go by without a look: more and more while nothing is gained, none after a gain.
+    """Which rounds of one text go by without a look, where a look takes a part of a plain step that matters.
 
-    None where a look takes next to nothing of a plain step.
+    After a look that has shown nothing, rounds go by for a while, and a glance at what lookups promise can end that
+    early. After a decision that was in vain no glance is taken either: for 1, 3, 7 and more rounds, until something is
+    gained.
     """
 
     def __init__(self, own_time: OwnTime) -> None:
         self._own_time = own_time
         self._left = 0  # rounds that will go by
-        self._last = 0  # of the last rest
+        self._blind = 0  # those of them without a glance
+        self._last_blind = 0
         self.is_passing = False  # whether the present round goes by
 
     @property
     def is_resting(self) -> bool:
-        """Whether the next round goes by."""
+        """Whether the next round goes by unless a glance ends it."""
         return self._left > 0
 
-    def begin_round(self) -> bool:
-        """A round begins; returns whether it goes by."""
-        self.is_passing = self._left > 0
-        self._left -= self.is_passing
+    def begin_round(self, glance: Callable[[], bool]) -> bool:
+        """A round begins; returns whether it goes by. `glance` tells whether lookups promise something."""
+        self.is_passing = self._left > 0 and (self._blind > 0 or not glance())
+        self._left = self._left - 1 if self.is_passing else 0
+        self._blind = max(0, self._blind - 1)
         return self.is_passing
 
     def rest(self, plain_s: float) -> None:
         """A look has shown nothing that pays."""
-        most = min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s)))
-        self._left = self._last = min(2 * self._last + 1, most)
+        self._left = min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s)))
+
+    def rest_blind(self, plain_s: float, rounds: int) -> None:
+        """It has shown something, in vain; `rounds`: at least so many pass until a decision can be afforded."""
+        self.rest(plain_s)
+        self._last_blind = min(2 * self._last_blind + 1, self._left, _MAX_BLIND)
+        self._blind = max(self._last_blind, min(rounds, 2 * self._left))
+        self._left = max(self._left, self._blind)
 
     def gain(self) -> None:
         """A draft has gained tokens."""
-        self._last = 0
+        self._last_blind = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _ALLOWED_SHARE = 0.01  # of all time
 _ALLOWED_STEPS = 2.0  # plain steps, in addition
 _MAX_SAVINGS = 4.0  # plain steps of earlier gains that a round may risk, in addition
@@ -18,11 +20,11 @@ class RegretBudget:
         self._balance = 0.0
         self._credit = 0.0  # the part of the balance that shadow drafts have lent
         self._shadow_balance = 0.0  # what shadow drafts would have lost and not yet won back; at most 0
-        self._read_debt = 0.0  # reading of the draft model that is not yet charged
+        self._read_debt = 0.0  # reading of drafters that is not yet charged
         self._elapsed = 0.0
 
     def add_reading(self, steps: float) -> None:
-        """The draft model has read text for `steps` plain steps, which the next rounds are charged for."""
+        """Drafters have read text for `steps` plain steps, which the next rounds are charged for."""
         self._read_debt += steps
 
     def add(self, tokens: int, steps: float) -> None:
@@ -55,3 +57,7 @@ class RegretBudget:
         Generations that share their forwards also share the initial allowance: with `n_peers` others each has its part.
         """
         return self._balance + _ALLOWED_SHARE * self._elapsed + _ALLOWED_STEPS / (1 + n_peers)
+
+    def count_rounds(self, steps: float, n_peers: int = 0) -> int:
+        """Plain rounds until the allowance is `steps`; 0 where it is already."""
+        return math.ceil(max(0.0, steps - self.allowance(n_peers)) / _ALLOWED_SHARE)

@@ -77,10 +77,10 @@ class Review:
         self._known_rounds -= 1
         return True
 
-    @property
-    def affords_decision(self) -> bool:
-        """Whether the regret budget allows the time that a decision takes."""
-        return self._stats.own_time.deciding_s <= self.regret.allowance(self._cost.n_peers) * self._cost.seconds(1)
+    def count_unaffordable(self) -> int:
+        """Rounds until the regret budget allows the time that a decision takes; 0 where it does."""
+        steps = self._stats.own_time.deciding_s / self._cost.seconds(1)
+        return self.regret.count_rounds(steps, self._cost.n_peers)
 
     def _compare_shadow(self, tokens: Sequence[int]) -> None:
         """Compare the remembered draft with the emitted text."""
@@ -106,7 +106,7 @@ class Review:
     def pass_round(self, step: Step) -> None:
         """A round went by without a look."""
         self._n_passed += 1
-        self._passed_s += step.draft_s
+        self._passed_s += self._stats.own_time.add_passed(step.draft_s)
 
     def record_look(self, step: Step) -> None:
         """Record a round in which nothing was decided about, and so nothing drafted."""
@@ -114,7 +114,11 @@ class Review:
         plain_s = cost.seconds(1)
         if step.n_peer_rows is not None:
             cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
-        own_s = step.draft_s if is_first else self._stats.own_time.add("look", step.draft_s)
+        if is_first:
+            own_s = 0.0
+            self.regret.add_reading(step.draft_s / plain_s)
+        else:
+            own_s = self._stats.own_time.add("look", step.draft_s)
         self._count_passed(plain_s)
         self.regret.add(1, 1.0 + own_s / plain_s)
         self._rate.observe_plain(1)
