@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.core.sampling import SamplingParams
 
 _BLOCK = 1024
-_MARGIN = 2e-5  # of the total mass; a float32 sum over 1,024 weights is off by less
+_MARGIN = 2e-5  # of the total mass; float32 sums over 1,024 weights here and 512 on the host are off by less
 _MAX_TOP_K = 1024  # the host applies a larger top-k
 
 
