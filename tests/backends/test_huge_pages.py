@@ -12,27 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.huge_pages import Range, read_mode, read_page_bytes, subtract
+from edgespec.backends.huge_pages import Range, are_granted, read_mode, read_page_bytes, subtract
 from edgespec.backends.llamacpp.quantize import quantize
-from tests.models import REPOSITORY, llama
+from tests.models import REPOSITORY, TARGET, llama
 
 needs_madvise = pytest.mark.skipif(
     sys.platform != "linux" or read_mode() != "madvise", reason="the kernel does not wait to be asked for huge pages"
 )
-ADVISED_BYTES = """
+MEASURES = """
 import re, pathlib
 def advised_bytes():
     '''Of all mappings that have asked for huge pages, in `smaps`.'''
     text = pathlib.Path("/proc/self/smaps").read_text()
     parts = re.findall(r"^Size: +([0-9]+) kB$(?:(?!^Size).)*?^VmFlags:(.*?)$", text, re.MULTILINE | re.DOTALL)
     return sum(int(size) * 1024 for size, flags in parts if "hg" in flags.split())
+def huge_bytes():
+    text = pathlib.Path("/proc/self/smaps_rollup").read_text()
+    return int(re.search("AnonHugePages: +([0-9]+)", text)[1]) * 1024
 """
 
 
 def run(program: str, *arguments: str, **environment: str) -> list[int]:
     """What a program prints as JSON, in a process without a setting of its own for huge pages."""
     kept = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    command = [sys.executable, "-c", ADVISED_BYTES + program, *arguments]
+    command = [sys.executable, "-c", MEASURES + program, *arguments]
     done = subprocess.run(command, env={**kept, **environment}, cwd=REPOSITORY, capture_output=True, check=True)
     found: list[int] = json.loads(done.stdout)
     return found
@@ -105,3 +108,25 @@ def test_weights_that_are_repacked_or_read_ask_for_huge_pages(how: str, tmp_path
     (advised,) = run(LOAD, str(path), how)
     assert 0.6 < advised / path.stat().st_size < 1.3
     assert run(LOAD, str(path), how, GLIBC_TUNABLES="glibc.malloc.hugetlb=0") == [0]
+
+
+OPEN = """
+import json, sys
+from pathlib import Path
+from edgespec.backends.llamacpp.model import load
+from edgespec.backends.options import LoadOptions
+model = load(Path(sys.argv[1]), LoadOptions(threads=1, context_size=16384))
+before = huge_bytes()
+session = model.open_session(lambda: None)
+print(json.dumps([huge_bytes() - before]))
+"""
+
+
+@needs_madvise
+def test_a_cache_is_in_huge_pages(tmp_path: Path) -> None:
+    """48 MiB, cleared before its context is returned: asking afterwards would be too late."""
+    if not are_granted():
+        pytest.skip("the kernel grants no huge pages now")
+    (huge,) = run(OPEN, str(TARGET))
+    assert 40 << 20 <= huge <= 60 << 20
+    assert run(OPEN, str(TARGET), GLIBC_TUNABLES="glibc.malloc.hugetlb=0") == [0]

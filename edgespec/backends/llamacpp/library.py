@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,6 +24,7 @@ class NativeLog:
         self._lines: deque[str] = deque(maxlen=2000)
         self._errors: deque[str] = deque(maxlen=20)
         self._level = _LOG_INFO
+        self._listeners: list[tuple[str, Callable[[], None]]] = []
 
     def write(self, level: int, text: bytes, _user_data: object) -> None:
         line = text.decode("utf-8", "replace")
@@ -30,8 +33,21 @@ class NativeLog:
         if self.echo and sys.stderr is not None:
             sys.stderr.write(line)
         self._lines.append(line)
+        for text_of_line, action in tuple(self._listeners):
+            if text_of_line in line:
+                action()
         if self._level == _LOG_ERROR and line.strip():
             self._errors.append(line.strip())
+
+    @contextmanager
+    def listen(self, text: str, action: Callable[[], None]) -> Iterator[None]:
+        """Inside, each line with `text` calls `action`, which must not raise, before the library goes on."""
+        listener = (text, action)
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def clear_errors(self) -> None:
         self._errors.clear()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.backends.huge_pages import NewMemory
 from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.core.arrays import Logits
@@ -67,7 +68,10 @@ class NativeContext:
         params.n_seq_max = sequences
         params.kv_unified = True
         lib.log.clear_errors()
-        self.handle = lib.api.llama_init_from_model(model, params)
+        new_memory = NewMemory()
+        with lib.log.listen("KV buffer size", new_memory.advise):  # logged when it is allocated and not cleared yet
+            self.handle = lib.api.llama_init_from_model(model, params)
+        new_memory.advise()  # the buffers of forwards
         if not self.handle:
             raise BackendError(
                 f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
