@@ -18,7 +18,7 @@ from edgespec.errors import BackendError
 _ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
 _LOWEST = np.finfo(np.float32).min
 _SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
-_TINY = 1e-13
+_LEAST_TOTAL = 1e-13  # of weights that are not scaled: they are precise, and so are those that matter beside them
 _SAMPLE = 512
 _SAFE_SHARE = 0.75  # of the mass that may be left out, by an estimate from the sample
 _MANY = 50  # a mask with more than one hit in so many is slow to read
@@ -72,7 +72,7 @@ def nucleus(z: Logits, top_p: float) -> Indices:
     with np.errstate(over="ignore"):
         weights = np.exp(z)
     total = float(sum_blocks(weights).sum())
-    if not _TINY < total < math.inf:  # out of range, or NaN
+    if not _LEAST_TOTAL < total < math.inf:  # out of range, or NaN
         weights = np.exp(z - highest(z))
         total = float(sum_blocks(weights).sum())
     likely = _likely_nucleus(weights, total, top_p * total)
@@ -104,7 +104,7 @@ def _shortest(rank: npt.NDArray[np.int32], weights: Probs, mass: float) -> Indic
         return np.sort(_start(np.argsort(rank, kind="stable"), weights, mass))
     bucket = rank >> _BUCKET_BITS
     sums = np.cumsum(np.bincount(bucket, weights))
-    border = int(sums.searchsorted(max(mass, _TINY)))
+    border = int(sums.searchsorted(max(mass, math.ulp(0.0))))
     is_kept = bucket < border
     inside = np.flatnonzero(bucket == border)
     inside = inside[np.argsort(rank[inside], kind="stable")]

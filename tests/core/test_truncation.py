@@ -25,9 +25,11 @@ def rows(n: int) -> Iterator[tuple[np.random.Generator, Logits]]:
             z = np.round(z * 4) / 4
         if rng.random() < 0.4:
             z[rng.integers(0, len(z), 5)] += np.float32(rng.uniform(0, 25))
+        if rng.random() < 0.2:
+            z += np.float32(rng.choice([-500, -35, -28, 60, 90, 1000]))
         if rng.random() < 0.3:
             z[rng.random(len(z)) < rng.choice([0.1, 0.9, 0.999])] = -np.inf
-            z[rng.integers(len(z))] = 1.0
+            z[rng.integers(len(z))] = z.max() if z.max() > -np.inf else 1.0
         z.setflags(write=False)
         yield rng, z
 
