@@ -28,7 +28,8 @@ def keep_exact(
     """
     options = planned.options
     if options.exact and not target.is_row_invariant:
-        setting = asdict(ProfileKey.current(planned.backend, options))
+        key = ProfileKey.current(planned.backend, options)
+        setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
         width = options.exact_width or _find_stored(store, setting)
         if width is None:
