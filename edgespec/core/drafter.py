@@ -100,7 +100,9 @@ class Drafter(Protocol):
         """Learn from a round.
 
         A free drafter returns what it would have said about each emitted token, so that its acceptance is known before
-        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed.
+        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed. Where
+        plain steps are short, free drafters hear of rounds in which nothing was decided together with a later one, as
+        of one round without a draft that emitted all their tokens; of the last ones of an answer they may not hear.
         """
         return ()
 

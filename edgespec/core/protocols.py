@@ -51,9 +51,7 @@ class Draft:
 
     def children(self, node: int) -> list[int]:
         """The nodes below `node` (-1: the root), in draft order."""
-        if not len(self.parents):  # the most frequent draft
-            return []
-        found: list[int] = np.flatnonzero(self.parents == node).tolist()
+        found: list[int] = np.flatnonzero(self.parents == node).tolist() if len(self.parents) else []
         return found
 
 

@@ -238,3 +238,12 @@ def test_it_agrees_with_others_on_a_node() -> None:
     expand(begin(text), text, Budget(2, 2), tree)
     assert tree.votes[0] == {"model": 0.8, "ngram": 2.0}
     assert len(tree) == 2
+
+
+@given(_texts)
+@settings(max_examples=100, deadline=None)
+def test_foresees_the_confidence_of_its_first_proposal(tokens: list[int]) -> None:
+    drafter = begin(tokens[:-1])
+    foreseen = drafter.foresee(tokens)
+    found = expand(drafter, tokens, Budget(1, 1))
+    assert foreseen == max(found.values(), default=0)

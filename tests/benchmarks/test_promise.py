@@ -1,0 +1,20 @@
+"""The benchmark of the slowest texts runs on the embedded pair, with the right and with a wrong draft."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.promise import KINDS
+from tests.benchmarks.conftest import Program
+
+pytestmark = pytest.mark.slow
+
+
+def test_promise(program: Program) -> None:
+    result = program("benchmarks.promise", "--prompts", 2, "--tokens", 12, "--repeats", 1, "--temperature", 0)
+    assert [row["draft"] for row in result["rows"]] == ["right", "wrong"]
+    for row in result["rows"]:
+        assert row["prompts"] == 2 and 0 < row["slowest"] <= row["worst_decile"] <= row["fastest"]
+        assert row["slowest"] <= row["mean"] <= row["fastest"] and 0 <= row["below"] <= 1
+        assert row["host_us"]["plain arm, plain"] > 0
+        assert set(row["host_us"]) <= {"plain arm, plain", *(f"autopilot, {kind}" for kind in KINDS)}
