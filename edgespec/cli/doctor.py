@@ -46,6 +46,7 @@ def doctor_command(as_json: bool) -> int:
         "runtimes": {"llamacpp": _check_llamacpp(), "mlx": _check_mlx()},
         "drafters": _describe_drafters(),
         "cache": _describe_cache(),
+        "settings": _list_settings(),
     }
     problems = _find_problems(report)
     if as_json:
@@ -166,6 +167,13 @@ def _describe_cache() -> dict[str, Any]:
     }
 
 
+def _list_settings() -> dict[str, list[str]]:
+    """The measured settings of llama.cpp in words, by model."""
+    from edgespec.controller.settings_store import list_settings
+
+    return list_settings()
+
+
 def _describe_drafters() -> list[dict[str, Any]]:
     """All drafters with the package of each, then the entry points that were refused, with the reason."""
     from importlib.metadata import entry_points
@@ -252,6 +260,8 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     click.echo(f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}")
     click.echo(f"config     {cache['config']}")
     click.echo(f"chats      {cache['conversations']}")
+    for name, lines in report["settings"].items():
+        click.echo(f"settings   {name}: {'; '.join(lines)}")
     for problem in problems:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:

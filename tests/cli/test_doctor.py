@@ -120,6 +120,14 @@ def plugins(tmp_path: Path) -> str:
     return str(folder)
 
 
+def test_doctor_shows_measured_settings(cli: Cli) -> None:
+    assert json.loads(cli("doctor", "--json").stdout)["settings"] == {}
+    assert cli("run", "def f(x):", "--max-tokens", "2", "--threads", "1").returncode == 0
+    ((name, lines),) = json.loads(cli("doctor", "--json").stdout)["settings"].items()
+    assert name == "target.gguf" and lines[0].startswith("flash attention")
+    assert f"settings   target.gguf: {lines[0]}\n" in cli("doctor").stdout
+
+
 def test_doctor_lists_the_drafters(cli: Cli) -> None:
     found = {each["name"]: each for each in json.loads(cli("doctor", "--json").stdout)["drafters"]}
     assert [*found] == [*drafter_specs()] and all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
