@@ -75,8 +75,7 @@ def nucleus(z: Logits, top_p: float) -> Indices:
     if not _LEAST_TOTAL < total < math.inf:  # out of range, or NaN
         weights = np.exp(z - highest(z))
         total = float(sum_blocks(weights).sum())
-    likely = _likely_nucleus(weights, total, top_p * total)
-    weights = weights[likely]
+    likely, weights = _find_nucleus(weights, total, top_p * total)
     rank = weights.max().view(np.int32) - weights.view(np.int32)  # bits of positive floats have the order of the floats
     return likely[_shortest(rank, weights, top_p * total)]
 
@@ -118,18 +117,23 @@ def _start(order: Indices, weights: Probs, mass: float) -> Indices:
     return order[: int(sums.searchsorted(mass)) + 1]
 
 
-def _likely_nucleus(weights: Probs, total: float, mass: float) -> Indices:
-    """Indices, ascending, of all weights above some border, which have `mass` of `total` or more together."""
+def _find_nucleus(weights: Probs, total: float, mass: float) -> tuple[Indices, Probs]:
+    """The ids, ascending, and weights of all above some border, which have `mass` of `total` or more together."""
     spare = max(total - mass - _SLACK * total, 0.0)
     # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
     is_likely = weights >= np.float32(spare / len(weights))
     if np.count_nonzero(is_likely) <= len(weights) // _MANY:
-        return np.flatnonzero(is_likely)
+        likely = np.flatnonzero(is_likely)
+        return likely, weights[likely]
     step = len(weights) // _SAMPLE
     sample = np.sort(weights[::step])
     at = int(np.cumsum(sample, dtype=np.float64).searchsorted(_SAFE_SHARE * spare / step))
-    fewer = _find(weights >= sample[min(at, len(sample) - 1)])
-    return fewer if weights[fewer].sum(dtype=np.float64) >= mass else _find(is_likely)
+    likely = _find(weights >= sample[min(at, len(sample) - 1)])
+    chosen = weights[likely]
+    if chosen.sum(dtype=np.float64) < mass:
+        likely = _find(is_likely)
+        chosen = weights[likely]
+    return likely, chosen
 
 
 def _find(mask: npt.NDArray[np.bool_]) -> Indices:
