@@ -22,8 +22,7 @@ _SHORT = 128  # cells for threads alone
 _ROWS = (1, 4)  # of a forward: without a draft, and with a usual one
 _MAX_ROUNDS = 25
 _MIN_ROUNDS = 3  # to choose another number of threads
-_MIN_FLASH_GAIN = 1.08  # of speed without flash attention; prompts, which are not measured, are read more slowly
-_MIN_GAIN = 1.05  # with fewer threads
+_MIN_GAIN = 1.05  # of speed, for a setting other than llama.cpp's
 _MAX_GAIN = 1.6  # fewer threads that gain more have shown that the cores were not idle
 _MAX_STEP = 0.5  # of the time for the measurement, that a forward of one row may take
 
@@ -67,7 +66,7 @@ class SettingsMeasurement:
             other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
             self._time_step(other)
             speeds = {n: self._compare_at(n, session, other, until.pop(0)) for n in lengths}
-            is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_FLASH_GAIN
+            is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_GAIN
             settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
             session = other if is_faster else session
         if fewer:
