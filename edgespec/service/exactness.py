@@ -64,5 +64,5 @@ def _measure(target: Model, check: CheckCancelled) -> int:
 
 def _describe(width: int) -> str:
     if width == 1:
-        return "Every forward has 1 row for --exact, so nothing is drafted: more rows would cost more than drafts gain."
+        return "Every forward has 1 row for --exact, so nothing is drafted."
     return f"Every forward has {width} rows for --exact; the text depends on this number (--exact-width {width})."
