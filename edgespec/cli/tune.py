@@ -31,10 +31,12 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.cli.engine import open_engine
     from edgespec.cli.interrupts import INTERRUPTED, interruptible
     from edgespec.cli.terminal import Progress
+    from edgespec.controller.profiler import CONTEXTS
     from edgespec.controller.stats import DraftStats
     from edgespec.core.sampling import SamplingParams
     from edgespec.engine.events import Finished, Request
     from edgespec.errors import ContextOverflow, InvalidRequest
+    from edgespec.planner.report import format_costs
     from edgespec.text.chat_template import Message
 
     if options["draft"] == "none":
@@ -45,7 +47,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     engine = loaded.engine
 
     def measure(check: CheckCancelled) -> Iterator[Profile]:
-        yield engine.measure(seconds - share, check)
+        yield engine.measure(seconds - share, check, CONTEXTS)
 
     (profile,) = interruptible(local.submit(measure))
     engine.draft_stats = DraftStats(profile)
@@ -78,4 +80,5 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
         for name, cost in profile.drafts.items():
             units = "  ".join(f"{n}: {s / profile.rows[1]:.3f}" for n, s in cost.units.items())
             click.echo(f"  cost of {name} by drafted tokens, in plain steps: {units}")
+        click.echo("\n".join(f"  {line}" for line in format_costs(profile)))
     return INTERRUPTED if interrupted else 0

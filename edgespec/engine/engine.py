@@ -9,7 +9,13 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measure_drafters, measure_rows
+from edgespec.controller.profiler import (
+    LOAD_CONTEXTS,
+    choose_contexts,
+    measure_contexts,
+    measure_drafters,
+    measure_rows,
+)
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
@@ -158,7 +164,7 @@ class Engine:
 
         Forwards run for `seconds`, drafters in addition. Raises Cancelled, BackendError.
         """
-        shares = 1 + len(contexts)
+        shares = 1 + len(choose_contexts(contexts, self.target.context_size))
         with self._borrow_slot(check) as slot:
             rows = measure_rows(slot.target, seconds / shares, check)
             short = Profile(rows, self._measure_drafters(slot, slot.drafters, check))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.cost_model import Profile
+from edgespec.controller.profiler import CONTEXTS, choose_contexts
 from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
@@ -18,6 +20,7 @@ from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
 from edgespec.registry.schema import Registry
 from edgespec.units import gib
 
+_TABLE_ROWS = (1, 4, 16)
 _ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 
 
@@ -80,6 +83,7 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
     plain = {
         "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
         "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
+        "seconds_by_context": expected.by_context(choose_contexts(CONTEXTS, planned.fit.context)),
         "mixture": bool(target.own("expert_count")),
     }
     if planned.self_draft is not None:
@@ -123,6 +127,7 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     yield f"  plain decoding{condition}: {_format_speed(low)} to {_format_speed(high)} tokens/s"
     costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in facts["cost_of_rows"].items())
     yield f"  cost of a forward of n rows, in plain steps: {costs}"
+    yield from (f"  {line}" for line in _format_contexts(facts["seconds_by_context"]))
     if facts["mixture"]:
         yield "  measured with the same experts for all rows; rows that route to other experts cost more"
     if "drafts_not_foretold" in facts:
@@ -138,6 +143,19 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         yield "  speculation cannot pay with this quantization on this machine"
     else:
         yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+
+
+def format_costs(profile: Profile) -> Iterator[str]:
+    """Lines of milliseconds of a forward by tokens of context and rows, with what was measured."""
+    return _format_contexts({0: profile.rows, **{n: each.rows for n, each in profile.longer.items()}})
+
+
+def _format_contexts(seconds: Mapping[Any, Mapping[Any, float]]) -> Iterator[str]:
+    """From seconds by context and rows, whose keys are text after a way through JSON."""
+    yield "milliseconds of a forward of n rows, by tokens of context:"
+    for context, by_rows in seconds.items():
+        rows = "  ".join(f"{n}: {s * 1e3:.3g}" for n, s in by_rows.items() if int(n) in _TABLE_ROWS)
+        yield f"  {int(context):7,}  {rows}"
 
 
 def _format_speed(tokens_per_second: float) -> str:

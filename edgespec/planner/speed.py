@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.backends import open_model
@@ -11,23 +12,28 @@ from edgespec.backends.devices import host_memory
 from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.shape import block_of, write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import choose_chain_length
-from edgespec.controller.profiler import measure_rows
+from edgespec.controller.cost_model import Profile, choose_chain_length
+from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measure_rows
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 
 _TOLERANCE = 0.2  # relative, of a speed that is scaled from a few blocks
 _PROFILE_S = 3.0
-_CONTEXT = 256
+_CONTEXT = 2048  # of the measured blocks
+_LONG_ROWS = (1, 4, 16)  # that are stated after longer contexts
 _SAMPLE_BYTES = 2**29  # of the measured blocks; more bytes give less noise
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimate:
-    """Seconds of a target forward by rows, and of a draft token; None without a draft model."""
+    """Seconds of a target forward by rows, and of a draft token; None without a draft model.
+
+    longer  those of forwards after more tokens, by their number
+    """
 
     rows: dict[int, float]
     draft_s: float | None
+    longer: dict[int, dict[int, float]] = field(default_factory=dict)
 
     @property
     def plain(self) -> tuple[float, float]:
@@ -38,6 +44,12 @@ class SpeedEstimate:
     def speculative(self, acceptance: float) -> tuple[int, float]:
         """(length, speedup over plain decoding) of the best chain at this acceptance per token."""
         return choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
+
+    def by_context(self, contexts: Sequence[int]) -> dict[int, dict[int, float]]:
+        """Seconds of a forward by rows after no and after each of `contexts` tokens; see `Profile`."""
+        profile = Profile(self.rows, longer={n: Profile(rows) for n, rows in self.longer.items()})
+        known = _LONG_ROWS if self.longer else ()
+        return {0: self.rows, **{n: {m: profile.seconds(m, n) for m in known} for n in contexts if known}}
 
     @property
     def pays_from(self) -> float | None:
@@ -65,11 +77,12 @@ def _estimate(target: Header, draft: Header | None, options: LoadOptions, folder
     drafted = _scale(draft, options, folder) if draft is not None else None
     if rows is None or (draft is not None and drafted is None):
         return None
-    return SpeedEstimate(rows, drafted[1] if drafted is not None else None)
+    draft_s = drafted.rows[1] if drafted is not None else None
+    return SpeedEstimate(dict(rows.rows), draft_s, _rows_by_context(rows))
 
 
-def _scale(header: Header, options: LoadOptions, folder: Path) -> dict[int, float] | None:
-    """Seconds of a forward of the whole model by rows, scaled by the bytes that a forward reads.
+def _scale(header: Header, options: LoadOptions, folder: Path) -> Profile | None:
+    """Seconds of forwards of the whole model: the weights' by the bytes that they read, attention's by the blocks.
 
     The difference of two noisy measurements is bounded: a block's byte takes at most the time it would if the
     embedding and output took none, and at least half of the mean over all bytes. No forward is faster than one row.
@@ -80,10 +93,11 @@ def _scale(header: Header, options: LoadOptions, folder: Path) -> dict[int, floa
     few, more = min(first + period, blocks), min(first + periods * period, blocks)
     if _bytes(header, -1, more) > host_memory().usable:
         return None
-    of_few = _measure_blocks(header, few, options, folder)
+    measured = _measure_blocks(header, few, options, folder)
     if more == few:
-        return of_few
-    of_more = _measure_blocks(header, more, options, folder)
+        return measured
+    of_few, measured = measured.rows, _measure_blocks(header, more, options, folder)
+    of_more = measured.rows
     read = _read_bytes(header, 0, more)
     share = read / (read + _read_bytes(header, -1, 0))
     whole = {}
@@ -92,7 +106,12 @@ def _scale(header: Header, options: LoadOptions, folder: Path) -> dict[int, floa
         byte_s = (of_more[n] - of_few[n]) / _read_bytes(header, few, more)
         byte_s = min(max(byte_s, max_byte_s * share / 2), max_byte_s)
         whole[n] = of_more[n] + byte_s * _read_bytes(header, more, blocks)
-    return {n: max(seconds, whole[1]) for n, seconds in whole.items()}
+    rows = {n: max(seconds, whole[1]) for n, seconds in whole.items()}
+    longer = {}
+    for context, by_rows in _rows_by_context(measured).items():
+        attention = {n: (seconds - of_more[n]) * blocks / more for n, seconds in by_rows.items() if n in of_more}
+        longer[context] = Profile({n: rows[n] + max(0.0, more_s) for n, more_s in attention.items() if n in rows})
+    return Profile(rows, longer=longer)
 
 
 def _bytes(header: Header, first: int, end: int) -> int:
@@ -126,8 +145,11 @@ def find_pattern(header: Header) -> tuple[int, int]:
     return 0, blocks
 
 
-def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
-    """Seconds of a forward by rows."""
+def _rows_by_context(profile: Profile) -> dict[int, dict[int, float]]:
+    return {context: dict(each.rows) for context, each in profile.longer.items()}
+
+
+def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
     small = replace(options, context_size=_CONTEXT, mmap=False)
     path = folder / "shape.gguf"
     write_shape(header, blocks, path)
@@ -135,7 +157,8 @@ def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: P
     try:
         session = model.open_session(lambda: None)
         try:
-            return measure_rows(session, _PROFILE_S)
+            rows = measure_rows(session, _PROFILE_S)
+            return measure_contexts(session, Profile(rows), LOAD_CONTEXTS, _PROFILE_S, {})
         finally:
             session.close()
     finally:

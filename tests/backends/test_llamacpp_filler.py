@@ -63,7 +63,7 @@ def test_the_context_limits_the_copies() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mamba", "hybrid"])
-def test_recurrent_states_are_left_as_they_are(kind: str, tmp_path: Path) -> None:
+def test_recurrent_states_and_windows_are_left_as_they_are(kind: str, tmp_path: Path) -> None:
     model: LlamaModel = llama_model(kind, tmp_path)
     session: LlamaSession = model.open_session()
     prefill(session, [1, 2, 3])

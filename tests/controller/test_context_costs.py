@@ -63,7 +63,7 @@ def answer(session: Session) -> np.ndarray:
 def test_longer_contexts_are_measured_and_leave_the_session_clean(model: Model) -> None:
     fresh, session = model.open_session(lambda: None), model.open_session(lambda: None)
     expected = answer(fresh)
-    profile = measure_contexts(session, SHORT, (128, 256, 2048), 0.5, {})
+    profile = measure_contexts(session, SHORT, (128, 256, 2048), 60.0, {})
     assert session.position == 0
     assert list(profile.longer) == [128, 256, CONTEXT - 96], "the last as long as the context allows"
     for each in profile.longer.values():
@@ -78,7 +78,7 @@ def test_longer_contexts_are_measured_and_leave_the_session_clean(model: Model) 
 def test_a_measurement_that_is_cancelled_leaves_the_session_clean(model: Model, calls: int) -> None:
     fresh, session = model.open_session(lambda: None), model.open_session(lambda: None)
     with pytest.raises(Cancelled):
-        measure_contexts(session, SHORT, (128, 256), 5.0, {}, Alarm(calls))
+        measure_contexts(session, SHORT, (128, 256), 60.0, {}, Alarm(calls))
     assert session.position == 0
     assert np.abs(answer(session) - answer(fresh)).max() < 1e-3
     session.close()
@@ -91,7 +91,7 @@ def test_drafts_that_share_the_cache_are_measured_with_it(open_model: Open, meth
     assert spec is not None
     draft = target.attach(spec, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
     session = target.open_session(lambda: None)
-    profile = measure_contexts(session, SHORT, (128, 256), 0.3, {"self": draft})
+    profile = measure_contexts(session, SHORT, (128, 256), 60.0, {"self": draft})
     assert session.position == 0
     for each in profile.longer.values():
         assert list(each.drafts) == ["self"]

@@ -16,6 +16,7 @@ import edgespec.planner.speed as speed
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.plan import plan_command
+from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
@@ -92,13 +93,15 @@ def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
     header = read_file(tmp_path / file.repo / file.path)
     measured = []
 
-    def by_bytes(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
+    def by_bytes(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
         measured.append(blocks)
-        return {1: float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))}
+        weights = float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))
+        return Profile({1: weights}, longer={2048: Profile({1: weights + 10.0 * blocks})})
 
     monkeypatch.setattr(speed, "_measure_blocks", by_bytes)
-    rows = speed._scale(header, LoadOptions(), tmp_path)
-    assert rows == {1: pytest.approx(header.weight_bytes)}
+    profile = speed._scale(header, LoadOptions(), tmp_path)
+    assert profile is not None and profile.rows == {1: pytest.approx(header.weight_bytes)}
+    assert profile.longer[2048].rows[1] - profile.rows[1] == pytest.approx(320), "of 32 blocks"
     assert measured[0] == 1 < measured[1] < 8
 
 
@@ -108,12 +111,14 @@ def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.Mon
     file.write(tmp_path)
     header = read_file(tmp_path / file.repo / file.path)
 
-    def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> dict[int, float]:
-        return {1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1}
+    def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
+        return Profile({1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1})
 
     monkeypatch.setattr(speed, "_measure_blocks", noisy)
-    rows = speed._scale(header, LoadOptions(), tmp_path)
-    assert rows is not None and 1.0 < rows[1] == rows[2] < rows[4] <= 4 * rows[1]
+    profile = speed._scale(header, LoadOptions(), tmp_path)
+    assert profile is not None
+    rows = profile.rows
+    assert 1.0 < rows[1] == rows[2] < rows[4] <= 4 * rows[1]
 
 
 def test_what_run_would_do_where_the_pair_does_not_fit() -> None:

@@ -17,13 +17,16 @@ def extend_cache(session: Session, n: int) -> int:
     Forwards then take the time that they take after a text of that length; their scores mean nothing, since keys are
     rotated for other positions. `rewind(0)` drops the copies. The cache has to hold a token. Fewer than `n` are held
     where the context ends, or where llama.cpp cannot move cells: other runtimes, recurrent states, several positions a
-    token. No other session of the context may hold a text in a quantized cache: llama.cpp rounds all keys once more.
+    token, and sliding windows, where it aborts if all layers have one. No other session of the context may hold a text
+    in a quantized cache: llama.cpp rounds all keys once more.
     """
     n = min(n, session.capabilities.context_size)
     if not isinstance(session, LlamaSession) or not 0 < session.position < n:
         return session.position
     context = session.context
     api, native = session.api, context.native
+    if api.llama_model_n_swa(api.llama_get_model(native.handle)):
+        return session.position
     spare = context.sequences.acquire_spare(1)
     if not spare or not session.capabilities.tree or not api.llama_memory_can_shift(native.memory):
         context.sequences.release_spare(spare)
