@@ -42,11 +42,14 @@ class LookupBar:
         return promised > 0 and promised >= self._find_rate()
 
     def glance(self, tokens: Sequence[int]) -> bool:
-        """Whether one of them promises enough by the last bar, without those that `foresee` nothing."""
+        """Whether one of them promises enough by the last bar, or cannot say."""
         for drafter in self._drafters:
-            confidence = self._drafters.foresee(drafter, tokens) if drafter.is_free else None
-            if confidence and self._stats.drafter(drafter).acceptance.rate(confidence) >= self._rate:
-                return True
+            if drafter.is_free:
+                confidence = self._drafters.foresee(drafter, tokens)
+                if confidence is None:
+                    return True
+                if confidence > 0 and self._stats.drafter(drafter).acceptance.rate(confidence) >= self._rate:
+                    return True
         return False
 
     def _find_rate(self) -> float:

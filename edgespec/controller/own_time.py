@@ -10,6 +10,7 @@ Kind = Literal["look", "decide"]
 
 _MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the usual one: the machine may be busy
 _WEIGHT = 0.05  # of a new measurement in the usual one
+_WEIGHT_BELOW = 0.3  # likewise, of a quicker one
 _BARE_WEIGHT = 0.01  # of a measurement above the quickest ones
 _LOOK_SHARE = 0.005  # of the time of plain decoding that looks may take while nothing is gained
 _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every round
@@ -28,11 +29,14 @@ class OwnTime:
         self._bare_s: float | None = None
 
     def add(self, kind: Kind, seconds: float) -> float:
-        """A round took `seconds`; returns what is charged for it."""
+        """A round took `seconds`; returns what is charged for it. The first of its kind, in a cold process, is not."""
         seconds = max(0.0, seconds - (self._bare_s or 0.0))
-        usual = self._usual.get(kind, seconds)
+        usual = self._usual.get(kind)
+        if usual is None:
+            self._usual[kind] = seconds
+            return 0.0
         charged = min(seconds, _MAX_OUTLIER * usual)
-        self._usual[kind] = usual + _WEIGHT * (charged - usual)
+        self._usual[kind] = usual + (_WEIGHT if charged > usual else _WEIGHT_BELOW) * (charged - usual)
         return charged
 
     def add_passed(self, seconds: float) -> float:
@@ -91,7 +95,7 @@ class Pace:
         """It has shown something, in vain; `rounds`: at least so many pass until a decision can be afforded."""
         self.rest(plain_s)
         self._last_blind = min(2 * self._last_blind + 1, self._left, _MAX_BLIND)
-        self._blind = max(self._last_blind, min(rounds, 2 * self._left))
+        self._blind = max(self._last_blind, min(rounds, _MAX_BLIND))
         self._left = max(self._left, self._blind)
 
     def gain(self) -> None:

@@ -90,6 +90,10 @@ class SuffixDrafter(Drafter):
         self._read(text)
         self._outcomes = []
 
+    def foresee(self, text: Sequence[int]) -> float:
+        self._read(text)
+        return float(self._text.length)
+
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._read(text)
         if self._text.length:
