@@ -1,12 +1,13 @@
 """The autopilot against plain decoding, prompt by prompt: the slowest texts, and the host's time in a round.
 
-    uv run python -m benchmarks.promise [--target T --draft D] [--prompts 60] [--tokens 96] [--repeats 5] [--threads 1]
-                                        [--temperature 0 --temperature 0.8] [--drafts right --drafts wrong]
+    uv run python -m benchmarks.promise [--target T --draft D] [--prompts 60] [--tokens 96] [--repeats 5] \
+        [--threads 1] [--temperature 0 --temperature 0.8] [--drafts right --drafts wrong --drafts none]
 
 One engine, whose statistics persist from text to text. Each prompt runs plainly and with the autopilot in alternating
 order; its ratio is the median over the repeats of autopilot tokens/s over plain tokens/s. The wrong draft is the same
-model with the rows of its head shifted by one token, so that it is as sure as before and wrong. A round's host time is
-all between two steps except the forwards of target and draft. stdout ends with one JSON line.
+model with the rows of its head shifted by one token, so that it is as sure as before and wrong. Without a draft plain
+decoding runs against itself, which shows the noise of the machine. A round's host time is all between two steps except
+the forwards of target and draft. The runtime's settings are measured first. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import Adjustable
 from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
 from edgespec.core.protocols import Session, Step
 from edgespec.core.sampling import SamplingParams
@@ -38,6 +40,8 @@ from edgespec.engine.events import Finished, Request
 from edgespec.errors import ContextOverflow
 
 AUTOPILOT = Speculation(("ngram", "model"))
+AGAIN = Speculation(("ngram",), draft_max=0)  # plain decoding too
+SETTINGS_S = 2.0  # for measuring the runtime's settings
 WORST = 0.98  # of plain decoding
 KINDS = ("plain", "lookup", "model")  # of a round: by the drafters that it asked
 
@@ -118,20 +122,26 @@ def host_times(steps: Sequence[tuple[Step, float]]) -> list[tuple[str, float]]:
 
 
 def compare(
-    engine: Engine, prompts: Sequence[BenchPrompt], temperature: float, tokens: int, repeats: int, draft: TimedModel
+    engine: Engine,
+    other: Speculation,
+    prompts: Sequence[BenchPrompt],
+    temperature: float,
+    tokens: int,
+    repeats: int,
+    draft: TimedModel,
 ) -> dict[str, Any]:
-    """Both arms on all prompts at one temperature."""
+    """Plain decoding and `other` on all prompts at one temperature."""
     ratios, hosts = defaultdict(list), defaultdict(list)
     for turn, prompt in product(range(repeats), prompts):
         request = Request(prompt.turns[0], SamplingParams(temperature=temperature), tokens)
         speeds = {}
-        for speculation in (PLAIN, AUTOPILOT) if turn % 2 == 0 else (AUTOPILOT, PLAIN):
+        for speculation in (PLAIN, other) if turn % 2 == 0 else (other, PLAIN):
             speeds[speculation], steps = run_once(engine, speculation, request, draft)
             arm = "plain arm, plain" if speculation is PLAIN else "autopilot, "
             for kind, host in host_times(steps):
                 hosts[arm if speculation is PLAIN else arm + kind].append(host)
         if all(speeds.values()):
-            ratios[prompt.id].append(speeds[AUTOPILOT] / speeds[PLAIN])
+            ratios[prompt.id].append(speeds[other] / speeds[PLAIN])
     medians = {name: statistics.median(each) for name, each in ratios.items()}
     return summarize(medians, {name: statistics.median(each) for name, each in hosts.items()}, prompts) | {
         "temperature": temperature,
@@ -158,10 +168,21 @@ def summarize(ratios: dict[str, float], hosts: dict[str, float], prompts: Sequen
     }
 
 
+def load_target(path: Path, options: LoadOptions, draft: TimedModel) -> Model:
+    """The target under settings measured for it, which `draft` gets too."""
+    model = load_model("llamacpp", path, options)
+    assert isinstance(model, Adjustable)
+    settings = model.measure_settings(SETTINGS_S, lambda: None)
+    if settings is not None:
+        model.use(settings)
+        draft.use(settings)
+    return cast(Model, model)
+
+
 @click.command()
 @click.option("--target", type=MODEL_PATH, default=TARGET)
 @click.option("--draft", type=MODEL_PATH, default=DRAFT)
-@click.option("--drafts", multiple=True, type=click.Choice(["right", "wrong"]), default=["right", "wrong"])
+@click.option("--drafts", multiple=True, type=click.Choice(["right", "wrong", "none"]), default=["right", "wrong"])
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=[0.0, 0.8], show_default=True)
 @click.option("--prompts", "n", type=click.IntRange(1), default=60, show_default=True)
 @click.option("--category", "categories", multiple=True, type=click.Choice(CATEGORIES), help="[default: all]")
@@ -185,14 +206,15 @@ def main(
     options, rows = LoadOptions(threads=threads, context_size=context), []
     with tempfile.TemporaryDirectory() as folder:
         for kind in drafts:
-            path = draft if kind == "right" else Path(folder) / draft.name
+            path = Path(folder) / draft.name if kind == "wrong" else draft
             if kind == "wrong":
                 shift_head(draft, path)
             model = TimedModel(load_model("llamacpp", path, options))
-            engine = Engine(load_model("llamacpp", target, options), list_loaded(model=cast(Model, model)), PLAIN)
+            engine = Engine(load_target(target, options, model), list_loaded(model=cast(Model, model)), PLAIN)
+            other = AGAIN if kind == "none" else AUTOPILOT
             fitting = [each for each in take_in_turn(n, categories) if fits(engine, each, context - tokens)]
             for temperature in temperatures:
-                row = {"draft": kind, **compare(engine, fitting, temperature, tokens, repeats, model)}
+                row = {"draft": kind, **compare(engine, other, fitting, temperature, tokens, repeats, model)}
                 rows.append(row)
                 click.echo(str(row), err=True)
             engine.close()

@@ -142,6 +142,7 @@ class Adaptive:
         return next((text for text in found if text), None)
 
     def end(self) -> None:
+        self._review.end()
         self._stats.merge()
 
     def _learn(self, drafter: Drafter, outcome: Outcome) -> None:

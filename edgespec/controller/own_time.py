@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,17 +17,21 @@ _LOOK_SHARE = 0.005  # of the time of plain decoding that looks may take while n
 _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every round
 _MAX_REST = 32  # rounds
 _MAX_BLIND = 16  # of them without a glance
+_DEBT_SHARE = 0.01  # of a plain step, that each round pays back of the debt
+_MAX_DEBT = 2.0  # plain steps, above which rounds go by until they have paid it back
 
 
 class OwnTime:
     """Usual seconds of drafting in rounds without a drafter that takes time; shared by all texts.
 
-    What is charged for a round is what exceeds the quickest rounds, those of plain decoding.
+    What is charged for a round is what exceeds the quickest rounds, those of plain decoding. The debt is what was
+    charged, in plain steps, less what drafts have gained and what the rounds have paid back.
     """
 
     def __init__(self) -> None:
         self._usual: dict[Kind, float] = {}
         self._bare_s: float | None = None
+        self._debt = 0.0
 
     def add(self, kind: Kind, seconds: float) -> float:
         """A round took `seconds`; returns what is charged for it. The first of its kind, in a cold process, is not."""
@@ -45,6 +50,15 @@ class OwnTime:
         weight = _BARE_WEIGHT if seconds > bare_s else 0.5
         self._bare_s = bare_s + weight * (seconds - bare_s)
         return min(max(0.0, seconds - self._bare_s), _MAX_OUTLIER * self._bare_s)
+
+    def settle(self, rounds: int, steps: float) -> None:
+        """`rounds` have ended that took or, below zero, gained `steps` plain steps beside their forwards."""
+        self._debt = max(0.0, self._debt + steps - _DEBT_SHARE * rounds)
+
+    @property
+    def rounds_in_debt(self) -> int:
+        """Rounds that have to go by until the debt is small again."""
+        return math.ceil(max(0.0, self._debt - _MAX_DEBT) / _DEBT_SHARE)
 
     @property
     def look_s(self) -> float:
@@ -65,13 +79,12 @@ class Pace:
 
     After a look that has shown nothing, rounds go by for a while, and a glance at what lookups promise can end that
     early. After a decision that was in vain no glance is taken either: for 1, 3, 7 and more rounds, until something is
-    gained.
+    gained. In debt rounds go by without a glance until it is paid back, from the start of a text too.
     """
 
     def __init__(self, own_time: OwnTime) -> None:
         self._own_time = own_time
-        self._left = 0  # rounds that will go by
-        self._blind = 0  # those of them without a glance
+        self._left = self._blind = own_time.rounds_in_debt  # rounds that will go by; those of them without a glance
         self._last_blind = 0
         self.is_passing = False  # whether the present round goes by
 
@@ -89,13 +102,14 @@ class Pace:
 
     def rest(self, plain_s: float) -> None:
         """A look has shown nothing that pays."""
-        self._left = min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s)))
+        self._blind = self._own_time.rounds_in_debt
+        self._left = max(self._blind, min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s))))
 
     def rest_blind(self, plain_s: float, rounds: int) -> None:
         """It has shown something, in vain; `rounds`: at least so many pass until a decision can be afforded."""
         self.rest(plain_s)
         self._last_blind = min(2 * self._last_blind + 1, self._left, _MAX_BLIND)
-        self._blind = max(self._last_blind, min(rounds, _MAX_BLIND))
+        self._blind = max(self._blind, self._last_blind, min(rounds, _MAX_BLIND))
         self._left = max(self._left, self._blind)
 
     def gain(self) -> None:

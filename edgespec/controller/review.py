@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.estimator import RecentRate
+from edgespec.controller.own_time import Kind
 from edgespec.controller.regret import RegretBudget
 from edgespec.controller.round import RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
@@ -32,6 +33,7 @@ class Review:
         self._n_passed, self._passed_s = 0, 0.0  # rounds without a look that are not counted yet
         self._known_rounds = 0  # for which the measurements of plain decoding need no new count
         self._known_peers = 0  # that they were measured with
+        self._has_looked = False  # at this text; the first look has the time of `begin` in it
         self._position = 0  # of the round's root
         self._round: RoundPlan | None = None
         self._tree: DraftTree = DraftTree()
@@ -110,26 +112,39 @@ class Review:
 
     def record_look(self, step: Step) -> None:
         """Record a round in which nothing was decided about, and so nothing drafted."""
-        cost, is_first = self._cost, step.index == 1  # whose time has that of `begin` in it
+        cost = self._cost
         plain_s = cost.seconds(1)
         if step.n_peer_rows is not None:
             cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
-        if is_first:
-            own_s = 0.0
-            self.regret.add_reading(step.draft_s / plain_s)
-        else:
-            own_s = self._stats.own_time.add("look", step.draft_s)
+        own_steps = self._charge("look", step.draft_s, plain_s)
         self._count_passed(plain_s)
-        self.regret.add(1, 1.0 + own_s / plain_s)
+        self._stats.own_time.settle(1, own_steps)
+        self.regret.add(1, 1.0 + own_steps)
         self._rate.observe_plain(1)
         self._stats.exploration.add(1.0)
 
+    def _charge(self, kind: Kind, seconds: float, plain_s: float) -> float:
+        """Plain steps that the controller's own `seconds` in a round are charged with."""
+        own_time = self._stats.own_time
+        if self._has_looked:
+            return own_time.add(kind, seconds) / plain_s
+        self._has_looked = True  # lookups have read the whole prompt
+        self.regret.add_reading(seconds / plain_s)
+        own_time.settle(0, seconds / plain_s)
+        return 0.0
+
     def _count_passed(self, plain_s: float) -> None:
         if n := self._n_passed:
-            self.regret.add(n, n + self._passed_s / plain_s)
+            own_steps = self._passed_s / plain_s
+            self._stats.own_time.settle(n, own_steps)
+            self.regret.add(n, n + own_steps)
             self._rate.observe_plain(n)
             self._stats.exploration.add(n)
             self._n_passed, self._passed_s = 0, 0.0
+
+    def end(self) -> None:
+        """The text has ended; count the rounds that went by since the last look."""
+        self._count_passed(self._cost.seconds(1))
 
     def record(self, round_: RoundPlan, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
@@ -148,9 +163,11 @@ class Review:
             cost.model.observe(rows + step.n_peer_rows, round_.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too.
         steps = (drafting_s + cost.seconds(rows)) / plain_s
-        if not round_.asked:  # else it is part of the units' time
-            steps += self._stats.own_time.add("decide", step.draft_s) / plain_s
         self._count_passed(plain_s)
+        if not round_.asked:  # else it is part of the units' time
+            own_steps = self._charge("decide", step.draft_s, plain_s)
+            self._stats.own_time.settle(1, own_steps + min(0.0, steps - len(step.tokens)))
+            steps += own_steps
         self.regret.add(len(step.tokens), steps)
         self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)

@@ -146,13 +146,11 @@ class NgramDrafter(Drafter):
 
     def __init__(self) -> None:
         self._lookup = SuffixLookup(min_length=1)
+        self._n_prompt = 0  # tokens of a prompt that is not read yet; 0 where it is
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        known = self._lookup.tokens
-        if list(text[: len(known)]) != known:
-            self._lookup = SuffixLookup(min_length=1)
-        self._lookup.read(text)
+        self._n_prompt = len(text)  # it is read once somebody asks
         self._outcomes = []
 
     def foresee(self, text: Sequence[int]) -> float:
@@ -174,6 +172,12 @@ class NgramDrafter(Drafter):
         return outcomes
 
     def _read(self, text: Sequence[int]) -> None:
+        if self._n_prompt:
+            known = self._lookup.tokens
+            if len(known) > self._n_prompt or list(text[: len(known)]) != known:
+                self._lookup = SuffixLookup(min_length=1)
+            self._lookup.read(text[: self._n_prompt])
+            self._n_prompt = 0
         if len(text) > len(self._lookup.tokens):
             self._outcomes += [Outcome(length, is_right) for length, is_right in self._lookup.extend(text)]
 

@@ -11,8 +11,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_promise(program: Program) -> None:
-    result = program("benchmarks.promise", "--prompts", 2, "--tokens", 12, "--repeats", 1, "--temperature", 0)
-    assert [row["draft"] for row in result["rows"]] == ["right", "wrong"]
+    result = program("benchmarks.promise", "--prompts", 2, "--tokens", 12, "--repeats", 1, "--temperature", 0,
+                     "--drafts", "right", "--drafts", "wrong", "--drafts", "none")  # fmt: skip
+    assert [row["draft"] for row in result["rows"]] == ["right", "wrong", "none"]
     for row in result["rows"]:
         assert row["prompts"] == 2 and 0 < row["slowest"] <= row["worst_decile"] <= row["fastest"]
         assert row["slowest"] <= row["mean"] <= row["fastest"] and 0 <= row["below"] <= 1

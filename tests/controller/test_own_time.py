@@ -156,3 +156,27 @@ def test_a_busy_moment_counts_twice_the_usual_time() -> None:
     own_time.add("decide", 11e-5)
     assert np.isclose(own_time.deciding_s, 9e-5, rtol=0.05)
     assert own_time.is_negligible(0.01) and not own_time.is_negligible(0.001)
+
+
+def test_a_debt_outlasts_the_text() -> None:
+    own_time = OwnTime()
+    own_time.settle(0, 1.9)
+    assert own_time.rounds_in_debt == 0 and not Pace(own_time).is_resting
+    own_time.settle(10, 0.5)  # 0.3 plain steps above what is allowed
+    assert own_time.rounds_in_debt == 30
+    pace = Pace(own_time)  # of another text
+    assert [pace.begin_round(lambda: True) for _ in range(31)] == [True] * 30 + [False]
+    own_time.settle(30, 0.0)
+    assert own_time.rounds_in_debt == 0
+    own_time.settle(1, -5.0)  # a draft has gained
+    own_time.settle(0, 2.0)
+    assert own_time.rounds_in_debt == 0, "gains pay back the debt, and no more"
+    own_time.settle(0, 0.01)
+    assert own_time.rounds_in_debt == 1
+
+
+def test_many_texts_without_gains_lose_one_percent() -> None:
+    """A decision takes two thirds of a step; texts are short, so that a loss of two steps in each would be 3%."""
+    clock = make_clock("1B, Q8_0", seed=0)
+    speeds = run(SAMPLED * 6, clock, 0.66)
+    assert mean(speeds[len(SAMPLED) :]) > 0.98
