@@ -173,10 +173,3 @@ def test_a_debt_outlasts_the_text() -> None:
     assert own_time.rounds_in_debt == 0, "gains pay back the debt, and no more"
     own_time.settle(0, 0.01)
     assert own_time.rounds_in_debt == 1
-
-
-def test_many_texts_without_gains_lose_one_percent() -> None:
-    """A decision takes two thirds of a step; texts are short, so that a loss of two steps in each would be 3%."""
-    clock = make_clock("1B, Q8_0", seed=0)
-    speeds = run(SAMPLED * 6, clock, 0.66)
-    assert mean(speeds[len(SAMPLED) :]) > 0.98
