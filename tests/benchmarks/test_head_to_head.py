@@ -65,15 +65,15 @@ def test_a_prompt_is_extended_to_a_length() -> None:
 
 def test_cells_that_are_recorded_are_not_run_again(tmp_path: Path, run_module: Run) -> None:
     pair = (TARGET, DRAFT)
-    command = ["benchmarks.head_to_head", "--pair", *pair, "--tokens", 8, "--repeats", 1, "--category",
+    command = ["--pair", *pair, "--tokens", 8, "--repeats", 1, "--category",
                "code_completion", "--prompt-tokens", 64, "--record", tmp_path / "record.jsonl"]  # fmt: skip
-    first = run_module(*command)
+    first = run_module("benchmarks.head_to_head", *command)
     if shutil.which("llama-server") is None:
         assert first.returncode == 1 and NO_PEER in first.stderr and "Traceback" not in first.stderr
         assert read_record(tmp_path / "record.jsonl") == {}
         return
     assert first.returncode == 0, first.stderr
-    again = run_module(*command, "--llama-server", tmp_path / "nowhere")
+    again = run_module("benchmarks.head_to_head", *command, "--llama-server", tmp_path / "nowhere")
     assert again.stdout == first.stdout
 
 
