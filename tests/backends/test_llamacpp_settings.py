@@ -79,6 +79,13 @@ def test_recurrent_models_keep_the_defaults(tmp_path: Path) -> None:
     model.close()
 
 
+def test_contexts_that_cannot_be_filled_are_not_measured(tmp_path: Path) -> None:
+    """A sliding window: forwards would take the time of an empty cache."""
+    model = llama_model("sliding-window", tmp_path, context=1024)
+    assert model.measure_settings(1.0, nothing) is None
+    model.close()
+
+
 def test_slow_models_are_measured_only_in_enough_time() -> None:
     model = load(TARGET, OPEN)
     assert model.measure_settings(1e-5, nothing) is None

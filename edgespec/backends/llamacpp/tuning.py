@@ -60,6 +60,10 @@ class SettingsMeasurement:
         session = self._open(settings, cells, closing)
         if self._time_step(session) > _MAX_STEP * self._seconds:
             return None
+        if lengths and extend_cache(session, lengths[0]) < lengths[0]:
+            lengths = ()  # llama.cpp cannot copy cells of this model
+        if not (lengths or fewer):
+            return None
         parts = len(lengths) + (len(_ROWS) if fewer else 0)
         until = [started + self._seconds * (i + 1) / parts for i in range(parts)]
         if lengths:
