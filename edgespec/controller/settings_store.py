@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -47,14 +48,13 @@ class SettingsStore:
 
 
 def list_settings() -> dict[str, list[str]]:
-    """Of each model with stored settings, by file name, the lines of RuntimeSettings.describe; the latest entry."""
+    """Of each model with measured settings, by file name, the lines of RuntimeSettings.describe; the latest entry."""
     found: dict[str, list[str]] = {}
     for path in sorted(calibration_folder().glob(f"{_PREFIX}*.json")):
         for entry in read_entries(path, "chosen")[:1]:
-            try:
-                found[str(entry.get("model", path.stem))] = RuntimeSettings.from_dict(entry["chosen"]).describe()
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                if lines := RuntimeSettings.from_dict(entry["chosen"]).describe():
+                    found[str(entry.get("model", path.stem))] = lines
     return found
 
 

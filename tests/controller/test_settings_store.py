@@ -60,6 +60,12 @@ def test_settings_are_described(store: SettingsStore) -> None:
     assert list_settings() == {}
     store.save("llamacpp", OPTIONS, SETTINGS)
     assert list_settings() == {"model.gguf": LINES}
+    other = store.path.with_name("settings-other.json")
+    other.write_text(store.path.read_text().replace("model.gguf", "other.gguf"))
+    assert list(list_settings()) == ["model.gguf", "other.gguf"]
+    nothing = {"setting": {}, "chosen": RuntimeSettings().to_dict(), "model": "other.gguf"}
+    other.write_text(json.dumps({"entries": [nothing]}))
+    assert list_settings() == {"model.gguf": LINES}, "without a line where nothing could be measured"
     store.path.write_text(store.path.read_text().replace("1.3", '"fast"'))
     assert list_settings() == {}
 
