@@ -19,16 +19,18 @@ def choose_settings(
 ) -> RuntimeSettings | None:
     """Have `target` use the stored settings, or measure them; None where the runtime's own are used.
 
-    With `seconds` they are measured for that long, known or not. Raises CacheError, Cancelled.
+    With `seconds` they are measured for that long, known or not; stored ones stay where that is too short. Raises
+    CacheError, Cancelled.
     """
     if not isinstance(target, Adjustable):
         return None
     store = SettingsStore(path)
-    settings = store.load(planned.backend, planned.options) if seconds is None else None
-    if settings is None:
-        settings = target.measure_settings(seconds or _SETTINGS_S, check)
-        if settings is not None:
-            store.save(planned.backend, planned.options, settings)
+    settings = store.load(planned.backend, planned.options)
+    if settings is None or seconds is not None:
+        measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds, check)
+        if measured is not None:
+            store.save(planned.backend, planned.options, measured)
+            settings = measured
     if settings is not None:
         target.use(settings)
     return settings

@@ -93,6 +93,12 @@ def test_options_of_the_user_win(open_: Open, measured: list[float]) -> None:
     assert not SettingsStore(TARGET).path.exists()
 
 
+def test_too_little_time_to_measure_again_keeps_the_stored(open_: Open) -> None:
+    SettingsStore(TARGET).save("llamacpp", CONFIG.load, FOUND)
+    loaded = open_(CONFIG, 1e-6)
+    assert loaded.settings == FOUND and loaded.key.flash_attention is False
+
+
 def test_a_cancelled_load_stores_nothing() -> None:
     def check() -> None:
         if progress[-1] == 1.0:
