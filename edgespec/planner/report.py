@@ -54,8 +54,10 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
 
 
 def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
-    """The stored RuntimeSettings of the target; None where they are not measured yet. Raises CacheError."""
+    """The stored RuntimeSettings of the target on llama.cpp; None where they are not measured yet. Raises CacheError."""
     source = planned.target
+    if planned.backend != "llamacpp":
+        return {}
     if isinstance(source, HubGguf):
         path = snapshot_path(hub.cache_dir, source.model, source.model.files[0].path)
     elif isinstance(source, LocalGguf | PackagedGguf):
