@@ -66,7 +66,8 @@ class DrafterSet:
     def foresee(self, drafter: Drafter, text: Sequence[int]) -> float | None:
         """See Drafter; 0 for a drafter that fails."""
         try:
-            return drafter.foresee(text)
+            confidence = drafter.foresee(text)
+            return None if confidence is None else float(confidence)
         except Cancelled:
             raise
         except Exception as error:  # noqa: BLE001 - see _call

@@ -44,6 +44,10 @@ class Counting(Drafter):
         self._note("unread")
         return 2
 
+    def foresee(self, text: Sequence[int]) -> float | None:
+        self._note("foresee")
+        return 0.5
+
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         node = -1
         for i in range(limit.depth):
@@ -66,6 +70,8 @@ def drive(drafters: DrafterSet) -> DraftTree:
     tree = DraftTree()
     drafters.begin(TEXT)
     for drafter in drafters:
+        drafters.foresee(drafter, TEXT)
+    for drafter in drafters:
         drafters.unread(drafter, TEXT)
         drafters.draft_unread(drafter, TEXT, LIMIT)
     for drafter in drafters:
@@ -87,7 +93,7 @@ def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["begin", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "foresee", "unread", "draft_unread", "expand", "observe"])
 @pytest.mark.parametrize("error", [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint="")])
 def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: Exception) -> None:
     bad, good = Counting("bad", method, error), Counting("good")
@@ -100,10 +106,10 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     heard = len(bad.calls)
     assert drive(drafters).votes == [{"good": 0.5}] * 4
     assert len(bad.calls) == heard, "it is not called again"
-    assert good.calls == ["begin", "unread", "draft_unread", "expand", "observe"] * 2
+    assert good.calls == ["begin", "foresee", "unread", "draft_unread", "expand", "observe"] * 2
 
 
-@pytest.mark.parametrize("method", ["begin", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "foresee", "unread", "draft_unread", "expand", "observe"])
 @pytest.mark.parametrize("error", [Cancelled(), KeyboardInterrupt()])
 def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None:
     drafters = DrafterSet([Counting("bad", method, error), Counting("good")], V)
@@ -135,6 +141,15 @@ def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
     drafters = DrafterSet([bad], V)
     assert drafters.unread(bad, TEXT) == 3
     assert DrafterSet([Counting("good")], V).unread(Counting("good"), TEXT) == 2
+
+
+@pytest.mark.parametrize(("value", "found"), [(None, None), (0, 0.0), (np.float32(0.5), 0.5), ("often", 0.0)])
+def test_what_is_foreseen_is_a_number_or_unknown(value: Any, found: float | None) -> None:
+    drafter = Counting("plugin")
+    drafter.foresee = lambda text: value  # type: ignore[method-assign]
+    drafters = DrafterSet([drafter], V)
+    assert drafters.foresee(drafter, TEXT) == found
+    assert list(drafters.failures) == (["plugin"] if value == "often" else [])
 
 
 def test_outcomes_come_with_their_drafter() -> None:
