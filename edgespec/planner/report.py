@@ -54,7 +54,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
 
 
 def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
-    """The stored RuntimeSettings of the target on llama.cpp; None where they are not measured yet. Raises CacheError."""
+    """The stored RuntimeSettings of a target on llama.cpp; None where they are not measured yet. Raises CacheError."""
     source = planned.target
     if planned.backend != "llamacpp":
         return {}
