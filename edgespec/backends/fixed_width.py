@@ -8,6 +8,7 @@ are chains, because a branch of a tree lies in other cells of the cache than pla
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,13 +190,12 @@ def check_width(model: Model, width: int, check: CheckCancelled) -> bool:
         return True
     found = []
     for longest in (0, width - 1):
-        session = FixedWidthSession(model.open_session(check), width)
-        size = session.capabilities.vocab_size
-        text = [(i * 7919 + 11) % size for i in range(min(_TRIAL, session.capabilities.context_size - 1))]
-        read_prompt(session, text[: len(text) // 2])
-        session.checkpoint()
-        found.append(_decode(session, text, longest))
-        session.close()
+        with closing(FixedWidthSession(model.open_session(check), width)) as session:
+            size = session.capabilities.vocab_size
+            text = [(i * 7919 + 11) % size for i in range(min(_TRIAL, session.capabilities.context_size - 1))]
+            read_prompt(session, text[: len(text) // 2])
+            session.checkpoint()
+            found.append(_decode(session, text, longest))
     plain, drafted = found
     return all((plain[at] == drafted[at]).all() for at in plain)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ _MEASURE_S = 1.0
 def keep_exact(
     target: Model, path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled
 ) -> tuple[Model, Plan]:
-    """`target` as --exact asks for it, and `planned` with the width of its forwards in the options.
+    """`target` as --exact asks for it, and `planned`, the user's, with the width of its forwards in the options.
 
     The width is the user's, else the stored one, else the cheapest by measurement, which is stored for later loads.
     Raises InvalidRequest for a width at which drafts would change the text, BackendError, CacheError, Cancelled.
@@ -48,17 +49,16 @@ def keep_exact(
 
 def _find_stored(store: Path, setting: dict[str, Any]) -> int | None:
     for entry in read_entries(store, "exact"):
-        if entry["setting"] == setting and entry["exact"].get("width") in EXACT_WIDTHS:
-            width: int = entry["exact"]["width"]
+        width = entry["exact"].get("width")
+        if entry["setting"] == setting and type(width) is int and width in EXACT_WIDTHS:
             return width
     return None
 
 
 def _measure(target: Model, check: CheckCancelled) -> int:
     """The cheapest width at which drafts change no score."""
-    session = target.open_session(check)
-    rows_s = measure_rows(session, _MEASURE_S, check)
-    session.close()
+    with closing(target.open_session(check)) as session:
+        rows_s = measure_rows(session, _MEASURE_S, check)
     return next(width for width in rank_widths(rows_s) if check_width(target, width, check))
 
 

@@ -166,10 +166,11 @@ class Loader:
         self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, settings: RuntimeSettings | None
     ) -> LoadedModel:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
-        planned = apply_settings(settings, planned)
-        key = ProfileKey.current(planned.backend, planned.options)
-        method = self._choose_self_draft(config, planned, target, target_path, key)
+        chosen = apply_settings(settings, planned)
+        key = ProfileKey.current(chosen.backend, chosen.options)
+        method = self._choose_self_draft(config, chosen, target, target_path, key)
         target, planned = keep_exact(target, target_path, planned, self.reporter, self.check)
+        planned = apply_settings(settings, planned)
         drafters: list[LoadedDrafter] = []
         paths: list[Path] = []
         source: Model | AttachedDraft | None

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edgespec.backends.llamacpp.model import load as load_llama
+from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import InvalidRequest
-from edgespec.planner.plan import LoadConfig
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
+from edgespec.controller.store import fingerprint_weights
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import BackendError, Cancelled, InvalidRequest
+from edgespec.hub.hub import Hub
+from edgespec.planner.plan import LoadConfig, plan
+from edgespec.registry.schema import load_registry
+from edgespec.service.exactness import keep_exact
 from edgespec.service.load import LoadedModel, Loader
 from tests.models import MAKERS, TARGET
 from tests.reporter import Heard
@@ -75,3 +85,66 @@ def test_models_that_run_accepted_tokens_again_draft_nothing(heard: Heard, tmp_p
 def test_other_widths_are_refused(exact: bool, width: int) -> None:
     with pytest.raises(InvalidRequest, match="1, 2, 4 or 8, with --exact"):
         LoadOptions(exact=exact, exact_width=width)
+
+
+def test_measured_threads_do_not_change_the_width(heard: Heard, tmp_path: Path) -> None:
+    """Else a text would change with the cores that happen to be idle."""
+    path = tmp_path / "floats.gguf"
+    MAKERS["llama"](path)
+    options = LoadOptions(context_size=128, exact=True)
+    widths = tmp_path / "cache" / "calibration" / f"{fingerprint_weights(path)}-exact.json"
+    found = []
+    for settings in (RuntimeSettings(), RuntimeSettings(threads=1, batch_threads=1)):
+        SettingsStore(path).save("llamacpp", options, settings)
+        loaded = Loader(heard, lambda: None).load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
+        found.append((loaded.key.batch_threads, loaded.info.exact_width))
+        loaded.engine.close()
+    assert [threads for threads, _ in found] == [None, 1]
+    assert len(json.loads(widths.read_text())["entries"]) == 1 and found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("width", [2.0, True, 3, "4", None])
+def test_a_damaged_width_is_measured_again(heard: Heard, tmp_path: Path, width: object) -> None:
+    path = tmp_path / "floats.gguf"
+    MAKERS["llama"](path)
+    loaded = load(heard, path)
+    chosen = loaded.info.exact_width
+    loaded.engine.close()
+    widths = tmp_path / "cache" / "calibration" / f"{fingerprint_weights(path)}-exact.json"
+    entries = json.loads(widths.read_text())
+    assert entries["entries"][0]["exact"] == {"width": chosen}
+    entries["entries"][0]["exact"]["width"] = width
+    widths.write_text(json.dumps(entries))
+    loaded = load(heard, path)
+    assert type(loaded.info.exact_width) is int
+    loaded.engine.close()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_cancelled_choice_of_the_width_frees_its_caches(
+    heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """In its `n`-th session. A cache that outlives its model would never be freed."""
+    path = tmp_path / "floats.gguf"
+    MAKERS["llama"](path)
+    target = load_llama(path, LoadOptions(threads=1, context_size=128, exact=True))
+    sessions: list[LlamaSession] = []
+    opening = target.open_session
+
+    def open_session(check: CheckCancelled) -> LlamaSession:
+        sessions.append(opening(check))
+        return sessions[-1]
+
+    def check() -> None:
+        if len(sessions) >= n:
+            raise Cancelled
+
+    monkeypatch.setattr(target, "open_session", open_session)
+    planned = plan(LoadConfig(str(path), load=target.options), load_registry(), Hub.from_environment(), heard)
+    with pytest.raises(Cancelled):
+        keep_exact(target, path, planned, heard, check)
+    assert len(sessions) == n
+    for session in sessions:
+        with pytest.raises(BackendError, match="closed"):
+            session.checkpoint()
+    target.close()
