@@ -18,7 +18,8 @@ _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every rou
 _MAX_REST = 32  # rounds
 _MAX_BLIND = 16  # of them without a glance
 _DEBT_SHARE = 0.01  # of a plain step, that each round pays back of the debt
-_MAX_DEBT = 2.0  # plain steps, above which rounds go by until they have paid it back
+_FREE_DEBT = 1.0  # plain steps, above which a text begins with rounds that go by until they have paid it back
+_MAX_DEBT = 3.0  # plain steps
 
 
 class OwnTime:
@@ -53,12 +54,12 @@ class OwnTime:
 
     def settle(self, rounds: int, steps: float) -> None:
         """`rounds` have ended that took or, below zero, gained `steps` plain steps beside their forwards."""
-        self._debt = max(0.0, self._debt + steps - _DEBT_SHARE * rounds)
+        self._debt = min(max(0.0, self._debt + steps - _DEBT_SHARE * rounds), _MAX_DEBT)
 
     @property
     def rounds_in_debt(self) -> int:
         """Rounds that have to go by until the debt is small again."""
-        return math.ceil(max(0.0, self._debt - _MAX_DEBT) / _DEBT_SHARE)
+        return math.ceil(max(0.0, self._debt - _FREE_DEBT) / _DEBT_SHARE)
 
     @property
     def look_s(self) -> float:
@@ -79,7 +80,7 @@ class Pace:
 
     After a look that has shown nothing, rounds go by for a while, and a glance at what lookups promise can end that
     early. After a decision that was in vain no glance is taken either: for 1, 3, 7 and more rounds, until something is
-    gained. In debt rounds go by without a glance until it is paid back, from the start of a text too.
+    gained. A text that begins in debt begins with rounds without a glance, until that is paid back.
     """
 
     def __init__(self, own_time: OwnTime) -> None:
@@ -102,14 +103,13 @@ class Pace:
 
     def rest(self, plain_s: float) -> None:
         """A look has shown nothing that pays."""
-        self._blind = self._own_time.rounds_in_debt
-        self._left = max(self._blind, min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s))))
+        self._left = min(_MAX_REST, int(self._own_time.look_s / (_LOOK_SHARE * plain_s)))
 
     def rest_blind(self, plain_s: float, rounds: int) -> None:
         """It has shown something, in vain; `rounds`: at least so many pass until a decision can be afforded."""
         self.rest(plain_s)
         self._last_blind = min(2 * self._last_blind + 1, self._left, _MAX_BLIND)
-        self._blind = max(self._blind, self._last_blind, min(rounds, _MAX_BLIND))
+        self._blind = max(self._last_blind, min(rounds, _MAX_BLIND))
         self._left = max(self._left, self._blind)
 
     def gain(self) -> None:
