@@ -81,6 +81,8 @@ class Adaptive:
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
         self._gate.begin(len(prompt))
+        if self._stats.own_time.rounds_in_debt and not self._gate.has_gained:
+            self._pace.begin_text()
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         self._round = None

@@ -60,6 +60,11 @@ class DraftGate:
     def begin(self, prompt_length: int) -> None:
         self._prompt_length, self._idle_until = prompt_length, 0
 
+    @property
+    def has_gained(self) -> bool:
+        """Whether a drafter that takes time has gained when it was asked first."""
+        return any(not each.is_free and self._gain(each, ()).value > 0 for each in self._drafters)
+
     def may_choose(self, position: int) -> bool:
         """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`.
 

@@ -75,19 +75,41 @@ class OwnTime:
         return self.deciding_s <= _DECIDING_SHARE * plain_s
 
 
+class PassedRounds:
+    """Rounds without a look that are not recorded yet."""
+
+    def __init__(self) -> None:
+        self._n, self._seconds = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more, which is charged with `seconds`."""
+        self._n += 1
+        self._seconds += seconds
+
+    def take(self) -> tuple[int, float]:
+        """(their number, the seconds that they are charged with); none are left."""
+        taken = self._n, self._seconds
+        self._n, self._seconds = 0, 0.0
+        return taken
+
+
 class Pace:
     """Which rounds of one text go by without a look, where a look takes a part of a plain step that matters.
 
     After a look that has shown nothing, rounds go by for a while, and a glance at what lookups promise can end that
     early. After a decision that was in vain no glance is taken either: for 1, 3, 7 and more rounds, until something is
-    gained. A text that begins in debt begins with rounds without a glance, until that is paid back.
+    gained. A text of lookups that begins in debt begins with rounds without a glance, until that is paid back.
     """
 
     def __init__(self, own_time: OwnTime) -> None:
         self._own_time = own_time
-        self._left = self._blind = own_time.rounds_in_debt  # rounds that will go by; those of them without a glance
+        self._left = self._blind = 0  # rounds that will go by; those of them without a glance
         self._last_blind = 0
         self.is_passing = False  # whether the present round goes by
+
+    def begin_text(self) -> None:
+        """A text begins for which only lookups are expected to draft."""
+        self._left = self._blind = self._own_time.rounds_in_debt
 
     @property
     def is_resting(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.estimator import RecentRate
-from edgespec.controller.own_time import Kind
+from edgespec.controller.own_time import Kind, PassedRounds
 from edgespec.controller.regret import RegretBudget
 from edgespec.controller.round import RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
@@ -18,6 +18,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Round, Step
 
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
+_MAX_FIRST_STEPS = 4.0  # plain steps that the first look at a text is charged with: the machine may be busy
 _KNOWN_ROUNDS = 16  # between two counts of the recent measurements of plain decoding
 
 
@@ -30,7 +31,7 @@ class Review:
         self._stats = stats
         self._rate = RecentRate()
         self._shadow = ShadowDraft()
-        self._n_passed, self._passed_s = 0, 0.0  # rounds without a look that are not counted yet
+        self._passed = PassedRounds()
         self._known_rounds = 0  # for which the measurements of plain decoding need no new count
         self._known_peers = 0  # that they were measured with
         self._has_looked = False  # at this text; the first look has the time of `begin` in it
@@ -107,8 +108,7 @@ class Review:
 
     def pass_round(self, step: Step) -> None:
         """A round went by without a look."""
-        self._n_passed += 1
-        self._passed_s += self._stats.own_time.add_passed(step.draft_s)
+        self._passed.add(self._stats.own_time.add_passed(step.draft_s))
 
     def record_look(self, step: Step) -> None:
         """Record a round in which nothing was decided about, and so nothing drafted."""
@@ -129,18 +129,18 @@ class Review:
         if self._has_looked:
             return own_time.add(kind, seconds) / plain_s
         self._has_looked = True  # lookups have read the whole prompt
-        self.regret.add_reading(seconds / plain_s)
-        own_time.settle(0, seconds / plain_s)
+        steps = min(seconds / plain_s, _MAX_FIRST_STEPS)
+        self.regret.add_reading(steps)
+        own_time.settle(0, steps)
         return 0.0
 
     def _count_passed(self, plain_s: float) -> None:
-        if n := self._n_passed:
-            own_steps = self._passed_s / plain_s
-            self._stats.own_time.settle(n, own_steps)
-            self.regret.add(n, n + own_steps)
+        n, seconds = self._passed.take()
+        if n:
+            self._stats.own_time.settle(n, 0.0)
+            self.regret.add(n, n + seconds / plain_s)
             self._rate.observe_plain(n)
             self._stats.exploration.add(n)
-            self._n_passed, self._passed_s = 0, 0.0
 
     def end(self) -> None:
         """The text has ended; count the rounds that went by since the last look."""
@@ -164,10 +164,13 @@ class Review:
         # The usual time of such a round: in a busy moment plain decoding would have been slow too.
         steps = (drafting_s + cost.seconds(rows)) / plain_s
         self._count_passed(plain_s)
-        if not round_.asked:  # else it is part of the units' time
+        gained = max(0.0, len(step.tokens) - steps)
+        if round_.asked:  # its own time is part of the units'
+            self._has_looked, own_steps = True, 0.0
+        else:
             own_steps = self._charge("decide", step.draft_s, plain_s)
-            self._stats.own_time.settle(1, own_steps + min(0.0, steps - len(step.tokens)))
-            steps += own_steps
+        self._stats.own_time.settle(1, own_steps - gained)
+        steps += own_steps
         self.regret.add(len(step.tokens), steps)
         self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)

@@ -161,10 +161,11 @@ def test_a_busy_moment_counts_twice_the_usual_time() -> None:
 def test_a_debt_outlasts_the_text() -> None:
     own_time = OwnTime()
     own_time.settle(0, 0.9)
-    assert own_time.rounds_in_debt == 0 and not Pace(own_time).is_resting
+    assert own_time.rounds_in_debt == 0
     own_time.settle(10, 0.5)  # 0.3 plain steps above what is free
     assert own_time.rounds_in_debt == 30
     pace = Pace(own_time)  # of another text
+    pace.begin_text()
     assert [pace.begin_round(lambda: True) for _ in range(31)] == [True] * 30 + [False]
     own_time.settle(30, 0.0)
     assert own_time.rounds_in_debt == 0
@@ -173,3 +174,17 @@ def test_a_debt_outlasts_the_text() -> None:
     assert own_time.rounds_in_debt == 0, "gains pay back the debt, and no more"
     own_time.settle(0, 50.0)
     assert own_time.rounds_in_debt == 200, "the debt is limited"
+
+
+def test_a_draft_model_that_pays_is_asked_in_debt() -> None:
+    clock = make_clock("8B, Q4_0", seed=0)
+    draft_stats = DraftStats(make_profile(clock))
+    drafted = []
+    for n, trace in enumerate(GREEDY[:6]):
+        if n == 3:
+            draft_stats.own_time.settle(0, 3.0)
+        model = ReplayDrafter(trace)
+        controller = Adaptive([NgramDrafter(), model], draft_stats, "greedy", VOCABULARY, trees=True)
+        replay(controller, [model], trace, clock)
+        drafted.append(model.drafted)
+    assert all(drafted[2:])
