@@ -72,7 +72,7 @@ class RuntimeSettings:
         counts = [each for each in (settings.threads, settings.batch_threads) if each is not None]
         speeds = [*settings.without_flash.values(), *settings.with_fewer_threads.values()]
         if (
-            settings.flash_attention not in (None, True, False)
+            not isinstance(settings.flash_attention, bool | None)
             or not all(type(each) is int and 1 <= each <= 512 for each in counts)
             or not all(0 < each < math.inf for each in speeds)
         ):

@@ -74,6 +74,7 @@ def test_settings_are_described(store: SettingsStore) -> None:
     "change",
     [
         {"flash_attention": 3},
+        {"flash_attention": 1},
         {"flash_attention": "off"},
         {"threads": 0},
         {"threads": 1.5},
