@@ -167,7 +167,8 @@ def _suggest(fit: Fit, caches: int) -> str:
     options = []
     if fit.draft and fit.draft.total >= short:
         options.append("--draft ngram (no draft model)")
-    if fit.context > 1 and fit.target.kv + (fit.draft.kv if fit.draft else 0) >= short:
+    of_context = sum(each.kv + each.compute for each in (fit.target, fit.draft) if each)
+    if fit.context > 1 and of_context >= short:
         options += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
     options += ["a smaller quantisation or model", "--force to try anyway"]
     return "try " + ", or ".join(options)

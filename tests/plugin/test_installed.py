@@ -5,6 +5,7 @@ Nothing is downloaded: the other packages are those of the environment that runs
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -80,8 +81,11 @@ def test_the_environment_is_the_fresh_one(environment: Path, tmp_path: Path) -> 
     assert all(Path(line).is_relative_to(environment) for line in child.stdout.splitlines())
 
 
-def test_auto_asks_it_beside_the_others(run: Run) -> None:
-    _, rounds = generate(run, "--draft", "auto")
+def test_auto_loads_it_and_it_drafts_beside_others(run: Run) -> None:
+    """When the autopilot asks whom depends on the machine's speed; a fixed length asks all in every round."""
+    loaded = json.loads(run("run", PROMPT, "--json", "--max-tokens", "8", "--draft", "auto").stdout)["draft"]
+    assert {"ngram", "suffix"} < set(loaded.split("+"))
+    _, rounds = generate(run, "--draft", "suffix+ngram", "--draft-max", "3", "--draft-tree", "6")
     assert sum(accepted for names, _, accepted in rounds if "suffix" in names) >= 8
     assert any(names != {"suffix"} for names, drafted, _ in rounds if drafted)
 
