@@ -135,6 +135,8 @@ def run_cell(cell: Cell, options: Sequence[object]) -> list[dict[str, Any]]:
     if done.returncode:
         raise click.ClickException(f"{cell.label} failed; the lines above say why.")
     runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["runs"]
+    if PEER_PLAIN not in {run["arm"] for run in runs}:
+        raise click.ClickException(f"{cell.label}: llama-server finished no prompt; the lines above say why.")
     return runs
 
 
