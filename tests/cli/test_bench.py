@@ -215,7 +215,8 @@ def test_explain_and_what_is_kept_between_runs(cli: Cli, tmp_path: Path) -> None
     """A line a round. The second run does not measure again; with other threads it does, and says why."""
 
     def run(*more: str) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
-        done = cli("run", "import os\nimport sys\nimport ", "--temperature", "0", "--max-tokens", "24", "--json", *more)
+        options = ("--temperature", "0", "--max-tokens", "24", "--flash-attention", "--json", *more)
+        done = cli("run", "import os\nimport sys\nimport ", *options)
         assert done.returncode == 0
         (stored,) = (tmp_path / "cache" / "calibration").glob("[0-9a-f]*.json")
         return done.stderr.splitlines(), json.loads(done.stdout)["metrics"], json.loads(stored.read_text())["entries"]
