@@ -18,7 +18,6 @@ the machine's noise. stdout ends with one JSON line.
 from __future__ import annotations
 
 import fnmatch
-import os
 import shutil
 import statistics
 import tempfile
@@ -101,10 +100,7 @@ def main(
                 warm = Prompt("warm-up", "", WARM_UP, engine.encode(WARM_UP))
                 prompts = select_prompts(engine, chosen, tokens, ctx, prompt_tokens or 1)
                 stop = engine.target.tokenizer.end_of_generation
-            # An empty cache folder: nothing is known of the models yet.
-            os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
-            client = open_edgespec(backend, target, draft, options)
-            stack.callback(client.close)
+            client = open_edgespec(backend, target, draft, options, stack)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
         peers: list[Arm] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -94,15 +97,18 @@ class Edgespec:
         return Generation(finished.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own)
 
 
-def open_edgespec(backend: BackendName, target: Path, draft: Path | None, options: LoadOptions) -> EngineProcess:
-    """An engine process with the target, lookups and perhaps the draft model. Raises EdgespecError."""
+def open_edgespec(
+    backend: BackendName, target: Path, draft: Path | None, options: LoadOptions, stack: ExitStack
+) -> EngineProcess:
+    """An engine process with the target, lookups and perhaps the draft model, and with an empty cache folder.
+
+    So nothing is known of the models yet. `stack` ends it. Raises EdgespecError.
+    """
+    os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
     client = EngineProcess()
+    stack.callback(client.close)
     config = LoadConfig(str(target), backend, f"ngram+{draft}" if draft else "ngram", load=options)
-    try:
-        list(client.open(config, TerminalReporter()))
-    except BaseException:
-        client.close()
-        raise
+    list(client.open(config, TerminalReporter()))
     return client
 
 

@@ -11,10 +11,8 @@ JSON line.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -53,10 +51,7 @@ def main(model: Path, peer: str, contexts: Sequence[int], tokens: int, repeats: 
             with closing(Engine(load_model("llamacpp", model, options), list_loaded(), PLAIN)) as engine:
                 texts = [extend_prompt(engine, START, length) for length in contexts]
                 prompts = [Prompt(str(len(ids)), "", text, ids) for text in texts if (ids := engine.encode(text))]
-            # An empty cache folder: nothing is known of the model yet.
-            os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
-            client = open_edgespec("llamacpp", model, None, options)
-            stack.callback(client.close)
+            client = open_edgespec("llamacpp", model, None, options, stack)
             arm = Edgespec("edgespec plain", client, PLAIN)
             for length, prompt in zip(contexts, prompts, strict=True):
                 rows.append(compare(arm, binary, model, length, prompt, tokens, repeats, threads))
