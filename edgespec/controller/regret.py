@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 _ALLOWED_SHARE = 0.01  # of all time
-_ALLOWED_STEPS = 2.0  # plain steps, in addition
+_LEAST_ALLOWED, _MOST_ALLOWED = 1.0, 2.0  # plain steps, in addition
+_USUAL_ROWS = range(4, 17)  # of a forward with a lookup's draft
 _MAX_SAVINGS = 4.0  # plain steps of earlier gains that a round may risk, in addition
 _READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
+
+
+def choose_allowed_loss(seconds: Callable[[int], float]) -> float:
+    """Plain steps that one text may lose: as many as the cheapest draft of usual size, from one to two.
+
+    `seconds` maps rows of a forward to its time. Less would forbid all drafts where more rows are expensive.
+    """
+    cheapest_s = min(seconds(rows) for rows in _USUAL_ROWS)
+    return min(max(_LEAST_ALLOWED, cheapest_s / seconds(1) - 1.0), _MOST_ALLOWED)
 
 
 class RegretBudget:
     """The account of one generation, in plain steps: one plain step is the time of a forward without a draft.
 
-    Whatever is drafted, the loss stays below twice `_ALLOWED_STEPS` plus `_ALLOWED_SHARE` of the time.
+    Whatever is drafted, the loss stays below twice the allowed loss plus `_ALLOWED_SHARE` of the time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: float) -> None:
+        """`allowed`: see `choose_allowed_loss`."""
+        self._allowed = allowed
         self._balance = 0.0
         self._credit = 0.0  # the part of the balance that shadow drafts have lent
         self._shadow_balance = 0.0  # what shadow drafts would have lost and not yet won back; at most 0
@@ -42,11 +55,11 @@ class RegretBudget:
         """A draft that the budget did not allow would have emitted `tokens` in `steps` plain steps.
 
         Once the gains of such drafts outweigh their losses, the surplus is lent to the next rounds, up to
-        `_ALLOWED_STEPS`. Their losses cost no time and reduce nothing.
+        the allowed loss. Their losses cost no time and reduce nothing.
         """
         balance = self._shadow_balance + tokens - steps
-        self._shadow_balance = min(max(balance, -_ALLOWED_STEPS), 0.0)
-        lent = min(balance, _ALLOWED_STEPS - self._balance, _ALLOWED_STEPS - self._credit)
+        self._shadow_balance = min(max(balance, -self._allowed), 0.0)
+        lent = min(balance, self._allowed - self._balance, self._allowed - self._credit)
         if lent > 0:
             self._balance += lent
             self._credit += lent
@@ -56,7 +69,7 @@ class RegretBudget:
 
         Generations that share their forwards also share the initial allowance: with `n_peers` others each has its part.
         """
-        return self._balance + _ALLOWED_SHARE * self._elapsed + _ALLOWED_STEPS / (1 + n_peers)
+        return self._balance + _ALLOWED_SHARE * self._elapsed + self._allowed / (1 + n_peers)
 
     def count_rounds(self, steps: float, n_peers: int = 0) -> int:
         """Plain rounds until the allowance is `steps`; 0 where it is already."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.estimator import RecentRate
 from edgespec.controller.own_time import Kind, PassedRounds
-from edgespec.controller.regret import RegretBudget
+from edgespec.controller.regret import RegretBudget, choose_allowed_loss
 from edgespec.controller.round import RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.shadow import ShadowDraft
@@ -26,7 +26,7 @@ class Review:
     """Of the rounds of one generation."""
 
     def __init__(self, cost: MarginalCost, stats: TextStats) -> None:
-        self.regret = RegretBudget()
+        self.regret = RegretBudget(choose_allowed_loss(cost.model.seconds))
         self._cost = cost
         self._stats = stats
         self._rate = RecentRate()

@@ -14,7 +14,7 @@ def test_a_hopeless_draft_model_is_reported() -> None:
     draft_stats = DraftStats(make_profile(clock))
     warnings = []
     # A useless drafter is seldom asked, so that its evidence takes some texts.
-    for trace in [*SAMPLED, *GREEDY, *SAMPLED]:
+    for trace in [*SAMPLED, *GREEDY] * 2:
         model = WrongDrafter(trace)
         controller = adaptive(draft_stats, [model])
         replay(controller, [model], trace, clock)

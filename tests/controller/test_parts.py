@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile, choose_chain_length
 from edgespec.controller.estimator import DecayedMean
-from edgespec.controller.regret import RegretBudget
+from edgespec.controller.regret import RegretBudget, choose_allowed_loss
 from edgespec.controller.stats import ExplorationBudget
 from edgespec.controller.value import DraftSize, choose_size, list_sizes
 
@@ -188,7 +188,7 @@ def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list
 
 
 def test_the_regret_budget() -> None:
-    budget = RegretBudget()
+    budget = RegretBudget(2.0)
     assert budget.allowance() == pytest.approx(2.0)
     budget.add(1, 2.5)
     assert budget.allowance() == pytest.approx(2.0 - 1.5 + 0.025)
@@ -202,8 +202,19 @@ def test_the_regret_budget() -> None:
     assert budget.allowance(n_peers=3) == pytest.approx(before - 1.5), "four share what one alone may lose"
 
 
+def test_a_text_may_lose_one_draft_of_usual_size() -> None:
+    flat, steep, jagged = {}, {}, {4: 3.5, 8: 2.6}
+    for rows in range(2, 17):
+        flat[rows], steep[rows] = 1 + 0.1 * rows, float(rows)
+        jagged.setdefault(rows, 4.0)
+    for curve, allowed in (flat, 1.0), (steep, 2.0), (jagged, 1.6):
+        assert choose_allowed_loss(lambda rows, curve=curve: 0.03 * (curve[rows] if rows > 1 else 1.0)) == pytest.approx(
+            allowed
+        )
+
+
 def test_gains_of_shadow_drafts_are_lent_and_their_losses_cost_nothing() -> None:
-    budget = RegretBudget()
+    budget = RegretBudget(2.0)
     budget.add(1, 3.0)
     before = budget.allowance()
     budget.add_shadow(1, 2.0)
@@ -237,7 +248,7 @@ def test_gains_of_shadow_drafts_are_lent_and_their_losses_cost_nothing() -> None
 @example([("shadow", 0.0, 12), ("round", 1.0, 1), ("round", 1.0, 1), ("round", 0.0, 4)] * 60)
 def test_no_more_is_lost_than_is_allowed(events: list[tuple[str, float, int]]) -> None:
     """For any drafts: a round may cost one plain step and the allowance, and emits a token at least."""
-    budget, emitted, steps = RegretBudget(), 0, 0.0
+    budget, emitted, steps = RegretBudget(2.0), 0, 0.0
     for kind, share, tokens in events:
         took = 1.0 + share * max(0.0, budget.allowance())
         if kind == "shadow":
