@@ -19,7 +19,7 @@ def find_repetition(prompt: Sequence[int], emitted: Sequence[int]) -> list[bool]
     text, copied = list(prompt), []
     for token in emitted:
         text.append(token)
-        copied.append(any(length >= _MIN_MATCH and right for length, right in lookup.extend(text)))
+        copied.append(any(each.confidence >= _MIN_MATCH and each.is_right for each in lookup.extend(text)))
     found: list[bool] = []
     for is_copied, stretch in groupby(copied):
         n = len(list(stretch))

@@ -15,23 +15,17 @@ class AcceptanceModel:
     The feature is the drafter's confidence; for a token that several drafters propose, the rate that all of them give.
     """
 
-    def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
-        """`edges` separate the bins; `guesses` [len(edges) + 1] are the rates before any observation.
-
-        Raises ValueError if their lengths do not match.
-        """
-        if len(guesses) != len(edges) + 1:
-            raise ValueError("one guess for each bin")
-        self._edges = list(edges)
-        self._guesses = list(guesses)
-        self.rates = [DecayedMean(guess) for guess in guesses]
+    def __init__(self, edges: Sequence[float], rates: Sequence[DecayedMean]) -> None:
+        """`edges` separate the bins of `rates` [len(edges) + 1]. Raises ValueError if their lengths do not match."""
+        if len(rates) != len(edges) + 1:
+            raise ValueError("one rate for each bin")
+        self._edges = edges
+        self.rates = list(rates)
         self._values: list[float] | None = None  # of the rates, until the next observation
 
     def fork(self) -> AcceptanceModel:
         """See DecayedMean.fork."""
-        local = AcceptanceModel(self._edges, self._guesses)
-        local.rates = [rate.fork() for rate in self.rates]
-        return local
+        return AcceptanceModel(self._edges, [rate.fork() for rate in self.rates])
 
     def merge(self, text: AcceptanceModel) -> None:
         """See DecayedMean.merge."""
@@ -60,12 +54,17 @@ class AcceptanceModel:
 def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
     """For a drafter that gives each token a probability, or the number of matching tokens before it."""
     if confidence == "length":
-        return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
+        return _guess([2, 3, 4, 5, 7, 11, 17, 32], [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95])
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
-    return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
+    return _guess(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
 
 def make_agreement_model() -> AcceptanceModel:
     """For a token that several drafters propose, by the highest rate of them: they may have the same reason."""
     edges = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    return AcceptanceModel(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
+    return _guess(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
+
+
+def _guess(edges: Sequence[float], guesses: Sequence[float]) -> AcceptanceModel:
+    """With the rates `guesses` before any observation."""
+    return AcceptanceModel(edges, [DecayedMean(guess) for guess in guesses])

@@ -17,12 +17,13 @@ the reasons and a worked round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.gate import DraftGate, DraftRequest
-from edgespec.controller.lookup_bar import LookupBar
 from edgespec.controller.own_time import Pace
+from edgespec.controller.quick_lookups import Chain, QuickLookups
 from edgespec.controller.review import Review
 from edgespec.controller.round import Asked, RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
@@ -35,6 +36,8 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, St
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
+_BLOCKED_REASON = "a wrong draft would cost more than may be lost"
+_PASSING_REASON = "recording this round costs more than it gains"
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 
 
@@ -62,9 +65,13 @@ class Adaptive:
         self._review = Review(self._cost, self._stats)
         self._gate = DraftGate(self._cost, self._review.regret, self._drafters, self._stats)
         self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
-        self._bar = LookupBar(self._cost, self._stats, self._stats.own_time, self._drafters)
+        self._quick = QuickLookups(self._cost, self._stats, self._drafters)
         self._trees = trees
         self._pace = Pace(self._stats.own_time)
+        self._is_short = not self._stats.own_time.is_negligible(self._cost.seconds(1))  # whether deciding matters
+        self._passing = Decision("none", _PASSING_REASON)  # in rounds that go by
+        self._is_passing = False  # whether the present round goes by
+        self._asking_s = 0.0  # that lookups took in it
         self._passed: tuple[int, ...] = ()  # tokens of which drafters that take no time have not heard yet
         self._round: RoundPlan | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
@@ -81,29 +88,70 @@ class Adaptive:
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
         self._gate.begin(len(prompt))
-        if self._stats.own_time.rounds_in_debt and not self._gate.has_gained:
-            self._pace.begin_text()
+        if self._is_short:
+            self._pace.rest(self._cost.seconds(1))
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        self._round = None
-        if self._pace.begin_round(lambda: self._bar.glance(tokens)):
-            return self._decode_plain("looking for a draft costs more than it gains here")
-        self._cost.begin_round(len(tokens) - 1)
-        self._review.begin_round(tokens)
-        if not limit.nodes or not limit.depth:
-            return self._decode_plain("the draft limit is zero")
-        if self._cost.has_prefill:
-            return self._decode_plain("prompts of other generations are being read")
-        if not self._review.knows_plain(_MIN_PLAIN_ROUNDS):
-            return self._decode_plain("to measure plain decoding")
-        if not self._stats.own_time.is_negligible(self._cost.seconds(1)):
-            if not self._bar.is_reached(tokens) and not self._gate.may_choose(len(tokens)):
-                self._pace.rest(self._cost.seconds(1))
-                return self._decode_plain(_NO_DRAFT_REASON)
-            if (rounds := self._review.count_unaffordable()) > 0:
-                self._pace.rest_blind(self._cost.seconds(1), rounds)
-                return self._decode_plain("deciding costs more than it gains here")
+        self._round, self._is_passing = None, False
+        if self._is_short:
+            return self._propose_quickly(tokens, limit)
+        self._begin_round(tokens)
+        if (reason := self._forbid_drafts(limit)) is not None:
+            return self._decode_plain(reason)
         return self._plan(tokens, limit)
+
+    def _propose_quickly(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        """Where a plain step is so short that a decision takes a part of it that matters."""
+        started_s = perf_counter()
+        chain = None if self._pace.is_blind else self._quick.choose(tokens)
+        if chain is None and self._pace.is_resting:
+            self._pace.pass_round()
+            self._is_passing, self._asking_s = True, perf_counter() - started_s
+            self.decision = self._passing
+            return NO_DRAFT
+        self._begin_round(tokens)
+        self._quick.forget()
+        if (reason := self._forbid_drafts(limit)) is not None:
+            return self._decode_plain(reason)
+        if self._quick.is_unsure or self._gate.has_gained or (chain is None and self._gate.may_choose(len(tokens))):
+            draft = self._plan(tokens, limit)
+            if not len(draft):
+                self._pace.rest_blind(self._cost.seconds(1))
+            return draft
+        if chain is not None:
+            return self._draft_quickly(chain, tokens, limit)
+        self._pace.rest(self._cost.seconds(1))
+        return self._decode_plain(_NO_DRAFT_REASON)
+
+    def _draft_quickly(self, chain: Chain, tokens: Sequence[int], limit: Budget) -> Draft:
+        round_ = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step, "quick")
+        drafted = self._quick.draft(chain, tokens, min(round_.node_limit, round_.depth_limit))
+        allowed = self._review.find_max_nodes(len(drafted))
+        if allowed < len(drafted):
+            self._review.remember_blocked(round_, drafted)
+        if not drafted or not allowed:
+            self._pace.rest_blind(self._cost.seconds(1))
+            return self._decode_plain(_BLOCKED_REASON if drafted else _NO_DRAFT_REASON)
+        self._round = round_
+        self._pace.rest(self._cost.seconds(1))
+        self.decision = Decision(chain.drafter.name, _LOOKUP_REASON, chain.tokens, chain.seconds)
+        return Draft.chain(drafted[:allowed])
+
+    def _begin_round(self, tokens: Sequence[int]) -> None:
+        self._cost.begin_round(len(tokens) - 1)
+        plain_s = self._cost.seconds(1)
+        self._is_short = not self._stats.own_time.is_negligible(plain_s)
+        self._passing = Decision("none", _PASSING_REASON, 1.0, plain_s)
+        if self._review.begin_round(tokens):
+            self._pace.gain()
+
+    def _forbid_drafts(self, limit: Budget) -> str | None:
+        """The reason why this round cannot have a draft; None if it can."""
+        if not limit.nodes or not limit.depth:
+            return "the draft limit is zero"
+        if self._cost.has_prefill:
+            return "prompts of other generations are being read"
+        return None if self._review.knows_plain(_MIN_PLAIN_ROUNDS) else "to measure plain decoding"
 
     def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
         round_ = self._round = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step)
@@ -115,12 +163,12 @@ class Adaptive:
         self._builder.ask_free(tree, tokens, round_)
         size = round_.choose_size(tree)
         self._review.remember_shadow(round_, tree, size)
-        if self._drafters.take_time:
+        if self._drafters.timed:
             return self._ask_others(round_, tokens, limit.depth, tree, size)
         return self._decide(round_, _LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
-        if self._pace.is_passing:
+        if self._is_passing:
             self._passed += done.emitted
             self._drafters.observe_passed(done)
             return
@@ -129,8 +177,8 @@ class Adaptive:
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
-        if self._pace.is_passing:
-            self._review.pass_round(step)
+        if self._is_passing:
+            self._review.pass_round(step, self._asking_s)
         elif self._round is None:
             self._review.record_look(step)
         elif self._review.record(self._round, step) > 0:
@@ -213,7 +261,6 @@ class Adaptive:
     def _decide(self, round_: RoundPlan, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
         drafted = {each.drafter.name: sum(each.units) for each in round_.asked}
         if not size.nodes and not drafted:
-            self._pace.rest_blind(self._cost.seconds(1), 0)
             return self._decode_plain(_NO_DRAFT_REASON)
         draft = tree.select(size.nodes)
         sources = list(dict.fromkeys(name for source in draft.sources for name in source.split("+"))) or list(drafted)

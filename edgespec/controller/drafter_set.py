@@ -15,11 +15,16 @@ T = TypeVar("T")
 
 
 class DrafterSet:
-    """Calls drafters; drops for the rest of the generation those that fail."""
+    """Calls drafters; drops for the rest of the generation those that fail.
+
+    free   those that take no time
+    timed  the others
+    """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, draw: TokenDraw | None = None) -> None:
         """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
         self._drafters = list(drafters)
+        self._split()
         self._vocab_size = vocab_size
         self._draw = draw
         self.failures: dict[str, str] = {}  # drafter -> reason
@@ -27,10 +32,9 @@ class DrafterSet:
     def __iter__(self) -> Iterator[Drafter]:
         return iter(tuple(self._drafters))
 
-    @property
-    def take_time(self) -> bool:
-        """Whether any of them takes time."""
-        return any(not each.is_free for each in self._drafters)
+    def _split(self) -> None:
+        self.free = tuple(each for each in self._drafters if each.is_free)
+        self.timed = tuple(each for each in self._drafters if not each.is_free)
 
     def begin(self, text: Sequence[int]) -> None:
         for drafter in self:
@@ -46,12 +50,12 @@ class DrafterSet:
             self._tell(self, done, learn)
             return
         together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, done.scores)
-        self._tell([each for each in self._drafters if each.is_free], together, learn)
-        self._tell([each for each in self._drafters if not each.is_free], done, learn)
+        self._tell(self.free, together, learn)
+        self._tell(self.timed, done, learn)
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
-        self._tell([each for each in self._drafters if not each.is_free], done, lambda drafter, outcome: None)
+        self._tell(self.timed, done, lambda drafter, outcome: None)
 
     def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
         for drafter in drafters:
@@ -124,6 +128,7 @@ class DrafterSet:
     def _drop(self, drafter: Drafter, error: Exception) -> None:
         self.failures[drafter.name] = f"{reason_of(error)}."
         self._drafters = [each for each in self._drafters if each is not drafter]
+        self._split()
 
     def _check(self, drafter: Drafter, tree: DraftTree, start: int, limit: Budget) -> None:
         """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""

@@ -63,6 +63,8 @@ class DecayedMean:
     @property
     def evidence(self) -> tuple[float, float]:
         """Weighted sum and weight of all texts, the present one included."""
+        if not self._n:
+            return self._earlier_sum, self._earlier_n
         merged = DecayedMean(self._guess)
         merged.restore((self._earlier_sum, self._earlier_n))
         merged.merge(self)

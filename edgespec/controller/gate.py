@@ -63,20 +63,21 @@ class DraftGate:
     @property
     def has_gained(self) -> bool:
         """Whether a drafter that takes time has gained when it was asked first."""
-        return any(not each.is_free and self._gain(each, ()).value > 0 for each in self._drafters)
+        timed, has_cost = self._drafters.timed, self._cost.model.has_cost
+        return any(self._gain(each, ()).value > 0 for each in timed if has_cost(each.name))
 
     def may_choose(self, position: int) -> bool:
         """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`.
 
         After a no it is not checked again for some tokens.
         """
+        if self.has_gained:
+            return True
         if position < self._idle_until:
             return False
         cost, cheapest_s = self._cost, math.inf
-        for each in self._drafters:
-            if not each.is_free and cost.model.has_cost(each.name):
-                if self._gain(each, ()).value > 0:
-                    return True
+        for each in self._drafters.timed:
+            if cost.model.has_cost(each.name):
                 cheapest_s = min(cheapest_s, cost.model.unit_s(each.name))
         if self._stats.exploration.allows(max(cheapest_s / cost.seconds(1), self._trial_steps)):
             return True

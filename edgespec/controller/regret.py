@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 _ALLOWED_SHARE = 0.01  # of all time
@@ -70,7 +69,3 @@ class RegretBudget:
         Generations that share their forwards also share the initial allowance: with `n_peers` others each has its part.
         """
         return self._balance + _ALLOWED_SHARE * self._elapsed + self._allowed / (1 + n_peers)
-
-    def count_rounds(self, steps: float, n_peers: int = 0) -> int:
-        """Plain rounds until the allowance is `steps`; 0 where it is already."""
-        return math.ceil(max(0.0, steps - self.allowance(n_peers)) / _ALLOWED_SHARE)

@@ -35,6 +35,7 @@ class Review:
         self._known_rounds = 0  # for which the measurements of plain decoding need no new count
         self._known_peers = 0  # that they were measured with
         self._has_looked = False  # at this text; the first look has the time of `begin` in it
+        self._has_drafted = False  # whether the last round has verified a quick draft
         self._position = 0  # of the round's root
         self._round: RoundPlan | None = None
         self._tree: DraftTree = DraftTree()
@@ -49,11 +50,13 @@ class Review:
         """See RecentRate."""
         return self._rate.tokens_per_step
 
-    def begin_round(self, tokens: Sequence[int]) -> None:
-        """A round begins after `tokens`."""
+    def begin_round(self, tokens: Sequence[int]) -> bool:
+        """A round begins after `tokens`; returns whether they show that a draft would have gained.
+
+        That is one which the regret budget did not allow.
+        """
         self._position = len(tokens) - 1
-        if self._shadow.is_pending:
-            self._compare_shadow(tokens)
+        return self._shadow.is_pending and self._compare_shadow(tokens)
 
     def follow(self, round_: RoundPlan, tree: ScoredTree) -> None:
         """`tree` holds what drafters that take time propose in `round_`."""
@@ -71,6 +74,11 @@ class Review:
             if wanted.nodes > size.nodes and (draft := tree.select(wanted.nodes)).is_chain:
                 self._shadow.remember(round_.position + 1, draft.tokens.tolist())
 
+    def remember_blocked(self, round_: RoundPlan, drafted: list[int]) -> None:
+        """A chain that is larger than the regret budget allows."""
+        if not self._shadow.is_pending:
+            self._shadow.remember(round_.position + 1, drafted)
+
     def knows_plain(self, n: int) -> bool:
         """Whether plain decoding was measured `n` times of late."""
         if not self._known_rounds or self._cost.n_peers != self._known_peers:
@@ -80,16 +88,13 @@ class Review:
         self._known_rounds -= 1
         return True
 
-    def count_unaffordable(self) -> int:
-        """Rounds until the regret budget allows the time that a decision takes; 0 where it does."""
-        steps = self._stats.own_time.deciding_s / self._cost.seconds(1)
-        return self.regret.count_rounds(steps, self._cost.n_peers)
-
-    def _compare_shadow(self, tokens: Sequence[int]) -> None:
-        """Compare the remembered draft with the emitted text."""
-        if (outcome := self._shadow.resolve(tokens)) is not None:
-            emitted, rows = outcome
-            self.regret.add_shadow(emitted, self._cost.seconds(rows) / self._cost.seconds(1))
+    def _compare_shadow(self, tokens: Sequence[int]) -> bool:
+        """Compare the remembered draft with the emitted text; returns whether it would have gained."""
+        if (outcome := self._shadow.resolve(tokens)) is None:
+            return False
+        emitted, steps = outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1)
+        self.regret.add_shadow(emitted, steps)
+        return emitted > steps
 
     def learn(self, done: Round) -> None:
         """Compare what the drafters of the round have proposed with the emitted tokens."""
@@ -106,39 +111,44 @@ class Review:
         if not any(each.drafter.is_drawn for each in asked):
             self._learn_agreements(done.emitted)
 
-    def pass_round(self, step: Step) -> None:
-        """A round went by without a look."""
-        self._passed.add(self._stats.own_time.add_passed(step.draft_s))
+    def pass_round(self, step: Step, own_s: float) -> None:
+        """A plain round went by in which the controller took `own_s`."""
+        self._passed.add(own_s + self._charge_switch(step), step.forward_s(1 + self._cost.n_peers))
 
     def record_look(self, step: Step) -> None:
-        """Record a round in which nothing was decided about, and so nothing drafted."""
+        """Record a plain round, and those that went by before it."""
         cost = self._cost
         plain_s = cost.seconds(1)
         if step.n_peer_rows is not None:
             cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
-        own_steps = self._charge("look", step.draft_s, plain_s)
+        own_steps = self._charge("look", step.draft_s, plain_s) + self._charge_switch(step) / plain_s
         self._count_passed(plain_s)
-        self._stats.own_time.settle(1, own_steps)
         self.regret.add(1, 1.0 + own_steps)
         self._rate.observe_plain(1)
         self._stats.exploration.add(1.0)
 
     def _charge(self, kind: Kind, seconds: float, plain_s: float) -> float:
         """Plain steps that the controller's own `seconds` in a round are charged with."""
-        own_time = self._stats.own_time
         if self._has_looked:
-            return own_time.add(kind, seconds) / plain_s
+            return self._stats.own_time.add(kind, seconds) / plain_s
         self._has_looked = True  # lookups have read the whole prompt
-        steps = min(seconds / plain_s, _MAX_FIRST_STEPS)
-        self.regret.add_reading(steps)
-        own_time.settle(0, steps)
+        self.regret.add_reading(min(seconds / plain_s, _MAX_FIRST_STEPS))
         return 0.0
 
+    def _charge_switch(self, step: Step) -> float:
+        """Seconds by which the forward after a quick draft exceeds a usual plain one; charged to the drafts."""
+        if not self._has_drafted:
+            return 0.0
+        self._has_drafted = False
+        plain_s = self._cost.seconds(1)
+        return self._stats.own_time.add_switch(step.forward_s(1 + self._cost.n_peers) - plain_s, plain_s)
+
     def _count_passed(self, plain_s: float) -> None:
-        n, seconds = self._passed.take()
+        n, own_s, forward_s = self._passed.take()
         if n:
-            self._stats.own_time.settle(n, 0.0)
-            self.regret.add(n, n + seconds / plain_s)
+            if not self._cost.n_peers:
+                self._cost.model.observe(1, self._position, forward_s)
+            self.regret.add(n, n + own_s / plain_s)
             self._rate.observe_plain(n)
             self._stats.exploration.add(n)
 
@@ -164,12 +174,14 @@ class Review:
         # The usual time of such a round: in a busy moment plain decoding would have been slow too.
         steps = (drafting_s + cost.seconds(rows)) / plain_s
         self._count_passed(plain_s)
-        gained = max(0.0, len(step.tokens) - steps)
         if round_.asked:  # its own time is part of the units'
             self._has_looked, own_steps = True, 0.0
         else:
-            own_steps = self._charge("decide", step.draft_s, plain_s)
-        self._stats.own_time.settle(1, own_steps - gained)
+            own_steps = self._charge(round_.kind, step.draft_s, plain_s)
+        if round_.kind == "quick":
+            if self._has_drafted:
+                self._stats.own_time.add_switch(0.0, plain_s)
+            self._has_drafted = True
         steps += own_steps
         self.regret.add(len(step.tokens), steps)
         self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.own_time import Kind
 from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.value import DraftSize, choose_size, list_sizes, value
 from edgespec.core.drafter import Drafter
@@ -41,9 +42,17 @@ class Asked:
 class RoundPlan:
     """Kept until the round's Step is recorded. Seconds are the usual ones of the cost model, not measured ones."""
 
-    def __init__(self, cost: MarginalCost, tokens: Sequence[int], limit: Budget, tokens_per_step: float) -> None:
+    def __init__(
+        self,
+        cost: MarginalCost,
+        tokens: Sequence[int],
+        limit: Budget,
+        tokens_per_step: float,
+        kind: Kind = "decide",
+    ) -> None:
         """`tokens` are prompt and output; the last one is the root. `tokens_per_step` is that of recent rounds."""
         self._cost = cost
+        self.kind = kind
         self.position = len(tokens) - 1  # of the root
         self.node_limit, self.depth_limit = min(limit.nodes, MAX_NODES), min(limit.depth, MAX_NODES)
         self.max_nodes = 0  # of the draft, by the regret budget; at most node_limit

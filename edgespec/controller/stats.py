@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ class DrafterStats:
 
     def fork(self) -> DrafterStats:
         """See DecayedMean.fork."""
-        local = DrafterStats(self.confidence, is_trusted=self.is_trusted)
+        local = copy(self)
         local.acceptance = self.acceptance.fork()
         local.first_choice = self.first_choice.fork()
         local.gains = [rate.fork() for rate in self.gains]

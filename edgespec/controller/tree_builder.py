@@ -28,10 +28,9 @@ class TreeBuilder:
     def ask_free(self, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan) -> None:
         """All proposals of the drafters that take no time."""
         depth = round_.depth_limit
-        for drafter in self._drafters:
-            if drafter.is_free:
-                for _ in self._drafters.expand(drafter, tree.tree, tokens, Budget(depth, depth)):
-                    pass
+        for drafter in self._drafters.free:
+            for _ in self._drafters.expand(drafter, tree.tree, tokens, Budget(depth, depth)):
+                pass
 
     def ask(
         self, request: DraftRequest, asked: Asked, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan

@@ -73,10 +73,10 @@ class Drafter(Protocol):
         return 0
 
     def foresee(self, text: Sequence[int]) -> float | None:
-        """The confidence that `expand` would give its best proposal for the token after `text`; 0 without one.
+        """The confidence that `expand` gives its best proposal for the token after `text`; 0 without a good one.
 
-        For free drafters that know it at less expense: `expand` is called only where such a token may pay. None where
-        that is not known.
+        For free drafters that can tell in microseconds; None for others. Called where plain steps are short: `expand`
+        follows only where such a token may pay, and then proposes what was foreseen.
         """
         return None
 

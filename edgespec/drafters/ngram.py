@@ -9,6 +9,7 @@ from edgespec.core.drafter import Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 
 MAX_NGRAM = 5  # n-gram sizes in the index
+WATCHED = 3  # tokens of the n-grams that are always watched
 MAX_MATCH = 64  # tokens; longer matches count as this long
 _REACH = 3  # tokens that a chain may propose for each token of the match; more of them are seldom right
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
@@ -48,18 +49,18 @@ class SuffixLookup:
         self._grams = self._list_grams(self.tokens)
         self.end, self.length = self._find_longest(self.tokens, self._grams)
 
-    def extend(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+    def extend(self, tokens: Sequence[int]) -> list[Outcome]:
         """Add the tokens that `tokens`, the whole text, has beyond the last call, and follow the match.
 
-        Returns (length of the match, whether it predicted the token) for each new token that followed a match.
+        Returns what the match before each new token predicted.
         """
-        outcomes: list[tuple[int, bool]] = []
+        outcomes: list[Outcome] = []
         known, latest = self.tokens, self._latest
         for position in range(len(known), len(tokens)):
             token = tokens[position]
             is_right = self.length > 0 and known[self.end] == token
             if self.length:
-                outcomes.append((self.length, is_right))
+                outcomes.append(Outcome(self.length, is_right))
             for gram, earlier in zip(self._grams, self._earlier, strict=False):
                 before = latest.get(gram)
                 if before is not None:
@@ -73,20 +74,15 @@ class SuffixLookup:
                 self.end, self.length = self._find_longest(known, self._grams)
         return outcomes
 
-    def read_continuation(self, end: int, n: int, more: Sequence[int] = ()) -> list[int]:
-        """[n] tokens from position `end` of the text and `more`; wraps around where the match overlaps the end."""
-        path = self.tokens[end : end + n]
-        if len(path) < n:
-            path += more
-            for i in range(n - len(path)):
-                path.append(path[i])
-        return path[:n]
+    def read_continuation(self, end: int, n: int) -> list[int]:
+        """[n] tokens from position `end` of the text."""
+        return continue_from(self.tokens, end, n)
 
     def continue_after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
         """The continuation if `more` followed the text: ([n] tokens or none, length of the match)."""
         tokens = [*self.tokens[-MAX_MATCH:], *more]
         end, length = self._find_longest(tokens, self._list_grams(tokens))
-        return (self.read_continuation(end, n, more), length) if length else ([], 0)
+        return (continue_from(self.tokens, end, n, more), length) if length else ([], 0)
 
     def find_matches(self) -> Iterator[tuple[int, int]]:
         """(position after a match of the text's end, size of the n-gram): longest first, then latest first."""
@@ -121,23 +117,83 @@ class SuffixLookup:
             if end is not None and len(gram) < MAX_NGRAM:
                 return end, len(gram)
             if end is not None:
-                length, end = max((self._extend_match(tokens, each, MAX_NGRAM), each) for each in self._list_ends(gram))
+                ends = self._list_ends(gram)
+                length, end = max((count_common(self.tokens, each, tokens, MAX_NGRAM), each) for each in ends)
                 return end, length
         return 0, 0
 
-    def _extend_match(self, tokens: Sequence[int], end: int, known: int) -> int:
-        """The number of tokens before `end` that equal the end of `tokens`; at least `known`."""
-        n, limit = known, min(MAX_MATCH, len(tokens), end)
-        while n < limit and self.tokens[end - n - 1] == tokens[-n - 1]:
-            n += 1
-        return n
+
+class RepeatWatch:
+    """The latest earlier occurrence of the text's last three tokens: an index of one n-gram size, much the quickest.
+
+    end     the position after the match
+    length  its number of tokens; 0 without a match
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        """Starts from a whole text."""
+        self.tokens = list(tokens)
+        grams = zip(*(self.tokens[i:] for i in range(WATCHED)), strict=False)
+        self._latest = dict(zip(grams, range(WATCHED, len(self.tokens)), strict=False))  # those that a token follows
+        self._gram = tuple(self.tokens[-WATCHED:])
+        self.end, self.length = self._find()
+
+    def extend(self, tokens: Sequence[int]) -> list[Outcome]:
+        """Add the tokens that `tokens`, the whole text, has beyond the last call, and follow the match.
+
+        Returns what the match before each new token predicted.
+        """
+        outcomes: list[Outcome] = []
+        known, latest, gram = self.tokens, self._latest, self._gram
+        for position in range(len(known), len(tokens)):
+            token = tokens[position]
+            is_right = self.length > 0 and known[self.end] == token
+            if self.length:
+                outcomes.append(Outcome(self.length, is_right))
+            latest[gram] = position
+            known.append(token)
+            self._gram = gram = (*gram[1 - WATCHED :], token)
+            if is_right:
+                self.end, self.length = self.end + 1, min(self.length + 1, MAX_MATCH)
+            elif gram in latest:
+                self.end, self.length = self._find()
+            else:
+                self.end = self.length = 0
+        return outcomes
+
+    def read_continuation(self, n: int) -> list[int]:
+        """[n] tokens after the match."""
+        return continue_from(self.tokens, self.end, n)
+
+    def _find(self) -> tuple[int, int]:
+        end = self._latest.get(self._gram)
+        return (0, 0) if end is None else (end, count_common(self.tokens, end, self.tokens, WATCHED))
+
+
+def count_common(tokens: Sequence[int], end: int, suffix: Sequence[int], known: int) -> int:
+    """The number of `tokens` before `end` that equal the end of `suffix`; at least `known`."""
+    n, limit = known, min(MAX_MATCH, len(suffix), end)
+    while n < limit and tokens[end - n - 1] == suffix[-n - 1]:
+        n += 1
+    return n
+
+
+def continue_from(tokens: list[int], end: int, n: int, more: Sequence[int] = ()) -> list[int]:
+    """[n] tokens from position `end` of `tokens` and `more`; wraps around where a match overlaps their end."""
+    path = tokens[end : end + n]
+    if len(path) < n:
+        path += more
+        for i in range(n - len(path)):
+            path.append(path[i])
+    return path[:n]
 
 
 class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
     It proposes what followed the longest match of the text's end; with a budget for a tree also what followed the other
-    matches, longest and latest first. Where others have drafted already, it continues their paths.
+    matches, longest and latest first. Where others have drafted already, it continues their paths. Where `foresee` was
+    asked for the same text, only matches of three tokens and more count, and the index of shorter ones is not made.
     """
 
     name = "ngram"
@@ -146,18 +202,28 @@ class NgramDrafter(Drafter):
 
     def __init__(self) -> None:
         self._lookup = SuffixLookup(min_length=1)
-        self._n_prompt = 0  # tokens of a prompt that is not read yet; 0 where it is
+        self._is_indexed = False  # whether the lookup has read this text's prompt
+        self._watch: RepeatWatch | None = None  # of this text, once something was foreseen
+        self._n_prompt = 0
+        self._n_foreseen = -1  # tokens of the text when something was foreseen last
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        self._n_prompt = len(text)  # it is read once somebody asks
+        self._n_prompt, self._n_foreseen = len(text), -1
+        self._is_indexed, self._watch = False, None
         self._outcomes = []
 
     def foresee(self, text: Sequence[int]) -> float:
-        self._read(text)
-        return float(self._lookup.length)
+        self._n_foreseen = len(text)
+        return float(self._follow(text).length)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        if self._watch is not None and self._n_foreseen == len(text):
+            if self._watch.length and not len(tree):
+                tokens = self._watch.read_continuation(limit.depth)
+                tree.add_chain(tokens, self.name, _confidences(self._watch.length, len(tokens)))
+            yield
+            return
         self._read(text)
         others = {source for votes in tree.votes for source in votes} - {self.name} if len(tree) else ()
         if not len(tree) or tree.deepest(self.name) < 0:
@@ -167,19 +233,34 @@ class NgramDrafter(Drafter):
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
-        self._read(done.text)
+        if self._watch is None:
+            self._read(done.text)
+        else:
+            self._follow(done.text)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _read(self, text: Sequence[int]) -> None:
-        if self._n_prompt:
-            known = self._lookup.tokens
-            if len(known) > self._n_prompt or list(text[: len(known)]) != known:
-                self._lookup = SuffixLookup(min_length=1)
-            self._lookup.read(text[: self._n_prompt])
-            self._n_prompt = 0
-        if len(text) > len(self._lookup.tokens):
-            self._outcomes += [Outcome(length, is_right) for length, is_right in self._lookup.extend(text)]
+    def _follow(self, text: Sequence[int]) -> RepeatWatch:
+        """The watch after `text`."""
+        if self._watch is None:
+            self._watch = RepeatWatch(text[: max(self._n_prompt, len(self._lookup.tokens) if self._is_indexed else 0)])
+        if len(text) > len(self._watch.tokens):
+            self._outcomes += self._watch.extend(text)
+        return self._watch
+
+    def _read(self, text: Sequence[int]) -> SuffixLookup:
+        """The index of `text`; what its matches predicted is not counted if the watch's are."""
+        lookup = self._lookup
+        if not self._is_indexed:
+            if len(lookup.tokens) > self._n_prompt or list(text[: len(lookup.tokens)]) != lookup.tokens:
+                lookup = self._lookup = SuffixLookup(min_length=1)
+            lookup.read(text[: self._n_prompt])
+            self._is_indexed = True
+        if len(text) > len(lookup.tokens):
+            outcomes = lookup.extend(text)
+            if self._watch is None:
+                self._outcomes += outcomes
+        return lookup
 
     def _add_matches(self, tree: DraftTree, limit: Budget) -> None:
         """What followed the longest match of the text's end; all matches, if the budget is for a tree."""

@@ -187,4 +187,4 @@ def test_the_bound_is_the_rounds_by_the_profile(drafters: tuple[str, ...]) -> No
         if drafters == ("ngram",):
             assert drafting == pytest.approx(0)
         else:
-            assert 2 * drafting == pytest.approx(round(2 * drafting)) and drafting > 0, "half a step a drafted token"
+            assert 2 * drafting == pytest.approx(round(2 * drafting)), "half a step a drafted token"

@@ -160,8 +160,8 @@ def test_acceptance_bins_are_independent() -> None:
     assert acceptance.rate(0.3) == pytest.approx(0.27)
     lengths = make_acceptance_model("length")
     assert [lengths.rate(n) for n in (2, 3, 40)] == pytest.approx([0.4, 0.5, 0.95])
-    with pytest.raises(ValueError, match="one guess"):
-        AcceptanceModel([0.5], [0.1])
+    with pytest.raises(ValueError, match="one rate"):
+        AcceptanceModel([0.5], [DecayedMean(0.1)])
 
 
 def test_every_size_is_compared() -> None:
@@ -208,9 +208,9 @@ def test_a_text_may_lose_one_draft_of_usual_size() -> None:
         flat[rows], steep[rows] = 1 + 0.1 * rows, float(rows)
         jagged.setdefault(rows, 4.0)
     for curve, allowed in (flat, 1.0), (steep, 2.0), (jagged, 1.6):
-        assert choose_allowed_loss(lambda rows, curve=curve: 0.03 * (curve[rows] if rows > 1 else 1.0)) == pytest.approx(
-            allowed
-        )
+        assert choose_allowed_loss(
+            lambda rows, curve=curve: 0.03 * (curve[rows] if rows > 1 else 1.0)
+        ) == pytest.approx(allowed)
 
 
 def test_gains_of_shadow_drafts_are_lent_and_their_losses_cost_nothing() -> None:

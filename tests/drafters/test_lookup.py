@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.ngram import MAX_MATCH, SuffixLookup
+from edgespec.core.drafter import Outcome
+from edgespec.drafters.ngram import MAX_MATCH, SuffixLookup, continue_from
 
 V = 4
 REMEMBERED = 8
@@ -74,7 +75,8 @@ def test_follows_the_longest_match(text: list[int]) -> None:
     for n in range(1, len(text) + 1):
         outcomes += lookup.extend(text[:n])
         assert (lookup.end, lookup.length) == states[n]
-    expected = [(length, text[end] == token) for (end, length), token in zip(states, text, strict=False) if length]
+    pairs = zip(states, text, strict=False)
+    expected = [Outcome(length, text[end] == token) for (end, length), token in pairs if length]
     assert outcomes == expected
     assert lookup.tokens == text
 
@@ -124,7 +126,7 @@ def test_a_continuation_copies_the_text_then_itself(
     for i in range(n):
         longer.append(longer[end + i])
     lookup = of(text)
-    assert lookup.read_continuation(end, n, more) == longer[len(text) + len(more) :]
+    assert continue_from(lookup.tokens, end, n, more) == longer[len(text) + len(more) :]
     assert lookup.tokens == text
 
 
@@ -134,7 +136,7 @@ def test_continue_after_looks_up_the_extended_text(text: list[int], more: list[i
     lookup = of(text)
     end, length = longest(text, text + more)
     found = lookup.continue_after(more, n)
-    assert found == ((lookup.read_continuation(end, n, more), length) if length else ([], 0))
+    assert found == ((continue_from(lookup.tokens, end, n, more), length) if length else ([], 0))
     assert (lookup.tokens, lookup.extend(text)) == (text, []), "it was only asked"
 
 
@@ -167,9 +169,9 @@ def test_a_match_counts_as_64_tokens_at_most() -> None:
     text = [*range(100), 200]
     lookup = of(text + text[:90])
     assert (lookup.end, lookup.length) == (90, MAX_MATCH)
-    assert lookup.extend(text + text[:91]) == [(MAX_MATCH, True)]
+    assert lookup.extend(text + text[:91]) == [Outcome(MAX_MATCH, is_right=True)]
     assert (lookup.end, lookup.length) == (91, MAX_MATCH)
-    assert lookup.extend([*text, *text[:91], 300]) == [(MAX_MATCH, False)]
+    assert lookup.extend([*text, *text[:91], 300]) == [Outcome(MAX_MATCH, is_right=False)]
     assert lookup.length == 0
 
 
