@@ -1,0 +1,36 @@
+"""Trained heads: small networks that draft from a target's hidden states. What a head's file says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HeadKind = Literal["eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """A head, whatever format its file has. H is the target's hidden size.
+
+    layers              of the target, whose inputs are concatenated in this order: 0 has the embeddings, the number of
+                        layers names the output of the last one before the final norm. Empty: the last hidden state
+                        after the final norm
+    size                the head's own hidden size
+    draft_vocab_size    rows of its output matrix; the target's vocabulary size where it uses the target's matrix
+    norm_before_residual  EAGLE-3: whether the residual starts from the normed feature
+    norm_before_fc      EAGLE-3: 'all' norms the concatenated features, 'each' every one of them (EAGLE-3.1)
+    feeds_normed        whether the head's state is fed back after its last norm
+    block_size          positions of a block, of heads that draft one
+    mask_token          the id that fills a block
+    """
+
+    kind: HeadKind
+    hidden_size: int
+    layers: tuple[int, ...]
+    size: int
+    draft_vocab_size: int
+    norm_before_residual: bool = False
+    norm_before_fc: Literal["none", "all", "each"] = "none"
+    feeds_normed: bool = False
+    block_size: int = 1
+    mask_token: int | None = None
