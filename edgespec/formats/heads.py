@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-HeadKind = Literal["eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspark", "medusa", "hydra"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,19 +14,21 @@ class HeadSpec:
 
     layers              of the target, whose inputs are concatenated in this order: 0 has the embeddings, the number of
                         layers names the output of the last one before the final norm. Empty: the last hidden state
-                        after the final norm
+                        after the final norm. None: the file does not say, see `usual_layers`
     size                the head's own hidden size
-    draft_vocab_size    rows of its output matrix; the target's vocabulary size where it uses the target's matrix
+    draft_vocab_size    rows of its output matrix; the target's vocabulary size where it uses the target's matrix; 0
+                        where the file does not say
     norm_before_residual  EAGLE-3: whether the residual starts from the normed feature
     norm_before_fc      EAGLE-3: 'all' norms the concatenated features, 'each' every one of them (EAGLE-3.1)
     feeds_normed        whether the head's state is fed back after its last norm
     block_size          positions of a block, of heads that draft one
     mask_token          the id that fills a block
+    in_target           whether the file holds the target too
     """
 
     kind: HeadKind
     hidden_size: int
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] | None
     size: int
     draft_vocab_size: int
     norm_before_residual: bool = False
@@ -34,3 +36,9 @@ class HeadSpec:
     feeds_normed: bool = False
     block_size: int = 1
     mask_token: int | None = None
+    in_target: bool = False
+
+
+def usual_layers(target_layers: int) -> tuple[int, int, int]:
+    """The inputs that an EAGLE-3 head reads of a target with `target_layers` layers if its file names none."""
+    return 2, target_layers // 2, target_layers - 3
