@@ -17,16 +17,15 @@ the reasons and a worked round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.gate import DraftGate, DraftRequest
-from edgespec.controller.own_time import Pace
-from edgespec.controller.quick_lookups import Chain, QuickLookups
+from edgespec.controller.quick_lookups import Chain
 from edgespec.controller.review import Review
 from edgespec.controller.round import Asked, RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
+from edgespec.controller.short_rounds import ShortRounds
 from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.controller.tree_builder import TreeBuilder
 from edgespec.controller.value import DraftSize
@@ -37,7 +36,6 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, St
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
 _BLOCKED_REASON = "a wrong draft would cost more than may be lost"
-_PASSING_REASON = "recording this round costs more than it gains"
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 
 
@@ -65,20 +63,14 @@ class Adaptive:
         self._review = Review(self._cost, self._stats)
         self._gate = DraftGate(self._cost, self._review.regret, self._drafters, self._stats)
         self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
-        self._quick = QuickLookups(self._cost, self._stats, self._drafters)
+        self._short = ShortRounds(self._cost, self._stats, self._review, self._drafters)
         self._trees = trees
-        self._pace = Pace(self._stats.own_time)
-        self._is_short = not self._stats.own_time.is_negligible(self._cost.seconds(1))  # whether deciding matters
-        self._passing = Decision("none", _PASSING_REASON)  # in rounds that go by
-        self._is_passing = False  # whether the present round goes by
-        self._asking_s = 0.0  # that lookups took in it
-        self._passed: tuple[int, ...] = ()  # tokens of which drafters that take no time have not heard yet
         self._round: RoundPlan | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
 
     @property
     def expects_plain(self) -> bool:
-        return self._pace.is_resting or self._review.expects_plain
+        return self._short.is_resting or self._review.expects_plain
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -88,62 +80,42 @@ class Adaptive:
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
         self._gate.begin(len(prompt))
-        if self._is_short:
-            self._pace.rest(self._cost.seconds(1))
+        self._short.begin_text()
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        self._round, self._is_passing = None, False
-        if self._is_short:
-            return self._propose_quickly(tokens, limit)
-        self._begin_round(tokens)
+        self._round, chain = None, None
+        if is_short := self._short.is_active:
+            chain = self._short.choose(tokens)
+            if self._short.is_passing:
+                self.decision = self._short.passing
+                return NO_DRAFT
+        self._cost.begin_round(len(tokens) - 1)
+        self._short.update()
+        if self._review.begin_round(tokens):
+            self._short.gain()
         if (reason := self._forbid_drafts(limit)) is not None:
             return self._decode_plain(reason)
-        return self._plan(tokens, limit)
+        return self._propose_quickly(chain, tokens, limit) if is_short else self._plan(tokens, limit)
 
-    def _propose_quickly(self, tokens: Sequence[int], limit: Budget) -> Draft:
+    def _propose_quickly(self, chain: Chain | None, tokens: Sequence[int], limit: Budget) -> Draft:
         """Where a plain step is so short that a decision takes a part of it that matters."""
-        started_s = perf_counter()
-        chain = None if self._pace.is_blind else self._quick.choose(tokens)
-        if chain is None and self._pace.is_resting:
-            self._pace.pass_round()
-            self._is_passing, self._asking_s = True, perf_counter() - started_s
-            self.decision = self._passing
-            return NO_DRAFT
-        self._begin_round(tokens)
-        self._quick.forget()
-        if (reason := self._forbid_drafts(limit)) is not None:
-            return self._decode_plain(reason)
-        if self._quick.is_unsure or self._gate.has_gained or (chain is None and self._gate.may_choose(len(tokens))):
+        may_ask = chain is None and self._gate.may_choose(len(tokens))
+        if may_ask or self._gate.has_gained or self._short.is_unsure:
             draft = self._plan(tokens, limit)
             if not len(draft):
-                self._pace.rest_blind(self._cost.seconds(1))
+                self._short.rest_blind()
             return draft
-        if chain is not None:
-            return self._draft_quickly(chain, tokens, limit)
-        self._pace.rest(self._cost.seconds(1))
-        return self._decode_plain(_NO_DRAFT_REASON)
-
-    def _draft_quickly(self, chain: Chain, tokens: Sequence[int], limit: Budget) -> Draft:
+        if chain is None:
+            self._short.rest()
+            return self._decode_plain(_NO_DRAFT_REASON)
         round_ = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step, "quick")
-        drafted = self._quick.draft(chain, tokens, min(round_.node_limit, round_.depth_limit))
-        allowed = self._review.find_max_nodes(len(drafted))
-        if allowed < len(drafted):
-            self._review.remember_blocked(round_, drafted)
-        if not drafted or not allowed:
-            self._pace.rest_blind(self._cost.seconds(1))
-            return self._decode_plain(_BLOCKED_REASON if drafted else _NO_DRAFT_REASON)
+        drafted = self._short.draft(chain, tokens, min(round_.node_limit, round_.depth_limit))
+        if not drafted:
+            self._short.rest_blind()
+            return self._decode_plain(_BLOCKED_REASON)
         self._round = round_
-        self._pace.rest(self._cost.seconds(1))
         self.decision = Decision(chain.drafter.name, _LOOKUP_REASON, chain.tokens, chain.seconds)
-        return Draft.chain(drafted[:allowed])
-
-    def _begin_round(self, tokens: Sequence[int]) -> None:
-        self._cost.begin_round(len(tokens) - 1)
-        plain_s = self._cost.seconds(1)
-        self._is_short = not self._stats.own_time.is_negligible(plain_s)
-        self._passing = Decision("none", _PASSING_REASON, 1.0, plain_s)
-        if self._review.begin_round(tokens):
-            self._pace.gain()
+        return Draft.chain(drafted)
 
     def _forbid_drafts(self, limit: Budget) -> str | None:
         """The reason why this round cannot have a draft; None if it can."""
@@ -168,21 +140,19 @@ class Adaptive:
         return self._decide(round_, _LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
-        if self._is_passing:
-            self._passed += done.emitted
+        if self._short.is_passing:
             self._drafters.observe_passed(done)
             return
-        self._drafters.observe(done, self._learn, self._passed)
-        self._passed = ()
+        self._drafters.observe(done, self._learn)
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
-        if self._is_passing:
-            self._review.pass_round(step, self._asking_s)
+        if self._short.is_passing:
+            self._short.record(step)
         elif self._round is None:
             self._review.record_look(step)
         elif self._review.record(self._round, step) > 0:
-            self._pace.gain()
+            self._short.gain()
 
     def set_phase(self, phase: str) -> None:
         self._stats.set_phase(phase)

@@ -27,6 +27,7 @@ class DrafterSet:
         self._split()
         self._vocab_size = vocab_size
         self._draw = draw
+        self._passed: tuple[int, ...] = ()  # tokens of which the free ones have not heard yet
         self.failures: dict[str, str] = {}  # drafter -> reason
 
     def __iter__(self) -> Iterator[Drafter]:
@@ -37,15 +38,17 @@ class DrafterSet:
         self.timed = tuple(each for each in self._drafters if not each.is_free)
 
     def begin(self, text: Sequence[int]) -> None:
+        self._passed = ()
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)
 
-    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None], passed: tuple[int, ...] = ()) -> None:
+    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
         """All drafters hear of the round; `learn` gets what they would have said about its tokens.
 
-        `passed` are tokens before it of which only the drafters that take time have heard, by `observe_passed`; the
-        others hear of one round without a draft.
+        The free ones hear of it together with those before it that only `observe_passed` was told of, as of one round
+        without a draft.
         """
+        passed, self._passed = self._passed, ()
         if not passed:
             self._tell(self, done, learn)
             return
@@ -55,6 +58,7 @@ class DrafterSet:
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
+        self._passed += done.emitted
         self._tell(self.timed, done, lambda drafter, outcome: None)
 
     def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:

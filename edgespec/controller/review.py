@@ -19,7 +19,6 @@ from edgespec.core.protocols import Round, Step
 
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
 _MAX_FIRST_STEPS = 4.0  # plain steps that the first look at a text is charged with: the machine may be busy
-_KNOWN_ROUNDS = 16  # between two counts of the recent measurements of plain decoding
 
 
 class Review:
@@ -32,8 +31,6 @@ class Review:
         self._rate = RecentRate()
         self._shadow = ShadowDraft()
         self._passed = PassedRounds()
-        self._known_rounds = 0  # for which the measurements of plain decoding need no new count
-        self._known_peers = 0  # that they were measured with
         self._has_looked = False  # at this text; the first look has the time of `begin` in it
         self._has_drafted = False  # whether the last round has verified a quick draft
         self._position = 0  # of the round's root
@@ -74,19 +71,14 @@ class Review:
             if wanted.nodes > size.nodes and (draft := tree.select(wanted.nodes)).is_chain:
                 self._shadow.remember(round_.position + 1, draft.tokens.tolist())
 
-    def remember_blocked(self, round_: RoundPlan, drafted: list[int]) -> None:
-        """A chain that is larger than the regret budget allows."""
+    def remember_blocked(self, tokens: Sequence[int], drafted: list[int]) -> None:
+        """Remember a chain after `tokens` that is larger than the regret budget allows."""
         if not self._shadow.is_pending:
-            self._shadow.remember(round_.position + 1, drafted)
+            self._shadow.remember(len(tokens), drafted)
 
     def knows_plain(self, n: int) -> bool:
         """Whether plain decoding was measured `n` times of late."""
-        if not self._known_rounds or self._cost.n_peers != self._known_peers:
-            if self._cost.plain_measured < n:
-                return False
-            self._known_rounds, self._known_peers = _KNOWN_ROUNDS, self._cost.n_peers
-        self._known_rounds -= 1
-        return True
+        return self._cost.plain_measured >= n
 
     def _compare_shadow(self, tokens: Sequence[int]) -> bool:
         """Compare the remembered draft with the emitted text; returns whether it would have gained."""
