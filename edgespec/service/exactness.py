@@ -17,6 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planner.plan import Plan, Reporter
 
 _MEASURE_S = 1.0
+_MIN_CONTEXT = 8  # tokens of a text, beside the rows of a forward
 
 
 def keep_exact(
@@ -39,6 +40,11 @@ def keep_exact(
         elif options.exact_width and not check_width(target, width, check):
             raise InvalidRequest(
                 f"with forwards of {width} rows drafts would change this model's text.", hint="Use --exact-width 1."
+            )
+        if target.context_size < width + _MIN_CONTEXT:
+            raise InvalidRequest(
+                f"a context of {target.context_size} tokens has no room for a text beside forwards of {width} rows.",
+                hint="Set a larger --ctx.",
             )
         target = FixedWidthModel(target, width)
         reporter.notice(_describe(width))

@@ -148,3 +148,10 @@ def test_a_cancelled_choice_of_the_width_frees_its_caches(
         with pytest.raises(BackendError, match="closed"):
             session.checkpoint()
     target.close()
+
+
+def test_a_context_without_room_beside_the_rows_is_refused(heard: Heard) -> None:
+    options = LoadOptions(threads=1, context_size=8, exact=True, exact_width=8)
+    with pytest.raises(InvalidRequest, match="no room for a text beside forwards of 8 rows") as refused:
+        Loader(heard, lambda: None).load(LoadConfig(str(TARGET), load=options, draft="none"))
+    assert refused.value.hint == "Set a larger --ctx."
