@@ -13,7 +13,7 @@ from edgespec.controller.review import Review
 from edgespec.controller.stats import TextStats
 from edgespec.core.protocols import Decision, Step
 
-_PASSING_REASON = "recording this round costs more than it gains"
+_PASSING_REASON = "steps are short: drafts are sought rarely"
 
 
 class ShortRounds:

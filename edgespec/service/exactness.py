@@ -34,23 +34,28 @@ def keep_exact(
         setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
         width = options.exact_width or _find_stored(store, setting)
+        _check_room(target, width or min(EXACT_WIDTHS))
         if width is None:
             width = _measure(target, check)
             save_entry(store, {"setting": setting, "exact": {"width": width}}, "exact")
+            _check_room(target, width)
         elif options.exact_width and not check_width(target, width, check):
             raise InvalidRequest(
                 f"with forwards of {width} rows drafts would change this model's text.", hint="Use --exact-width 1."
-            )
-        if target.context_size < width + _MIN_CONTEXT:
-            raise InvalidRequest(
-                f"a context of {target.context_size} tokens has no room for a text beside forwards of {width} rows.",
-                hint="Set a larger --ctx.",
             )
         target = FixedWidthModel(target, width)
         reporter.notice(_describe(width))
     if isinstance(target, FixedWidthModel):
         planned = replace(planned, options=replace(options, exact_width=target.width))
     return target, planned
+
+
+def _check_room(target: Model, width: int) -> None:
+    if target.context_size < width + _MIN_CONTEXT:
+        raise InvalidRequest(
+            f"a context of {target.context_size} tokens has no room for a text beside forwards of {width} rows.",
+            hint="Set a larger --ctx.",
+        )
 
 
 def _find_stored(store: Path, setting: dict[str, Any]) -> int | None:
