@@ -91,6 +91,8 @@ class Context:
         started = perf_counter()
         try:
             batch.outputs = self.native.decode()
+            for scores in batch.scores.values():
+                scores.copy_states()
         except (Cancelled, BackendError) as error:
             batch.error = error
         batch.seconds = perf_counter() - started

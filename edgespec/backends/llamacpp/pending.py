@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgespec.backends.llamacpp.taps import Floats, LayerInputs
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams
@@ -42,12 +43,14 @@ class SequenceSlot:
     check     raises Cancelled when nobody wants the session's forwards any more
     scores    of its last forward, until they are committed or dropped
     is_dirty  rows of it were staged that are not yet part of its text
+    tap       copies hidden states of its rows, for a trained head
     """
 
     sequence: int
     check: CheckCancelled
     scores: LlamaScores | None = None
     is_dirty: bool = False
+    tap: LayerInputs | None = None
 
     @property
     def is_cancelled(self) -> bool:
@@ -73,13 +76,16 @@ class LlamaScores:
     ) -> None:
         """Add `n_tokens` tokens of `slot`, the last `n_outputs` of which have scores, to `batch`.
 
-        `is_after_flush`: the context had to decode a full batch before it could take them.
+        `is_after_flush`: the context had to decode a full batch before it could take them. Where the slot has a tap,
+        `states` are [n_tokens, width] once they are decoded.
         """
         self.slot = slot
         self.n_tokens = n_tokens
         self.is_prefill = is_prefill
         self.waited_s = self.peer_wait_s = 0.0
+        self.states: Floats | None = None
         self._batch = batch
+        self._first_token = batch.n_tokens
         self._span = slice(batch.n_outputs, batch.n_outputs + n_outputs)
         self._rows: Logits | None = None
         self._is_after_flush = is_after_flush
@@ -121,6 +127,11 @@ class LlamaScores:
             assert batch.outputs is not None
             self._rows = batch.outputs[self._span]
         return self._rows
+
+    def copy_states(self) -> None:
+        """Called after the decode, if the slot has a tap."""
+        if self.slot.tap is not None:
+            self.states = self.slot.tap.read(self._first_token, self.n_tokens)
 
     def copy_rows(self) -> None:
         """Keep the rows if they may still be read: the next decode overwrites the buffer that they are in."""

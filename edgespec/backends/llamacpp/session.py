@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import numpy as np
+
+from edgespec.backends.features import Features
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native import MAX_TOKENS
 from edgespec.backends.llamacpp.pending import LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
+from edgespec.backends.llamacpp.taps import Floats, LayerInputs
 from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
 from edgespec.core.batching import YIELD, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
@@ -82,10 +86,21 @@ class LlamaSession:
         left = self._capabilities.context_size - len(self._tokens) - 1
         return max(0, min(left, self.context.sequences.max_nodes, self._rollback.max_draft))
 
+    def tap(self, layers: Sequence[int]) -> Features[Floats]:
+        """The inputs of these layers, concatenated, of every token that the cache will hold. Called once at most.
+
+        In a shared context all decodes then copy these layers. Raises ValueError where the cache holds tokens,
+        Unsupported where llama.cpp cannot give these layers of this model.
+        """
+        if self._tokens or self._slot.is_dirty or self._slot.tap is not None:
+            raise ValueError("a session is tapped once, before it holds tokens")
+        self._slot.tap = LayerInputs(self._lib, self.context.native.handle, layers)
+        return self._slot.tap.features
+
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
         check_prompt(tokens, self._capabilities)
-        done = reused = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        done = reused = self._reuse(tokens)
         while True:
             self._slot.check()
             chunk = tokens[done : done + context.prefill_chunk(self._slot)]
@@ -94,7 +109,7 @@ class LlamaSession:
                 yield YIELD
             self._wait(scores)
             scores.waited_s = scores.peer_wait_s = 0.0  # this call has waited, not a read of the scores
-            self._append(chunk)
+            self._append(chunk, scores.states)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
             if done == len(tokens):
@@ -104,6 +119,8 @@ class LlamaSession:
         context = self.context
         if not isinstance(other, LlamaSession) or other is self or other.context is not context:
             return False
+        if self._slot.tap is not None:  # the hidden states have to be computed
+            return False
         self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
         self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, n)
@@ -111,7 +128,11 @@ class LlamaSession:
         return True
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """The cells of its sequence have been set from outside and are those of `tokens`."""
+        """The cells of its sequence have been set from outside, to those of `tokens`. New hidden states are zeros."""
+        if (tap := self._slot.tap) is not None:
+            tap.features.truncate(shared_prefix(self._tokens, tokens, len(tokens)))
+            n = len(tokens) - tap.features.end
+            tap.features.append(np.broadcast_to(np.float32(0), (n, tap.width)), n)
         self._tokens = list(tokens)
         self.revision += 1
 
@@ -133,8 +154,9 @@ class LlamaSession:
         root, draft = self._pending
         if not is_path(draft, tuple(path)):
             raise ValueError(f"{tuple(path)} is not a path of the draft")
-        assert self._slot.scores is not None
-        self._wait(self._slot.scores)
+        scores = self._slot.scores
+        assert scores is not None
+        self._wait(scores)
         start = len(self._tokens)
         kept = [root, *draft.tokens[list(path)].tolist()]
         end = start + len(kept)
@@ -146,10 +168,10 @@ class LlamaSession:
             in_order = list(path) == list(range(len(path)))
             reached = self._rollback.commit_branch(winner, start, end, in_order=in_order)
         self._pending = self._slot.scores = None
-        self._append(kept)
+        self._append(kept, None if scores.states is None else scores.states[[0, *(1 + node for node in path)]])
         if reached < end:
             replay = self._tokens[reached:]
-            del self._tokens[reached:]
+            self._forget(reached)
             self._replay(replay)
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
@@ -167,9 +189,9 @@ class LlamaSession:
             self._drop_pending()
         if not position and self._tokens:
             self._rollback.reset()
-            self._tokens = []
+            self._forget(0)
         elif position < len(self._tokens):
-            del self._tokens[self._rollback.rewind(position) :]
+            self._forget(self._rollback.rewind(position))
         return len(self._tokens)
 
     def close(self) -> None:
@@ -195,14 +217,34 @@ class LlamaSession:
         """Run accepted tokens again."""
         for i in range(0, len(tokens), MAX_TOKENS):
             chunk = tokens[i : i + MAX_TOKENS]
-            self._wait(self.context.stage_chain(self._slot, chunk, len(self._tokens), outputs=1, is_prefill=True))
-            self._append(chunk)
+            scores = self.context.stage_chain(self._slot, chunk, len(self._tokens), outputs=1, is_prefill=True)
+            self._wait(scores)
+            self._append(chunk, scores.states)
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        """The cache holds `tokens` for good."""
+    def _reuse(self, tokens: Sequence[int]) -> int:
+        """Keep what the cache holds of a prompt; returns how many tokens.
+
+        Where a head has released the hidden states before that position, it has read them with the token after each but
+        the last. That one is computed again.
+        """
+        kept = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        tap = self._slot.tap
+        return self.rewind(kept - 1) if tap is not None and kept and tap.features.start == kept else kept
+
+    def _append(self, tokens: Sequence[int], states: Floats | None) -> None:
+        """The cache holds `tokens` for good; `states` are of a tapped session."""
+        if states is not None:
+            assert self._slot.tap is not None
+            self._slot.tap.features.append(states, len(tokens))
         self._tokens += tokens
         self._slot.is_dirty = False
         self.revision += 1
+
+    def _forget(self, position: int) -> None:
+        """The cache holds no more than `position` tokens."""
+        del self._tokens[position:]
+        if self._slot.tap is not None:
+            self._slot.tap.features.truncate(position)
 
     def _require_open(self) -> None:
         """Raises BackendError."""
@@ -224,4 +266,4 @@ class LlamaSession:
             at = len(self._tokens)
             self._rollback.commit_branch(0, at, at, in_order=True)
         else:
-            del self._tokens[self._rollback.rewind(len(self._tokens)) :]
+            self._forget(self._rollback.rewind(len(self._tokens)))

@@ -122,7 +122,7 @@ class SparseSession(SharedKVSession):
             self._reserve(len(chunk))
             scores = self.context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
             self._wait(scores)
-            self._append(chunk)
+            self._append(chunk, None)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens))
             if done == len(tokens):
