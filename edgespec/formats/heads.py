@@ -10,8 +10,9 @@ HeadKind = Literal["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspa
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A head, whatever format its file has. H is the target's hidden size.
+    """A head, whatever format its file has.
 
+    hidden_size         of the target; 0 where the file does not say
     layers              of the target, whose inputs are concatenated in this order: 0 has the embeddings, the number of
                         layers names the output of the last one before the final norm. Empty: the last hidden state
                         after the final norm. None: the file does not say, see `usual_layers`

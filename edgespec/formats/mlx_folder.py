@@ -79,7 +79,7 @@ class Folder:
         file = self.path / "tokenizer.json"
         if not file.is_file():
             return None, frozenset()
-        content = _read_json(file)
+        content = read_json(file)
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, dict):
@@ -102,7 +102,7 @@ class Folder:
 
 def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
     """A folder that may lack its weights. Raises InvalidModelFile, CacheError."""
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise InvalidModelFile(f"{path / 'config.json'} names no model_type.", hint=_PULL)
     return Folder(path, name, config, weight_bytes)
@@ -116,7 +116,7 @@ def read_folder(path: Path) -> Folder:
     weights = sorted(path.glob("model*.safetensors"))
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        mapped = _read_json(index).get("weight_map")
+        mapped = read_json(index).get("weight_map")
         named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
         missing = sorted(named - {file.name for file in weights})
         if missing:
@@ -144,7 +144,8 @@ def _check_safetensors(file: Path) -> None:
         raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object of a small file. Raises InvalidModelFile, CacheError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
