@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.probe import ProbeResult, probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.tree_layouts import ModelRunner
@@ -28,6 +30,8 @@ CHAINS = {"llama4"}
 REFUSED = {"bitnet": "No Metal back-end", "deepseek_v41": "LayerCache cannot be rolled back"}
 # No tiny configuration, or (phi3small) token ids fixed in the code.
 UNMADE = {"phi3small", "kimi_k3", "minimax_m3_vl", "muse_spark", "prism_hadamard_qwen35", "qwen3_5_moe", "spark2_5"}
+NO_STATES = {"gemma3n", "iquestloopcoder"}  # several rows for each token; layers that run twice
+NO_FINAL_STATE = {"plamo"}
 NAMES = class_names()
 
 
@@ -61,12 +65,39 @@ def test_class(name: str) -> None:
     check_rollback(open_runner, found)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMADE | set(REFUSED)])
+def test_hidden_states(name: str) -> None:
+    """Those of a draft that was accepted in part are those of a prompt."""
+    model, tokens = tiny(name), (np.arange(30) * 37 % VOCABULARY).tolist()
+    hooks = LayerHooks(model)
+    for layers in ((), (1, 2, len(hooks.layers))):
+        sessions = [
+            MlxSession(
+                lambda: ModelRunner(model), lambda: hooks, None, Capabilities(VOCABULARY, 256, False), lambda: None
+            )
+            for _ in range(2)
+        ]
+        if name in (NO_STATES if layers else NO_FINAL_STATE):
+            with pytest.raises(Unsupported, match="cannot be read"):
+                sessions[0].tap(layers)
+            continue
+        drafted, prefilled = (session.tap(layers) for session in sessions)
+        prefill(sessions[0], tokens)
+        sessions[0].forward(3, Draft.chain([4, 5]))
+        sessions[0].commit((0,))
+        prefill(sessions[1], [*tokens, 3, 4])
+        a, b = (np.array(kept.take(0, 32)) for kept in (drafted, prefilled))
+        assert np.abs(a - b).max() < 2e-3 * b.std()
+
+
 def check_rollback(open_runner: Callable[[], ModelRunner], found: ProbeResult) -> None:
     """Drafts accepted in part, as chains and trees, each followed by the scores of a fresh session."""
     capabilities = Capabilities(VOCABULARY, 256, found.tree_layout is not None)
 
     def fresh() -> MlxSession:
-        return MlxSession(open_runner, found.tree_layout, capabilities, lambda: None)
+        return MlxSession(
+            open_runner, lambda: LayerHooks(open_runner().model), found.tree_layout, capabilities, lambda: None
+        )
 
     session = fresh()
     tokens = (np.arange(30) * 37 % VOCABULARY).tolist()  # more than the window of 24 that some have

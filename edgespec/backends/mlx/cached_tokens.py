@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.pending import CacheTenant, Snapshot
+from edgespec.backends.mlx.pending import CacheTenant, Rows, Snapshot
+from edgespec.backends.mlx.taps import FeatureTap
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
@@ -25,6 +26,7 @@ class CachedTokens:
     """
 
     def __init__(self, open_runner: Callable[[], ModelRunner], check: CheckCancelled) -> None:
+        self.tap: FeatureTap | None = None
         self.runner = open_runner()
         self.tokens: list[int] = []
         self.lag = 0
@@ -49,22 +51,49 @@ class CachedTokens:
         """Return the caches to `snapshot`, which was taken at the present length."""
         self.runner.caches.restore(snapshot.caches)
 
-    def start(self, run: Callable[..., Any], *args: Any, undo: Snapshot | None = None) -> Any:
-        """Scores [n, V] of a forward that was handed to the device. On failure the caches return to `undo`.
+    def read_hidden(self, tap: FeatureTap) -> None:
+        """Keep the features of `tap` from now on. Raises Unsupported where the model has none."""
+
+        trial = self._open_runner()
+        trial.tap = tap
+        with map_errors():
+            trial.run_chain([0, 0])  # builds a forward, and computes nothing
+        self.tap = self.runner.tap = tap
+
+    def start(self, run: Callable[..., Any], *args: Any, undo: Snapshot | None = None) -> Rows:
+        """The rows of a forward that was handed to the device. On failure the caches return to `undo`.
 
         Raises BackendError, Cancelled.
         """
         try:
             with map_errors():
-                logits = run(*args)
-                mx.async_eval(logits, self.runner.caches.recurrent)
+                rows = Rows(run(*args), self.runner.features)
+                mx.async_eval(rows.logits, rows.features, self.runner.caches.recurrent)
         except (BackendError, Cancelled):
             if undo is not None:
                 self.restore(undo)
             raise
         finally:
             self.attached = None
-        return logits
+        return rows
+
+    def append(self, tokens: Sequence[int], features: Any) -> None:
+        """The caches hold `tokens` as well; `features` [n, width] are theirs, None without a tap."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.keep_features(features, len(tokens))
+        if len(self.tokens) // _CLEAR_PERIOD > start // _CLEAR_PERIOD:
+            mx.clear_cache()  # buffers that the caches have outgrown
+
+    def keep_features(self, features: Any, n: int) -> None:
+        """Those of the next `n` positions, where there is a tap."""
+        if self.tap is not None:
+            self.tap.kept.append(features, n)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Run and append accepted tokens, and wait. Raises BackendError, Cancelled; then nothing has changed."""
+        self.run(tokens)
+        self.append(tokens, self.runner.features)
 
     def run(self, tokens: Sequence[int]) -> None:
         """Run accepted tokens without scores, and wait. On failure the caches are as before.
@@ -75,7 +104,7 @@ class CachedTokens:
         try:
             with map_errors(), self.runner.context.poll_layers(self._check):
                 self.runner.run_chain(tokens)  # MLX computes only what is evaluated, so no scores
-                mx.eval(self.runner.caches.state)
+                mx.eval(self.runner.caches.state, self.runner.features)
         except (BackendError, Cancelled):
             self.runner.caches.restore(before)
             raise
@@ -89,9 +118,8 @@ class CachedTokens:
             self.run(self.lagging_tokens)
             self.lag = 0
 
-    def commit_chain(self, kept: Sequence[int], n_rejected: int, before: Snapshot) -> None:
-        """Append `kept`, the first rows of a chain's forward, and drop the `n_rejected` rows after them."""
-        start = self._append(kept)
+    def commit_chain(self, start: int, n_rejected: int, before: Snapshot) -> None:
+        """The tokens from `start` on were the first rows of a chain's forward; drop the `n_rejected` after them."""
         caches = self.runner.caches
         if n_rejected and not caches.can_trim:
             caches.restore(before.caches)
@@ -99,18 +127,16 @@ class CachedTokens:
             return
         self.lag = 0
         if n_rejected:
-            caches.trim_to(start + len(kept))
+            caches.trim_to(len(self.tokens))
 
-    def commit_rows(self, kept: Sequence[int], rows: list[int]) -> None:
-        """Append `kept`, which were these `rows` of a tree's forward, and drop the others."""
-        start = self._append(kept)
+    def commit_rows(self, start: int, rows: list[int]) -> None:
+        """The tokens from `start` on were these `rows` of a tree's forward; drop the others."""
         self.lag = 0
         self.runner.caches.gather(start, rows)
 
-    def commit_copies(self, kept: Sequence[int]) -> None:
-        """Append `kept`, whose forward ran on copies of the caches."""
-        self._append(kept)
-        self.lag = len(kept)
+    def commit_copies(self, start: int) -> None:
+        """The forward of the tokens from `start` on ran on copies of the caches."""
+        self.lag = len(self.tokens) - start
 
     def trim_to(self, position: int) -> int:
         """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
@@ -124,6 +150,8 @@ class CachedTokens:
         else:
             reached = self._restore_latest(position)
         del self.tokens[reached:]
+        if self.tap is not None:
+            self.tap.kept.truncate(reached)
         self.snapshots = {name: each for name, each in self.snapshots.items() if each.position <= reached}
         return reached
 
@@ -132,7 +160,9 @@ class CachedTokens:
         self.settle()
         if 0 < len(self.tokens) < n and self.runner.caches.extend(n):
             self.attached = None
-            self.tokens += [NO_TOKEN] * (n - len(self.tokens))
+            more = n - len(self.tokens)
+            width = self.runner.features.shape[-1] if self.tap is not None else 0
+            self.append([NO_TOKEN] * more, mx.broadcast_to(mx.zeros(width), (more, width)))
             with map_errors():
                 mx.eval(self.runner.caches.state)
         return len(self.tokens)
@@ -142,13 +172,6 @@ class CachedTokens:
         del self.runner
         self.snapshots = {}
         mx.clear_cache()
-
-    def _append(self, kept: Sequence[int]) -> int:
-        start = len(self.tokens)
-        self.tokens += kept
-        if len(self.tokens) // _CLEAR_PERIOD > start // _CLEAR_PERIOD:
-            mx.clear_cache()  # buffers that the caches have outgrown
-        return start
 
     def _restore_latest(self, position: int) -> int:
         """Restore the latest snapshot at or before `position`, else empty caches; returns how many tokens are left."""
@@ -160,5 +183,6 @@ class CachedTokens:
             self.restore(latest)
             return latest.position
         self.runner = self._open_runner()
+        self.runner.tap = self.tap
         self.snapshots = {}
         return 0

@@ -1,14 +1,17 @@
-"""Forwards of a loaded model that run only some of its layers, or read its weights with fewer bits."""
+"""Forwards of a loaded model that run only some layers, read weights with fewer bits, or keep hidden states."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from edgespec.backends.attached_draft import Unsupported
+
 _KEY = "_edgespec_layer"
+_TRUNK = -1  # the index of the module around the layers
 
 
 @dataclass(slots=True)
@@ -27,28 +30,53 @@ class LayerPass:
     output: Any = None
 
 
+@dataclass(slots=True)
+class HiddenStates:
+    """Hidden states [batch, n, H] of a forward, once it is built.
+
+    inputs  of each layer; behind them the output of the last one
+    final   after the final norm; None for models whose layers do not lie in a module of their own
+    """
+
+    inputs: list[Any]
+    final: Any = None
+
+    def note(self, index: int, x: Any, y: Any) -> None:
+        """A layer, or the module around them, took `x` and returned `y`, in some models with more behind it."""
+        y = y[0] if isinstance(y, tuple) else y
+        if index == _TRUNK:
+            self.final = y
+        else:
+            self.inputs[index], self.inputs[index + 1] = x, y
+
+
 class LayerHooks:
     """Makes the layers of one model follow `current`; while it is None they run as usual.
 
-    Layers and their parameters stay in place. Only the class of each layer changes, to one derived from its own.
-    `layer_rows` counts the rows that ran, summed over layers.
+    Layers and their parameters stay in place. Only the class of each layer changes, to one derived from its own; that
+    of the module around them as well. `layer_rows` counts the rows that ran, summed over layers.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers = list(layers)
+    def __init__(self, model: Any) -> None:
+        """Raises Unsupported where a layer occurs twice, or there are none."""
+        self.layers = list(get_layers(model))
+        if not 0 < len({id(layer) for layer in self.layers}) == len(self.layers):
+            raise Unsupported("MLX cannot tell the layers of this model apart.", hint="Use --draft ngram.")
         self.current: LayerPass | None = None
+        self.states: HiddenStates | None = None
         self.layer_rows = 0
+        self._trunk = _find_trunk(model, self.layers)
         for index, layer in enumerate(self.layers):
-            kind: type = type(layer)
-            layer.__dict__[_KEY] = self, index
-            layer.__class__ = _hook_class(kind)
+            self._hook(layer, index, _layer_class)
+        if self._trunk is not None:
+            self._hook(self._trunk, _TRUNK, _trunk_class)
 
     def close(self) -> None:
-        """Give the layers their own classes back."""
-        while self.layers:
-            layer = self.layers.pop()
-            del layer.__dict__[_KEY]
-            layer.__class__ = type(layer).__base__
+        """Give the modules their own classes back."""
+        for module in (*self.layers, *([self._trunk] if self._trunk is not None else [])):
+            del module.__dict__[_KEY]
+            module.__class__ = type(module).__base__
+        self.layers, self._trunk = [], None
 
     @contextlib.contextmanager
     def run_pass(self, layer_pass: LayerPass) -> Iterator[None]:
@@ -59,9 +87,37 @@ class LayerHooks:
         finally:
             self.current = None
 
+    @contextlib.contextmanager
+    def read_states(self) -> Iterator[HiddenStates]:
+        """While a forward is built whose hidden states are kept."""
+        self.states = HiddenStates([None] * (len(self.layers) + 1))
+        try:
+            yield self.states
+        finally:
+            self.states = None
+
+    def _hook(self, module: Any, index: int, derive: Callable[[Any], Any]) -> None:
+        kind: Any = type(module)
+        module.__dict__[_KEY] = self, index
+        module.__class__ = derive(kind)
+
+
+def get_layers(model: Any) -> Sequence[Any]:
+    """The layers of a model, in order."""
+    return getattr(model, "layers", None) or ()
+
+
+def _find_trunk(model: Any, layers: Sequence[Any]) -> Any:
+    """The module inside `model` that holds the layers and norms what the last one returns; None if there is none."""
+    for module in model.modules():
+        lists = (each for each in module.values() if isinstance(each, list) and each)
+        if module is not model and any(each[0] is layers[0] for each in lists):
+            return module
+    return None
+
 
 @cache
-def _hook_class(kind: type) -> Any:
+def _layer_class(kind: type) -> Any:
     plain = kind.__call__
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +134,26 @@ def _hook_class(kind: type) -> Any:
         y = plain(layer, *args, **kwargs)
         if layer_pass is not None and index == layer_pass.layers[-1]:
             layer_pass.output = y
+        if hooks.states is not None:
+            hooks.states.note(index, x, y)
         return y
 
+    return _derive(kind, call)
+
+
+@cache
+def _trunk_class(kind: type) -> Any:
+    plain = kind.__call__
+
+    def call(trunk: Any, *args: Any, **kwargs: Any) -> Any:
+        y = plain(trunk, *args, **kwargs)
+        hooks, index = trunk.__dict__[_KEY]
+        if hooks.states is not None:
+            hooks.states.note(index, None, y)
+        return y
+
+    return _derive(kind, call)
+
+
+def _derive(kind: type, call: Any) -> Any:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})

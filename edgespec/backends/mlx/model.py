@@ -13,12 +13,12 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.mlx.hooks import LayerHooks
+from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.keyvalues import KVQuantization
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
-from edgespec.backends.mlx.selfdraft import MlxSelfDraft, get_layers, hook_layers
+from edgespec.backends.mlx.selfdraft import MlxSelfDraft, check_layers
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.mlx.vocabulary import HfTokenizer
@@ -93,7 +93,7 @@ class MlxModel:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
         tree_layout = self._probe_result.tree_layout
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_lazy=True)
-        return MlxSession(self._open_runner, tree_layout, capabilities, check)
+        return MlxSession(self._open_runner, self._open_hooks, tree_layout, capabilities, check)
 
     def attach(
         self,
@@ -108,10 +108,9 @@ class MlxModel:
         A low-bit draft changes the model's own layers, so it has to be closed before the next is loaded.
         """
         runner = self._open_runner()
-        if self._hooks is None:
-            self._hooks = hook_layers(runner)
+        check_layers(runner)
         return MlxSelfDraft(
-            runner, self._hooks, self.tokenizer, spec, lambda: self.open_session(check), progress, check
+            runner, self._open_hooks(), self.tokenizer, spec, lambda: self.open_session(check), progress, check
         )
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
@@ -126,8 +125,16 @@ class MlxModel:
 
     def _open_runner(self) -> ModelRunner:
         if self._model is None:
-            raise BackendError("the model has been closed.", hint="Open it again.")
+            raise _closed_error()
         return ModelRunner(self._model, self._quantization)
+
+    def _open_hooks(self) -> LayerHooks:
+        """The hooks of the model's layers, which are made once. Raises BackendError."""
+        if self._model is None:
+            raise _closed_error()
+        if self._hooks is None:
+            self._hooks = LayerHooks(self._model)
+        return self._hooks
 
 
 def load(
@@ -195,6 +202,10 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
                 mx.eval(batch)
             done, batch, size = done + size, [], 0
             progress(done / total)
+
+
+def _closed_error() -> BackendError:
+    return BackendError("the model has been closed.", hint="Open it again.")
 
 
 def _load_error(path: Path, error: BaseException) -> EdgespecError:

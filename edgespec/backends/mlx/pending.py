@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import mlx.core as mx
 
 from edgespec.backends.mlx.scores import MlxScores
 from edgespec.core.protocols import Draft
@@ -19,12 +21,33 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """What a forward computes, on the device: scores [n, V], and features [n, width] where the session has a tap."""
+
+    logits: Any
+    features: Any = None
+
+    def skip(self, n: int) -> Rows:
+        """All but the first `n` rows."""
+        return Rows(self.logits[n:], None if self.features is None else self.features[n:]) if n else self
+
+
+@dataclass(frozen=True, slots=True)
 class PendingForward:
     """A forward that was not committed yet, and the caches before it."""
 
     root: int
     draft: Draft
     before: Snapshot
+    features: Any
+
+    def features_of(self, path: Sequence[int]) -> Any:
+        """[len(path) + 1, width] of the root and the nodes of `path`; None without a tap."""
+        if self.features is None:
+            return None
+        if list(path) == list(range(len(path))):
+            return self.features[: len(path) + 1]
+        return self.features[mx.array([0, *(node + 1 for node in path)])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +55,7 @@ class AheadForward:
     """A plain forward that was started on the first token of `scores` before the host had read that token."""
 
     scores: MlxScores
-    logits: Any
+    rows: Rows
     before: Snapshot
 
 

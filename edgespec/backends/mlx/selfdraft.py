@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
-from edgespec.backends.mlx.hooks import LayerHooks
+from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.backends.mlx.lowbit import LowBitWeights, find_linears
 from edgespec.backends.mlx.session import MlxSession
@@ -85,8 +84,8 @@ class MlxSelfDraft(AttachedDraft):
         mx.clear_cache()
 
 
-def hook_layers(runner: ModelRunner) -> LayerHooks:
-    """Hooks that can skip the model's layers. Raises Unsupported where its layers or caches do not allow it."""
+def check_layers(runner: ModelRunner) -> None:
+    """Whether the model's layers can be skipped. Raises Unsupported where its layers or caches do not allow it."""
     layers, entries = get_layers(runner.model), runner.caches.entries
     if runner.caches.recurrent:
         reason = "its layers have recurrent states, which a draft cannot share"
@@ -95,13 +94,8 @@ def hook_layers(runner: ModelRunner) -> LayerHooks:
     elif not len(layers) == len(entries) == len({id(layer) for layer in layers}):
         reason = "it does not have one cache for each layer"
     else:
-        return LayerHooks(layers)
+        return
     raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
-
-
-def get_layers(model: Any) -> Sequence[Any]:
-    """The layers of a model, in order."""
-    return getattr(model, "layers", None) or ()
 
 
 class _SelfDraftProbe:

@@ -7,10 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from edgespec.backends.features import Features
 from edgespec.backends.mlx.cached_tokens import CachedTokens
+from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
-from edgespec.backends.mlx.pending import AheadForward, CacheTenant, PendingForward, Snapshot
+from edgespec.backends.mlx.pending import AheadForward, CacheTenant, PendingForward, Rows, Snapshot
 from edgespec.backends.mlx.scores import MlxScores
+from edgespec.backends.mlx.taps import FeatureTap
 from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
 from edgespec.backends.sequence import check_forward, check_ids, check_prompt, shared_prefix
 from edgespec.core.batching import SOLO, BatchPeers, Yield
@@ -30,11 +33,13 @@ class MlxSession:
     def __init__(
         self,
         open_runner: Callable[[], ModelRunner],
+        open_hooks: Callable[[], LayerHooks],
         tree_layout: TreeLayout | None,
         capabilities: Capabilities,
         check: CheckCancelled,
     ) -> None:
         self._cached = CachedTokens(open_runner, check)
+        self._open_hooks = open_hooks
         self._tree_layout = tree_layout
         self._capabilities = capabilities
         self._check = check
@@ -70,6 +75,19 @@ class MlxSession:
         self._sync()
         return self._cached.runner.model
 
+    def tap(self, layers: tuple[int, ...]) -> Features[Any]:
+        """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
+
+        Their end is `position`, and rows are arrays of MLX. Raises ValueError for a session that holds tokens or has a
+        tap, Unsupported where the model has no such states.
+        """
+        self._sync()
+        if self.position or self._pending is not None or self._cached.tap is not None:
+            raise ValueError("a tap is opened once, and before the first token")
+        tap = FeatureTap(self._open_hooks(), layers)
+        self._cached.read_hidden(tap)
+        return tap.kept
+
     @property
     def attached(self) -> CacheTenant | None:
         """The draft whose rows follow this session's in the caches, until this session computes or drops anything."""
@@ -100,15 +118,14 @@ class MlxSession:
         while done < len(tokens) - 1:  # only the last token is scored
             self._check()
             chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
-            self._cached.run(chunk)
-            self._cached.tokens += chunk
+            self._cached.read(chunk)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
         self._check()
-        logits = self._cached.start(self._cached.runner.run_chain, tokens[-1:])
-        self._cached.tokens.append(tokens[-1])
+        rows = self._cached.start(self._cached.runner.run_chain, tokens[-1:])
+        self._cached.append(tokens[-1:], rows.features)
         yield PrefillProgress(len(tokens), len(tokens), reused)
-        return MlxScores(logits)
+        return MlxScores(rows.logits)
 
     def adopt(self, other: Session, n: int) -> bool:
         return False
@@ -124,30 +141,31 @@ class MlxSession:
         ahead = self._ahead
         if ahead is not None and not n and ahead.scores.announced_token == root:
             self._ahead = None
-            self._pending = PendingForward(root, draft, ahead.before)
-            return MlxScores(ahead.logits, on_token)
+            self._pending = PendingForward(root, draft, ahead.before, ahead.rows.features)
+            return MlxScores(ahead.rows.logits, on_token)
         self._drop_ahead()
         if not draft.is_chain or self._cached.lag > _MAX_LAG:
             self._cached.settle()
         before = self._cached.take_snapshot()
-        logits = self._start_chain(root, draft, before) if draft.is_chain else self._start_tree(root, draft, before)
-        self._pending = PendingForward(root, draft, before)
-        return MlxScores(logits, on_token, draft)
+        rows = self._start_chain(root, draft, before) if draft.is_chain else self._start_tree(root, draft, before)
+        self._pending = PendingForward(root, draft, before, rows.features)
+        return MlxScores(rows.logits, on_token, draft)
 
     def commit(self, path: Sequence[int]) -> None:
         if self._pending is None:
             raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
-        root, draft, before = self._pending.root, self._pending.draft, self._pending.before
+        pending, start = self._pending, len(self._cached)
+        draft = pending.draft
         if not is_path(draft, tuple(path)):
             raise ValueError(f"{tuple(path)} is not a path of the draft")
-        kept = [root, *draft.tokens[list(path)].tolist()]
         self._pending = None
+        self._cached.append([pending.root, *draft.tokens[list(path)].tolist()], pending.features_of(path))
         if not draft.is_chain and self._tree_layout == "branches":
-            self._cached.commit_copies(kept)
+            self._cached.commit_copies(start)
         elif list(path) != list(range(len(path))):
-            self._cached.commit_rows(kept, [0, *(node + 1 for node in path)])
+            self._cached.commit_rows(start, [0, *(node + 1 for node in path)])
         else:
-            self._cached.commit_chain(kept, len(draft) - len(path), before)
+            self._cached.commit_chain(start, len(draft) - len(path), pending.before)
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         self._sync()
@@ -159,16 +177,19 @@ class MlxSession:
         self._drop_ahead()
         cached = self._cached
         before = cached.take_snapshot()
-        rows = [self._cached.start(cached.runner.run_chain, [*cached.lagging_tokens, *tokens], undo=before)[-1:]]
-        cached.tokens += tokens
+        read = cached.start(cached.runner.run_chain, [*cached.lagging_tokens, *tokens], undo=before).skip(cached.lag)
+        cached.append(tokens, read.features)
         cached.lag = 0
+        rows = [read.skip(len(tokens) - 1)]
         start = cached.snapshots["rollout"] = cached.take_snapshot()
-        best = [mx.argmax(rows[0][:, :vocab_size], axis=-1)]
+        best = [mx.argmax(rows[0].logits[:, :vocab_size], axis=-1)]
         while len(best) < n:  # the host waits for none of these forwards
             rows.append(self._cached.start(cached.runner.run, best[-1][None], undo=start))
-            best.append(mx.argmax(rows[-1][:, :vocab_size], axis=-1))
+            best.append(mx.argmax(rows[-1].logits[:, :vocab_size], axis=-1))
+        for drafted in rows[1:]:
+            cached.keep_features(drafted.features, 1)
         self._lazy = DeviceDraft(mx.concatenate(best))
-        return self._lazy, MlxScores(mx.concatenate(rows), draft=self._lazy)
+        return self._lazy, MlxScores(mx.concatenate([each.logits for each in rows]), draft=self._lazy)
 
     def checkpoint(self) -> None:
         self._sync()
@@ -198,13 +219,15 @@ class MlxSession:
             self._pending = self._ahead = self._lazy = None
             self._cached.close()
 
-    def _start_chain(self, root: int, draft: Draft, before: Snapshot) -> Any:
-        """Scores [n, V] of a root and a chain; the lagging tokens run first."""
+    def _start_chain(self, root: int, draft: Draft, before: Snapshot) -> Rows:
+        """The rows of a root and a chain; the lagging tokens run first."""
         rows = chain_rows([*self._cached.lagging_tokens, root], draft)
-        continuation = self.attached.find_continuation(root, draft) if self.attached is not None else None
-        return self._cached.start(continuation or self._cached.runner.run, rows, undo=before)[self._cached.lag :]
+        # A continuation does not run the first layers of all rows, whose hidden states a tap may want.
+        draft_session = self.attached if self._cached.tap is None else None
+        continuation = draft_session.find_continuation(root, draft) if draft_session is not None else None
+        return self._cached.start(continuation or self._cached.runner.run, rows, undo=before).skip(self._cached.lag)
 
-    def _start_tree(self, root: int, draft: Draft, before: Snapshot) -> Any:
+    def _start_tree(self, root: int, draft: Draft, before: Snapshot) -> Rows:
         run = self._cached.runner.run_tree
         return self._cached.start(run, self._tree_layout, len(self._cached), root, draft, undo=before)
 

@@ -9,7 +9,7 @@ branches  a batch row for each leaf over copies of the caches, for recurrent sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.backends.mlx.caches import Caches
 from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
 from edgespec.backends.mlx.keyvalues import KVQuantization
+from edgespec.backends.mlx.taps import FeatureTap
 from edgespec.core.protocols import Draft
 from edgespec.core.tree import branches, depths, leaves, path_to
 
@@ -25,13 +26,18 @@ TreeLayout = Literal["row", "nodes", "branches"]
 
 
 class ModelRunner:
-    """A model with the caches of one sequence. Scores are lazy arrays [rows, V]."""
+    """A model with the caches of one sequence. Scores are lazy arrays [rows, V].
+
+    Where there is a `tap`, `features` are those of the last forward, lazy as well: [rows, width].
+    """
 
     def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
         """With empty caches, quantized by `quantization`. Raises BackendError for caches of unknown classes."""
         self.context = ForwardContext()
         self.caches = Caches(model, self.context, quantization)
         self.model = model
+        self.tap: FeatureTap | None = None
+        self.features: Any = None
 
     def run_chain(self, tokens: Sequence[int]) -> Any:
         """Run `tokens` one after another."""
@@ -39,7 +45,7 @@ class ModelRunner:
 
     def run(self, tokens: Any) -> Any:
         """Run the tokens of an array [1, n] one after another."""
-        return self.model(tokens, cache=self.caches.entries)[0]
+        return self._run(tokens, self.caches.entries, lambda rows: rows[0])
 
     def run_tree(self, tree_layout: TreeLayout, position: int, root: int, draft: Draft) -> Any:
         """Run a root at `position` and its draft nodes. With 'branches' the caches do not change."""
@@ -48,9 +54,9 @@ class ModelRunner:
         tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
         with self.context.build_tree(draft, position, is_batched=tree_layout == "nodes") as tree:
             if tree_layout == "nodes":
-                return self.model(tokens[:, None], cache=self.caches.entries)[:, 0]
+                return self._run(tokens[:, None], self.caches.entries, lambda rows: rows[:, 0])
             with tree_positions(tree.depth):
-                return self.model(tokens[None], cache=self.caches.entries)[0]
+                return self.run(tokens[None])
 
     def _run_branches(self, root: int, draft: Draft) -> Any:
         ends, depth = leaves(draft), depths(draft)
@@ -59,6 +65,13 @@ class ModelRunner:
         for branch, leaf in enumerate(ends):
             path = list(path_to(draft, leaf))
             tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
-        logits = self.model(mx.array(tokens), cache=self.caches.branch(len(ends)))
-        rows = [0, *(each[0] for each in branches(draft))]
-        return logits[mx.array(rows), mx.array([0, *depth.tolist()])]
+        at = mx.array([0, *(each[0] for each in branches(draft))]), mx.array([0, *depth.tolist()])
+        return self._run(mx.array(tokens), self.caches.branch(len(ends)), lambda rows: rows[at])
+
+    def _run(self, tokens: Any, entries: list[Any], select: Callable[[Any], Any]) -> Any:
+        """Scores [rows, V] of tokens [batch, n]; `select` picks the rows of arrays [batch, n, *]."""
+        if self.tap is None:
+            return select(self.model(tokens, cache=entries))
+        logits, features = self.tap.run(self.model, tokens, entries)
+        self.features = select(features)
+        return select(logits)
