@@ -96,21 +96,28 @@ class NativeContext:
         The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
         wants them, BackendError.
         """
-        self._lib.log.clear_errors()
         n_tokens: int = self.batch.native.n_tokens
         started = perf_counter()
-        is_wanted = self._abort.prepare(self.handle, n_tokens)
-        code: int = self._lib.api.llama_decode(self.handle, self.batch.native) if is_wanted else _ABORTED
-        self.batch.clear()
-        if code:
-            raise self._error(code)
+        self._run(self._lib.api.llama_decode, self.batch)
         outputs = self._find_outputs()
         self._abort.record(n_tokens, perf_counter() - started)
         return outputs
 
+    def encode(self, batch: NativeBatch) -> None:
+        """Run the encoder on `batch`, and clear it. Raises as `decode`."""
+        self._run(self._lib.api.llama_encode, batch)
+
     def free(self) -> None:
         self._lib.api.llama_free(self.handle)
         self.handle = None
+
+    def _run(self, function: Callable[[Any, Any], int], batch: NativeBatch) -> None:
+        self._lib.log.clear_errors()
+        is_wanted = self._abort.prepare(self.handle, batch.native.n_tokens)
+        code = function(self.handle, batch.native) if is_wanted else _ABORTED
+        batch.clear()
+        if code:
+            raise self._error(code)
 
     def _error(self, code: int) -> Exception:
         if code == _ABORTED:

@@ -88,6 +88,12 @@ class LlamaWeights:
         return count
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a token's hidden state between layers."""
+        size: int = self._lib.api.llama_model_n_embd(self._handle)
+        return size
+
+    @property
     def options(self) -> LoadOptions:
         """What sessions are opened with from now on."""
         return self._options

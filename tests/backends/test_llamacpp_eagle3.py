@@ -1,0 +1,332 @@
+"""EAGLE-3 heads on llama.cpp: random weights against numpy, and a state that is always that of a fresh session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.llamacpp.eagle3 import Eagle3Session, LlamaHead, open_head
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.options import LoadOptions
+from edgespec.controller.fixed import FixedLength
+from edgespec.core.arrays import Logits
+from edgespec.core.loop import speculate
+from edgespec.core.protocols import Budget, Draft, Step
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import SampleMatching
+from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+from edgespec.formats.gguf_validate import read_file
+from tests.backends.eagle3_heads import HIDDEN, Head, NumpyHead, make_head
+from tests.contract.runtimes import prefill
+from tests.models import DRAFT, TARGET
+
+CONTEXT = 512
+TOLERANCE = 0.15  # of logits with a standard deviation of 3, where the target's states have the noise of other widths
+ALL = 2**20  # tokens of a window that holds every text
+TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
+KINDS = {"shared": {"size": HIDDEN}, "own": {"size": 64}, "normed": {"size": HIDDEN, "is_normed": True}}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[LlamaModel]:
+    model = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Head:
+    return make_head(tmp_path_factory.mktemp("head") / "head.gguf", **KINDS[request.param])
+
+
+@pytest.fixture
+def head(target: LlamaModel, made: Head) -> Iterator[LlamaHead]:
+    found = open_head(target, made.path, made.spec)
+    yield found
+    found.close()
+
+
+class Pair:
+    """A session of the target and the head's for it; `text` ends with the root."""
+
+    def __init__(self, target: LlamaModel, head: LlamaHead, text: list[int]) -> None:
+        self.target = target.open_session()
+        self.draft = head.open_session(self.target, lambda: None)
+        self.restart(text)
+
+    def restart(self, text: list[int]) -> None:
+        """A generation starts: the target reads the prompt and emits the last token of `text`."""
+        self.text = list(text)
+        prefill(self.target, text[:-1])
+        self.draft.begin(text)
+
+    def read(self) -> Logits:
+        logits = self.draft.read(self.text, ALL)
+        assert logits is not None
+        return logits
+
+    def verify(self, drafted: list[int], n_accepted: int, root: int) -> None:
+        """A round in which the target accepts some drafted tokens and emits `root` after them."""
+        self.target.forward(self.text[-1], Draft.chain(drafted))
+        self.target.commit(range(n_accepted))
+        self.text += [*drafted[:n_accepted], root]
+
+    def close(self) -> None:
+        self.draft.close()
+        self.target.close()
+
+
+def is_close(a: Logits, b: Logits) -> bool:
+    np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
+    finite = np.isfinite(a)
+    return bool(np.abs(a[finite] - b[finite]).max() < TOLERANCE)
+
+
+def is_fresh(target: LlamaModel, head: LlamaHead, pair: Pair) -> bool:
+    """Whether the pair drafts two tokens as a new one does."""
+    fresh = Pair(target, head, pair.text)
+    found = [is_close(pair.read(), fresh.read())]
+    for token in (17, 23):
+        ours, theirs = pair.draft.step(token), fresh.draft.step(token)
+        assert ours is not None and theirs is not None
+        found.append(is_close(ours, theirs))
+    fresh.close()
+    return all(found)
+
+
+def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: LlamaHead, made: Head) -> None:
+    other = target.open_session()
+    features = other.tap(made.spec.layers or ())
+    text = TEXT[:140]  # three decodes of the head
+    prefill(other, text[:-1])
+    rows, reference = features.take(0, 139), NumpyHead(made)
+    pair = Pair(target, head, text)
+    logits = pair.read()
+    assert logits.shape == (4096,) and logits.dtype == np.float32 and logits[np.isfinite(logits)].std() > 1
+    assert is_close(logits, reference.logits(rows, text[1:], []))
+    drafted: list[int] = []
+    for token in (40, 41, 42):
+        drafted.append(token)
+        stepped = pair.draft.step(token)
+        assert stepped is not None
+        assert is_close(stepped, reference.logits(rows, text[1:], drafted))
+    shifted = reference.logits(rows, [*text[2:], 9], [])
+    assert not is_close(logits, shifted)
+    other.close()
+    pair.close()
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: LlamaHead) -> None:
+    pair = Pair(target, head, TEXT[:50])
+    rng = np.random.default_rng(3)
+    for n_accepted in (2, 0, 3, 1, 3, 0, 2):
+        drafted = rng.integers(1, 4000, 3).tolist()
+        assert pair.draft.unread(pair.text) > 0
+        pair.read()
+        assert list(pair.draft.text) == pair.text
+        for token in drafted[:-1]:
+            pair.draft.step(token)
+        pair.verify(drafted, n_accepted, int(rng.integers(1, 4000)))
+        assert pair.draft.unread(pair.text) == n_accepted + 1
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: LlamaHead) -> None:
+    pair = Pair(target, head, TEXT[:30])
+    pair.read()
+    for i in range(5):
+        pair.verify([5, 6], i % 3, 9 + i)
+    assert pair.draft.unread(pair.text) == 5 + 0 + 1 + 2 + 0 + 1
+    assert is_fresh(target, head, pair)
+    assert pair.draft.unread(pair.text) == 1  # the last one, which may be read again
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 25, 48, 49])
+def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: LlamaHead, kept: int) -> None:
+    pair = Pair(target, head, TEXT[:50])
+    pair.read()
+    pair.draft.step(5)
+    pair.restart([*TEXT[:kept], *TEXT[100:130]])
+    assert pair.draft.unread(pair.text) == kept + 29 - max(kept - 1, 0)
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+def test_another_root_after_the_same_text(target: LlamaModel, head: LlamaHead) -> None:
+    pair = Pair(target, head, TEXT[:50])
+    pair.read()
+    pair.restart([*TEXT[:49], 77])
+    assert pair.draft.unread(pair.text) == 1
+    assert is_fresh(target, head, pair)
+    pair.restart([*TEXT[:20], 78])
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: LlamaModel, head: LlamaHead) -> None:
+    """It has released the states before."""
+    pair = Pair(target, head, TEXT[:50])
+    pair.read()
+    with pytest.raises(BackendError, match="no hidden states"):
+        pair.draft.read([*TEXT[:50], 5], ALL)
+    pair.target.rewind(20)
+    pair.text = [*TEXT[:20], 78]
+    pair.draft.begin(pair.text)
+    assert pair.draft.read(pair.text, ALL) is None
+    for n_accepted in (0, 2):
+        pair.verify([5, 6], n_accepted, 9)
+        assert np.isfinite(pair.read()).any()
+    pair.restart([*TEXT[:20], 78])  # reads them again
+    pair.restart(TEXT[60:80])
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: LlamaHead, made: Head) -> None:
+    pair, other = Pair(target, head, TEXT[:200]), target.open_session()
+    features = other.tap(made.spec.layers or ())
+    prefill(other, TEXT[:199])
+    logits = pair.draft.read(pair.text, 90)
+    assert logits is not None
+    expected = NumpyHead(made).logits(features.take(109, 199), TEXT[110:200], [])  # positions are relative
+    assert is_close(logits, expected)
+    pair.verify([5, 6], 1, 7)
+    assert pair.draft.unread(pair.text) == 2
+    assert pair.draft.read(pair.text, 90) is not None
+    other.close()
+    pair.close()
+
+
+def test_the_end_of_the_context(target: LlamaModel, head: LlamaHead) -> None:
+    text = (TEXT * 2)[:CONTEXT]
+    pair = Pair(target, head, text)
+    assert pair.draft.read(text, ALL) is not None  # half of the context
+    one = Pair(target, head, TEXT[:2])
+    assert one.draft.read(TEXT[:1], ALL) is None
+    one.read()
+    steps = 0
+    while one.draft.step(5) is not None:
+        steps += 1
+    assert steps == CONTEXT - 1
+    one.close()
+    pair.close()
+
+
+def test_a_cancelled_read_is_done_again(target: LlamaModel, head: LlamaHead) -> None:
+    is_cancelled = False
+
+    def check() -> None:
+        if is_cancelled:
+            raise Cancelled
+
+    pair = Pair(target, head, TEXT[:50])
+    pair.draft.close()
+    session = target.open_session()
+    pair.target.close()
+    pair.target, pair.draft = session, head.open_session(session, check)
+    pair.restart(TEXT[:50])
+    pair.read()
+    pair.verify([5, 6, 7], 2, 8)
+    is_cancelled = True
+    with pytest.raises(Cancelled):
+        pair.read()
+    is_cancelled = False
+    assert pair.draft.unread(pair.text) == 3
+    assert is_fresh(target, head, pair)
+    pair.close()
+
+
+def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: LlamaHead) -> None:
+    pair, other = Pair(target, head, TEXT[:40]), Pair(target, head, TEXT[:40])
+    found = pair.draft.rollout(pair.text, ALL, 4)
+    assert found is not None
+    chain, scores = found
+    logits: Logits | None = other.read()
+    for i, token in enumerate(chain.tokens.tolist()):
+        assert logits is not None
+        np.testing.assert_array_equal(scores.logits(i), logits)
+        assert token == int(logits.argmax())
+        logits = other.draft.step(token)
+    assert len(chain) == 4
+    assert pair.draft.rollout(TEXT[:1], ALL, 4) is None
+    pair.close()
+    other.close()
+
+
+def generate(session: LlamaSession, controller: FixedLength, prompt: list[int]) -> tuple[list[int], int]:
+    """The greedy answer, and how many drafted tokens were tested."""
+    sampler = Sampler(SamplingParams(temperature=0), 4096)
+    tokens: list[int] = []
+    n_tested = 0
+    verifier = SampleMatching(sampler, CounterRng(0))
+    for event in speculate(session, controller, verifier, prompt, max_tokens=60, stop=frozenset()):
+        if isinstance(event, Step):
+            tokens += event.tokens
+            n_tested += event.n_tested
+    assert not controller.failures
+    return tokens, n_tested
+
+
+@pytest.mark.parametrize("nodes", [3, 9], ids=["chain", "tree"])
+def test_greedy_answers_are_those_of_plain_decoding(made: Head, nodes: int) -> None:
+    target = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1, exact=True))
+    head = open_head(target, made.path, made.spec)
+    session, plain = target.open_session(), target.open_session()
+    draft: Eagle3Session = head.open_session(session, lambda: None)
+    drafter = SequentialDrafter("eagle3", draft)
+    for prompt in (
+        TEXT[:30],
+        [*TEXT[:20], *TEXT[50:60]],
+        target.tokenizer.encode("def add(a, b):", parse_special=False),
+    ):
+        controller = FixedLength([drafter], Budget(3, nodes), 4096)
+        tokens, n_tested = generate(session, controller, prompt)
+        expected, _ = generate(plain, FixedLength([], Budget(0, 0), 4096), prompt)
+        assert tokens == expected
+        assert n_tested >= 20
+    draft.close()
+    session.close()
+    plain.close()
+    head.close()
+    target.close()
+
+
+def test_a_head_for_another_model_is_refused(target: LlamaModel, made: Head) -> None:
+    small = load(DRAFT, LoadOptions(context_size=CONTEXT, threads=1))
+    with pytest.raises(Unsupported, match="is a head for a hidden size of 256"):
+        open_head(small, made.path, made.spec)
+    small.close()
+    spec = made.spec
+    others = replace(spec, kind="mtp"), replace(spec, layers=(1, 2)), replace(spec, norm_before_fc="each")
+    for other in (*others, replace(spec, feeds_normed=True)):
+        with pytest.raises(Unsupported, match="runs EAGLE-3 heads over 3 layers"):
+            open_head(target, made.path, other)
+    with pytest.raises(InvalidModelFile):
+        open_head(target, TARGET, made.spec)
+
+
+@pytest.mark.parametrize("max_id", [4096, -1])
+def test_ids_beyond_the_vocabulary_are_refused(target: LlamaModel, max_id: int, tmp_path: Path) -> None:
+    head = make_head(tmp_path / "head.gguf", max_id=max_id)
+    with pytest.raises(InvalidModelFile, match="d2t names tokens that the model does not have"):
+        open_head(target, head.path, head.spec)
+
+
+def test_a_head_cut_short_is_refused(target: LlamaModel, tmp_path: Path) -> None:
+    head = make_head(tmp_path / "head.gguf")
+    data = head.path.read_bytes()
+    for size in (100, read_file(head.path).data_offset + 1000, len(data) - 5000):
+        head.path.write_bytes(data[:size])
+        with pytest.raises(InvalidModelFile):
+            open_head(target, head.path, head.spec)
