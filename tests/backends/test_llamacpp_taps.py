@@ -153,6 +153,23 @@ def test_released_states_before_a_reused_prefix_do_not_come_back_but_for_the_las
     session.close()
 
 
+def test_a_checkpoint_has_the_state_before_it_as_long_as_the_text_is_the_same(target: LlamaModel) -> None:
+    session, features = tapped(target)
+    prefill(session, TEXT[:30])
+    session.checkpoint()
+    expected = features.take(29, 30).copy()
+    prefill(session, TEXT[:50])
+    features.release(49)
+    session.rewind(30)
+    np.testing.assert_array_equal(features.take(29, 30), expected)
+    session.rewind(20)
+    prefill(session, [*TEXT[:20], *TEXT[60:90]])
+    features.release(49)
+    session.rewind(30)
+    assert (features.start, features.end) == (30, 30)
+    session.close()
+
+
 def test_a_cancelled_forward_leaves_the_states_of_the_text(target: LlamaModel) -> None:
     is_cancelled = False
 
@@ -266,6 +283,16 @@ def test_recurrent_models_replay_their_states(snapshots: int, tmp_path: Path, mo
         session.commit(())
     prefill(fresh, text)
     assert is_close(features.take(0, len(text)), expected.take(0, len(text)))
+    prefill(session, TEXT[:40])
+    session.checkpoint()
+    session.forward(9, NO_DRAFT)
+    session.commit(())
+    features.release(41)
+    text = [*TEXT[:40], *TEXT[60:70]]
+    assert next(session.prefill(text)).reused == 40  # with the hidden state before, which was released
+    prefill(fresh, text)
+    assert (features.start, features.end) == (39, 50)
+    assert is_close(features.take(39, 50), expected.take(39, 50))
     session.close()
     fresh.close()
     model.close()

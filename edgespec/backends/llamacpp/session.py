@@ -130,7 +130,7 @@ class LlamaSession:
     def hold(self, tokens: Sequence[int]) -> None:
         """The cells of its sequence have been set from outside, to those of `tokens`. New hidden states are zeros."""
         if (tap := self._slot.tap) is not None:
-            tap.features.truncate(shared_prefix(self._tokens, tokens, len(tokens)))
+            tap.truncate(shared_prefix(self._tokens, tokens, len(tokens)))
             n = len(tokens) - tap.features.end
             tap.features.append(np.broadcast_to(np.float32(0), (n, tap.width)), n)
         self._tokens = list(tokens)
@@ -180,6 +180,8 @@ class LlamaSession:
     def checkpoint(self) -> None:
         self._require_open()
         self._rollback.checkpoint(len(self._tokens))
+        if self._slot.tap is not None:
+            self._slot.tap.checkpoint()
 
     def rewind(self, position: int) -> int:
         self._require_open()
@@ -225,7 +227,7 @@ class LlamaSession:
         """Keep what the cache holds of a prompt; returns how many tokens.
 
         Where a head has released the hidden states before that position, it has read them with the token after each but
-        the last. That one is computed again.
+        the last. That one is computed again, unless a checkpoint has it.
         """
         kept = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
         tap = self._slot.tap
@@ -244,7 +246,7 @@ class LlamaSession:
         """The cache holds no more than `position` tokens."""
         del self._tokens[position:]
         if self._slot.tap is not None:
-            self._slot.tap.features.truncate(position)
+            self._slot.tap.truncate(position)
 
     def _require_open(self) -> None:
         """Raises BackendError."""

@@ -43,6 +43,8 @@ class LayerInputs:
         self._context = context
         self._layers = tuple(layers)
         self._size: int = api.llama_model_n_embd(model)
+        self._checkpoint: Floats | None = None  # the row before it
+        self._checkpoint_at = 0
         enable = find_function("llama_set_embeddings_layer_inp")
         for layer in set(layers):
             enable(context, layer, True)
@@ -51,6 +53,21 @@ class LayerInputs:
     def width(self) -> int:
         """Numbers a token."""
         return len(self._layers) * self._size
+
+    def checkpoint(self) -> None:
+        """`truncate` may go back to where the features end now, and then has the row before it, released or not."""
+        self._checkpoint_at = self.features.end
+        is_kept = self.features.start < self.features.end
+        self._checkpoint = self.features.take(self.features.end - 1, self.features.end).copy() if is_kept else None
+
+    def truncate(self, position: int) -> None:
+        """Drop the rows from `position` on."""
+        self.features.truncate(position)
+        if position < self._checkpoint_at:
+            self._checkpoint = None
+        if self.features.start == position == self._checkpoint_at and self._checkpoint is not None:
+            self.features.truncate(position - 1)
+            self.features.append(self._checkpoint, 1)
 
     def read(self, first: int, n: int) -> Floats:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
