@@ -247,6 +247,21 @@ def test_a_cancelled_read_is_done_again(target: LlamaModel, head: LlamaHead) -> 
     pair.close()
 
 
+def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head: LlamaHead) -> None:
+    session = target.open_session()
+    draft = head.open_session(session, lambda: None)
+    prefill(session, TEXT[:30])
+    draft.close()
+    for _ in range(3):
+        session.forward(5, Draft.chain([6]))
+        session.commit((0,))
+    session.rewind(0)
+    features = session.tap((1,))  # as another head does
+    prefill(session, TEXT[:20])
+    assert features.take(0, 20).shape == (20, HIDDEN)
+    session.close()
+
+
 def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: LlamaHead) -> None:
     pair, other = Pair(target, head, TEXT[:40]), Pair(target, head, TEXT[:40])
     found = pair.draft.rollout(pair.text, ALL, 4)

@@ -35,11 +35,15 @@ class Eagle3Session:
 
     is_lazy = False
 
-    def __init__(self, head: HeadContext, features: Features[Floats], context_size: int) -> None:
-        """`features` are those of the target's session; the cache holds `context_size` pairs. Frees `head`."""
+    def __init__(self, head: HeadContext, target: LlamaSession, features: Features[Floats]) -> None:
+        """`features` are those of `target`, whose tap ends with this session.
+
+        `head` holds as many pairs as the target tokens, and is freed.
+        """
         self._head = head
+        self._target = target
         self._features = features
-        self._context_size = context_size
+        self._context_size = target.capabilities.context_size
         self._text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
         self._base = 0
         self._first = 0  # position of the first pair; those from there to the last token but one are held
@@ -101,6 +105,7 @@ class Eagle3Session:
         return (Draft.chain([int(row.argmax()) for row in rows]), HostScores(rows)) if rows else None
 
     def close(self) -> None:
+        self._target.untap()
         self._head.free()
 
     def _settle(self, text: Sequence[int]) -> int:
@@ -141,7 +146,7 @@ class LlamaHead(AttachedDraft):
         assert isinstance(target, LlamaSession)
         features = target.tap(self._layers)
         context = self._head.open_context(target, self._width, check)
-        return Eagle3Session(context, features, target.capabilities.context_size)
+        return Eagle3Session(context, target, features)
 
     def close(self) -> None:
         self._head.close()

@@ -87,15 +87,19 @@ class LlamaSession:
         return max(0, min(left, self.context.sequences.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
-        """The inputs of these layers, concatenated, of every token that the cache will hold. Called once at most.
+        """The inputs of these layers, concatenated, of every token that the cache will hold. Replaces an earlier tap.
 
         In a shared context all decodes then copy these layers. Raises ValueError where the cache holds tokens,
         Unsupported where llama.cpp cannot give these layers of this model.
         """
-        if self._tokens or self._slot.is_dirty or self._slot.tap is not None:
-            raise ValueError("a session is tapped once, before it holds tokens")
+        if self._tokens or self._slot.is_dirty:
+            raise ValueError("a session is tapped before it holds tokens")
         self._slot.tap = LayerInputs(self._lib, self.context.native.handle, layers)
         return self._slot.tap.features
+
+    def untap(self) -> None:
+        """Keep no hidden states any more."""
+        self._slot.tap = None
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
