@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
 FileBackend = Literal["llamacpp", "mlx"]
@@ -88,6 +89,15 @@ class Model(Protocol):
         """Load a self-draft. `spec` names its layers; `folder` caches files that take long to make.
 
         `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
+        """
+
+    def attach_head(
+        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedHead:
+        """Load the trained head at `path`, which `spec` describes.
+
+        `progress` gets 0.0 to 1.0. Raises Unsupported for a head that cannot run on this model, InvalidModelFile,
+        BackendError, Cancelled.
         """
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""Self-drafts: a model drafts for itself with fewer layers, fewer bits, or less of the context."""
+"""Drafts on a loaded target: the model itself with fewer layers, bits or context; trained heads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+from edgespec.core.drafter import DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
@@ -78,6 +79,25 @@ class AttachedDraft(ABC):
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> Session:
         """A session that drafts for `target`, a session of the same model. Raises BackendError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free its memory. Sessions are closed before, the target after."""
+
+
+class AttachedHead(ABC):
+    """A trained head beside a loaded target, from whose hidden states it drafts. The target's thread uses it."""
+
+    tokenizer: Tokenizer
+    name: str
+    extra_bytes: int  # of memory, in addition to the target's weights and cache
+
+    @abstractmethod
+    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession:
+        """A session that drafts for `target`, a session of the same model that holds no tokens.
+
+        Raises BackendError, Unsupported.
+        """
 
     @abstractmethod
     def close(self) -> None:

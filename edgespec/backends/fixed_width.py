@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.backends import Embedder, Model
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.extend import extend_cache
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
@@ -23,6 +23,7 @@ from edgespec.core.greedy import greedy_rollout, read_prompt
 from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
+from edgespec.formats.heads import HeadSpec
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
 _CELLS = 256  # kernels may change where the cells that they read pass a multiple of it
@@ -175,6 +176,13 @@ class FixedWidthModel:
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
         return FixedWidthDraft(self._inner.attach(spec, folder=folder, progress=progress, check=check))
+
+    def attach_head(
+        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedHead:
+        raise Unsupported(
+            "--exact with forwards of one width takes no trained heads.", hint="Use --draft ngram, or drop --exact."
+        )
 
     def close(self) -> None:
         self._inner.close()

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Literal
 
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import Drafter, DraftSession
 from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
 
@@ -31,6 +31,7 @@ class SlotResources:
     session     a session of the draft that was loaded for this drafter; the drafter closes it. None if it needs none
     mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
     saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
+    head        a session of the trained head that was loaded for this drafter, likewise
     """
 
     target: Session
@@ -38,6 +39,7 @@ class SlotResources:
     session: Session | None = None
     mask_token: int | None = None
     saved: bytes | None = None
+    head: DraftSession | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -53,7 +55,7 @@ class DrafterSpec:
     name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
     summary  one line for help, the drafter list and `doctor`
     open     makes the drafter of one slot; raises EdgespecError or ValueError
-    needs    what has to be loaded for it: 'nothing', a draft 'model', or a part of the 'target'
+    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', or a part of the 'target'
     draws    whether it can draw its tokens at random, for the rejection rules
     words    what names it in `--draft`, if not `name`
     """
@@ -61,7 +63,7 @@ class DrafterSpec:
     name: str
     summary: str
     open: Callable[[SlotResources], Drafter]
-    needs: Literal["nothing", "model", "target"] = "nothing"
+    needs: Literal["nothing", "model", "head", "target"] = "nothing"
     draws: bool = False
     words: tuple[str, ...] = ()
 
@@ -90,6 +92,7 @@ def _built_in() -> Mapping[str, DrafterSpec]:
     specs = (
         DrafterSpec("ngram", "what followed the same tokens earlier in the text", _open_ngram),
         DrafterSpec("model", "a small model of the same family", _open_model, needs="model", draws=True),
+        DrafterSpec("eagle3", "a trained EAGLE-3 head of the target", _open_eagle3, needs="head", draws=True),
         DrafterSpec("pard", "a PARD model: several tokens in one forward", _open_pard, needs="model", draws=True),
         DrafterSpec(
             SELF,
@@ -150,6 +153,14 @@ def _open_self(resources: SlotResources) -> Drafter:
     from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
     return SequentialDrafter(SELF, ModelDraftSession(resources.require_session(), resources.vocab_size))
+
+
+def _open_eagle3(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.sequential import SequentialDrafter
+
+    if resources.head is None:
+        raise ValueError("no head was loaded for this drafter")
+    return SequentialDrafter("eagle3", resources.head)
 
 
 def _open_pard(resources: SlotResources) -> Drafter:

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import Drafter, TokenDraw
+from edgespec.core.drafter import Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
@@ -93,7 +93,7 @@ class LoadedDrafter:
 
     spec: DrafterSpec
     label: str
-    source: Model | AttachedDraft | None = None
+    source: Model | AttachedDraft | AttachedHead | None = None
     mask_token: int | None = None
 
     def open(self, target: Session, vocab_size: int, saved: bytes | None, check: CheckCancelled) -> Drafter:
@@ -102,15 +102,20 @@ class LoadedDrafter:
         `saved` is what an earlier drafter of this name has left.
         """
         session: Session | None = None
-        if isinstance(self.source, AttachedDraft):
+        head: DraftSession | None = None
+        if isinstance(self.source, AttachedHead):
+            target.rewind(0)  # it needs the hidden states of the whole text
+            head = self.source.open_session(target, check)
+        elif isinstance(self.source, AttachedDraft):
             session = self.source.open_session(target, check)
         elif self.source is not None:
             session = self.source.open_session(check)
         try:
-            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token, saved))
+            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token, saved, head))
         except BaseException:
-            if session is not None:
-                session.close()
+            for opened in (session, head):
+                if opened is not None:
+                    opened.close()
             raise
 
 

@@ -50,7 +50,7 @@ def parse_draft(text: str) -> list[DraftTerm]:
             term = DraftTerm(drafter_specs()["model"], part)
         elif spec.name == SELF:
             term = DraftTerm(spec, self_draft=parse("+".join(methods)))
-        elif colon and spec.needs != "model":
+        elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
         else:
             term = DraftTerm(spec, rest if colon else None)
@@ -73,7 +73,7 @@ def describe_words() -> str:
 
 def format_word(word: str, spec: DrafterSpec) -> str:
     """`word` with the options that it takes: 'pard[:REF]'."""
-    return word + ("[:REF]" if spec.needs == "model" else _OPTIONS.get(word, ""))
+    return word + ({"model": "[:REF]", "head": ":REF"}.get(spec.needs) or _OPTIONS.get(word, ""))
 
 
 @contextmanager

@@ -16,10 +16,13 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.engine.drafting import Rule
 from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
+from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.draft_request import AUTO, DraftTerm, naming_drafters, parse_draft
+from edgespec.planner.head_refusal import refuse_draft, refuse_target, refusing_heads
+from edgespec.planner.heads import choose_head_drafter, find_head
 from edgespec.planner.memory import Fit, check_fit, shares_context
 from edgespec.registry.resolve import (
     ResolvedPair,
@@ -34,7 +37,7 @@ from edgespec.registry.resolve import (
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
-_EXAMPLES = {"pard": "pard:REF"}  # how a model of the user's is named for a drafter
+_EXAMPLES = {"pard": "pard:REF", "eagle3": "eagle3:REF"}  # how a model of the user's is named for a drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,14 @@ class PlannedDrafter:
     model       its draft model
     self_draft  how the target drafts for itself
     mask_token  of a PARD model
+    head        what the file of `model` says, where that is a trained head
     """
 
     spec: DrafterSpec
     model: PlannedModel | None = None
     self_draft: SelfDraftSpec | None = None
     mask_token: int | None = None
+    head: HeadSpec | None = None
 
     @property
     def label(self) -> str:
@@ -137,26 +142,18 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
-    backend = choose_backend(request, registry, hub)
-    resolved = resolve_pair(request.model, backend, registry, hub)
-    facts = read_metadata(resolved.target, hub, reporter.download)
+    with refusing_heads(request.model, refuse_target) as check:
+        backend = choose_backend(request, registry, hub)
+        resolved = resolve_pair(request.model, backend, registry, hub)
+        facts = check(read_metadata(resolved.target, hub, reporter.download))
     finder = _DraftFinder(backend, facts, resolved, registry, hub)
     drafters = finder.find_all(reporter) if request.draft == AUTO else finder.find(parse_draft(request.draft))
     options = _set_context_size(request.load, facts, reporter)
     drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)
-    paired = any(
-        each.spec.name == "model" and each.model.reference == resolved.draft for each in drafters if each.model
-    )
+    drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
+    acceptance = resolved.acceptance if resolved.draft in drafts else None
     return Plan(
-        resolved.name,
-        backend,
-        resolved.target,
-        tuple(drafters),
-        options,
-        resolved.sampling,
-        facts,
-        fit,
-        resolved.acceptance if paired else None,
+        resolved.name, backend, resolved.target, tuple(drafters), options, resolved.sampling, facts, fit, acceptance
     )
 
 
@@ -207,14 +204,15 @@ class _DraftFinder:
         """Those that the user named. Raises DraftRefused."""
         found = []
         for term in terms:
-            if term.spec.needs != "model":
+            if term.spec.needs not in ("model", "head"):
                 found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
                 continue
             with naming_drafters(term.reference):
                 reference = parse_reference(term.reference) if term.reference is not None else self._paired(term.spec)
                 if reference is None:
+                    kind = {"pard": "PARD model", "model": "draft model"}.get(term.spec.name, f"{term.spec.name} head")
                     raise DraftRefused(
-                        f"no {'PARD' if term.spec.name == 'pard' else 'draft'} model is paired with this target.",
+                        f"no {kind} is paired with this target.",
                         hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
                     )
                 found.append(self._find_model(term.spec, reference))
@@ -222,7 +220,7 @@ class _DraftFinder:
 
     def _paired(self, spec: DrafterSpec) -> Reference | None:
         """The model that the registry names for `spec` and this target."""
-        return self.pair.pard if spec.name == "pard" else self.pair.draft
+        return {"pard": self.pair.pard, "model": self.pair.draft}.get(spec.name)
 
     def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
         """Raises DraftRefused for a model that cannot draft for the target."""
@@ -231,8 +229,11 @@ class _DraftFinder:
             if pair is None:
                 raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
             reference = pair.target
-        source = resolve_source(reference, self.backend, self.hub)
-        facts = read_metadata(source, self.hub)
+        with refusing_heads(reference, refuse_draft) as check:
+            source = resolve_source(reference, self.backend, self.hub)
+            facts = check(read_metadata(source, self.hub))
+        head = find_head(facts)
+        spec = choose_head_drafter(spec, reference, head, self.target)
         if reason := find_tokenizer_mismatch(self.target, facts):
             raise DraftRefused(
                 f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
@@ -245,7 +246,7 @@ class _DraftFinder:
                 f"{reference} names no mask token, so it is not known to be a PARD model.",
                 hint="Set pard and pard_token for the target in models.toml.",
             )
-        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token)
+        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token, head=head)
 
 
 def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.settings import RuntimeSettings
@@ -173,13 +173,17 @@ class Loader:
         planned = apply_settings(settings, planned)
         drafters: list[LoadedDrafter] = []
         paths: list[Path] = []
-        source: Model | AttachedDraft | None
+        source: Model | AttachedDraft | AttachedHead | None
         with ExitStack() as undo:
             for each in planned.drafters:
                 source = None
                 if each.model is not None:
                     paths.append(self._fetch(each.model.source))
-                    source = self._load(paths[-1], planned)
+                    if each.head is None:
+                        source = self._load(paths[-1], planned)
+                    else:
+                        progress = partial(self.reporter.loading, paths[-1].name)
+                        source = target.attach_head(each.head, paths[-1], progress=progress, check=self.check)
                     undo.callback(source.close)
                 if each.spec.name != SELF:
                     drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token))

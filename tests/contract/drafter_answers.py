@@ -214,7 +214,8 @@ def survives_adoption(subject: Subject) -> None:
         answer = collect([*events, *running])
         assert not answer.notices and not beside.notices
         assert answer.n_drafted and beside.n_drafted
-        assert beside.reused > len(engine.encode(LONGER)) - 3 or "toy" in subject.name
+        cannot_adopt = "toy" in subject.name or subject.loaded.spec.needs == "head"  # its hidden states are not copied
+        assert beside.reused > len(engine.encode(LONGER)) - 3 or cannot_adopt
         check_plain(engine, first, answer, is_exact=subject.is_exact)
         check_plain(engine, second, beside, is_exact=subject.is_exact)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.arrays import Rng
+from edgespec.core.arrays import Logits, Rng
 from edgespec.core.batching import Yield
 from edgespec.core.draft_tree import DraftTree
-from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.drafter import Drafter, DraftSession, Outcome, TokenDraw
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Session
 from edgespec.core.sampling import Sampler, SamplingParams
@@ -64,21 +64,49 @@ class Computed:
         return self._session.rollout(tokens, n, vocab_size)
 
 
+class ComputedHead:
+    """A head's session that counts the pairs that it computes."""
+
+    def __init__(self, session: DraftSession) -> None:
+        self._session = session
+        self.tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def read(self, text: Sequence[int], window: int) -> Logits | None:
+        self.tokens += min(self._session.unread(text), window)
+        return self._session.read(text, window)
+
+    def step(self, token: int) -> Logits | None:
+        self.tokens += 1
+        return self._session.step(token)
+
+    def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
+        self.tokens += min(self._session.unread(text), window) + n - 1
+        return self._session.rollout(text, window, n)
+
+
 class Pair:
     """A session of the target and a drafter for it, driven as the loop drives them."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.target = subject.target.open_session(lambda: None)
-        source, session = subject.loaded.source, None
-        if isinstance(source, AttachedDraft):
+        source, session, head = subject.loaded.source, None, None
+        if isinstance(source, AttachedHead):
+            head = ComputedHead(source.open_session(self.target, lambda: None))
+        elif isinstance(source, AttachedDraft):
             session = source.open_session(self.target, lambda: None)
         elif source is not None:
             session = source.open_session(lambda: None)
         self.is_attached = session is not None and session.capabilities.shares_kv
         self.is_recurrent = "recurrent" in subject.name
-        self.computed = None if session is None else Computed(session)
-        resources = SlotResources(self.target, subject.vocab_size, self.computed, subject.loaded.mask_token)  # type: ignore[arg-type]
+        self.computed = head if session is None else Computed(session)
+        computed: Any = None if session is None else self.computed
+        resources = SlotResources(
+            self.target, subject.vocab_size, computed, subject.loaded.mask_token, head=cast(DraftSession, head)
+        )
         self.drafter = subject.loaded.spec.open(resources)
         self.text: list[int] = []
 
@@ -132,8 +160,8 @@ class Reference:
 
     def check(self, found: DraftTree, text: Sequence[int], limit: Budget = LIMIT) -> None:
         """`found` is what a drafter proposes that knows nothing but `text`."""
-        read_prompt(self._target, text[:-1])
         drafter = self._subject.open(self._target)
+        read_prompt(self._target, text[:-1])
         drafter.begin(text[:-1], None)
         wanted = DraftTree()
         for _ in drafter.expand(wanted, text, limit):

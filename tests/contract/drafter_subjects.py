@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgespec import drafters
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft, parse
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, parse
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
@@ -21,6 +21,8 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
+from edgespec.formats.head_file import read_head
+from tests.backends.eagle3_heads import make_head
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
@@ -33,6 +35,7 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
+HEADS = {"llama.cpp": ("eagle3",)}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
@@ -41,6 +44,7 @@ WITHOUT_ATTACHED = ("ngram", "model", "pard", "suffix")  # the last one is the p
 NAMES = [
     *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
     *(f"{each} on {runtime}" for runtime in METHODS for each in (*WITHOUT_ATTACHED, *METHODS[runtime])),
+    *(f"{each} on {runtime}" for runtime in HEADS for each in HEADS[runtime]),
 ]
 ADOPTING = [
     *(name for name in NAMES if name.endswith(TOYS)),
@@ -87,18 +91,20 @@ class Loader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._models: dict[tuple[str, str], Model | AttachedDraft] = {}
+        self._models: dict[tuple[str, str], Model | AttachedDraft | AttachedHead] = {}
 
     def load(self, name: str) -> Subject:
         """A subject of NAMES."""
         drafter, runtime = name.split(" on ")
-        spec = drafter_specs()[drafter if drafter in WITHOUT_ATTACHED else SELF]
+        spec = drafter_specs().get(drafter) or drafter_specs()[SELF]
         target = self._model(runtime, "target")
-        source: Model | AttachedDraft | None = None
+        source: Model | AttachedDraft | AttachedHead | None = None
         if spec.needs == "model":
             source = self._model(runtime, drafter)
         elif spec.needs == "target":
             source = self._attach(runtime, drafter)
+        elif spec.needs == "head":
+            source = self._attach_head(runtime, drafter)
         mask = None if drafter != "pard" else ord("@") if runtime in TOYS else MASK
         tolerance = _TOLERANCE.get(name, _TOLERANCE.get(runtime, 0.0))
         is_exact = runtime not in ("mlx", SHARED)
@@ -113,7 +119,7 @@ class Loader:
         if key not in self._models:
             self._models[key] = _OPEN.get(runtime, _open_toy)(runtime, which)
         found = self._models[key]
-        assert not isinstance(found, AttachedDraft)
+        assert not isinstance(found, AttachedDraft | AttachedHead)
         return found
 
     def _attach(self, runtime: str, method: str) -> AttachedDraft:
@@ -126,6 +132,20 @@ class Loader:
             )
         found = self._models[key]
         assert isinstance(found, AttachedDraft)
+        return found
+
+    def _attach_head(self, runtime: str, kind: str) -> AttachedHead:
+        """A head of random weights."""
+        key = runtime, kind
+        if key not in self._models:
+            path = make_head(self._folder / "eagle3.gguf").path
+            spec = read_head(path)
+            assert spec is not None
+            self._models[key] = self._model(runtime, "target").attach_head(
+                spec, path, progress=lambda fraction: None, check=lambda: None
+            )
+        found = self._models[key]
+        assert isinstance(found, AttachedHead)
         return found
 
 

@@ -21,6 +21,7 @@ from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.pard import PardSession
 from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session
@@ -47,7 +48,10 @@ def truth() -> list[float]:
 
 def open_drafter(name: str) -> Drafter:
     target = open_session("linear", MODEL)
-    return drafter_specs()[name].open(SlotResources(target, V, open_session("recurrent", DRAFT), V - 1))
+    session = open_session("recurrent", DRAFT)
+    return drafter_specs()[name].open(
+        SlotResources(target, V, session, V - 1, head=ModelDraftSession(session, V))  # a head drafts as a model does
+    )
 
 
 def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Controller:

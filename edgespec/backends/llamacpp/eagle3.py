@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedDraft, Unsupported
+from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.backends.features import Features
 from edgespec.backends.llamacpp.head_context import MAX_ROWS, HeadContext
 from edgespec.backends.llamacpp.session import LlamaSession
@@ -129,7 +129,7 @@ class HeadWeights(LlamaWeights):
         return HeadContext(self._lib, self._handle, params, width=width, vocab_size=vocab_size, check=check)
 
 
-class LlamaHead(AttachedDraft):
+class LlamaHead(AttachedHead):
     """An EAGLE-3 head beside its target."""
 
     def __init__(self, target: LlamaWeights, head: HeadWeights, layers: Sequence[int], width: int) -> None:
@@ -141,7 +141,7 @@ class LlamaHead(AttachedDraft):
         self._layers = layers
         self._width = width
 
-    def open_session(self, target: Session, check: CheckCancelled) -> Eagle3Session:  # type: ignore[override]
+    def open_session(self, target: Session, check: CheckCancelled) -> Eagle3Session:
         """A DraftSession for `target`, which holds no tokens yet. Raises BackendError, Unsupported."""
         assert isinstance(target, LlamaSession)
         features = target.tap(self._layers)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
+from edgespec.backends.llamacpp.eagle3 import open_head
 from edgespec.backends.llamacpp.selfdraft import open_self_draft
 from edgespec.backends.llamacpp.tuning import SettingsMeasurement
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.core.protocols import CheckCancelled
+from edgespec.formats.heads import HeadSpec
 
 
 class LlamaModel(LlamaWeights):
@@ -22,6 +24,12 @@ class LlamaModel(LlamaWeights):
     ) -> AttachedDraft:
         """See backends.Model."""
         return open_self_draft(self, spec, folder, progress, check)
+
+    def attach_head(
+        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedHead:
+        """See backends.Model."""
+        return open_head(self, path, spec, progress=progress, check=check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
         """See backends.settings.Adjustable. No other session is open."""

@@ -10,12 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest, UnknownModel
+from edgespec.formats.heads import HeadSpec
 
 _END = 256
 _ALPHABET = b"etaoin shrdlu\n"
@@ -91,6 +92,11 @@ class ToyRuntimeModel:
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
         raise Unsupported("the toy model has no layers to skip.", hint="Use --draft model.")
+
+    def attach_head(
+        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
+    ) -> AttachedHead:
+        raise Unsupported("the toy model has no hidden states for a head.", hint="Use --draft model.")
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
         """See backends.Model."""
