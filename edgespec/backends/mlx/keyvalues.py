@@ -66,8 +66,8 @@ class KeyValues:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)
         self._drop_front()
         at = self.length - self._start
-        self.keys = _write(self.keys, at, self._quantize(keys))
-        self.values = _write(self.values, at, self._quantize(values))
+        self.keys = write_rows(self.keys, at, self._quantize(keys))
+        self.values = write_rows(self.values, at, self._quantize(values))
         self.length += keys.shape[2]
         self._fetched = at if self._window is None else min(at, self._window - 1)
         self._fetched += keys.shape[2]
@@ -156,8 +156,8 @@ class KeyValues:
         """Keep these `rows` of the last forward, counted from its start at `position`; drop the others."""
         at = position - self._start
         index = mx.array([at + row for row in rows])
-        self.keys = tree_map(lambda x: _write(x, at, mx.take(x, index, axis=-2)), self.keys)
-        self.values = tree_map(lambda x: _write(x, at, mx.take(x, index, axis=-2)), self.values)
+        self.keys = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.keys)
+        self.values = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.values)
         self.trim_to(position + len(rows))
 
     def take_snapshot(self, *, deep: bool) -> Any:
@@ -190,11 +190,11 @@ class KeyValues:
         return mx.quantize(x, group_size=self.group_size, bits=self.bits) if hasattr(self, "bits") else x
 
 
-def _write(buffer: Any, at: int, rows: Any) -> Any:
+def write_rows(buffer: Any, at: int, rows: Any) -> Any:
     """`buffer` with `rows` [..., n, width] at `at`, grown if necessary; both may be tuples of arrays."""
     if not isinstance(rows, mx.array):
         buffers = buffer or [None] * len(rows)
-        return tuple(_write(old, at, new) for old, new in zip(buffers, rows, strict=True))
+        return tuple(write_rows(old, at, new) for old, new in zip(buffers, rows, strict=True))
     end = at + rows.shape[-2]
     capacity = 0 if buffer is None else buffer.shape[-2]
     if end > capacity:

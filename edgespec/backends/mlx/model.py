@@ -13,6 +13,7 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
+from edgespec.backends.mlx.eagle3 import MlxHead, open_head
 from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.keyvalues import KVQuantization
 from edgespec.backends.mlx.library import device, map_errors
@@ -33,6 +34,7 @@ from edgespec.errors import (
     InvalidRequest,
     reason_of,
 )
+from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.text.chat_template import read_template
 from edgespec.text.tokenizer import Tokenizer
@@ -89,6 +91,13 @@ class MlxModel:
     def layer_count(self) -> int:
         return len(get_layers(self._model))
 
+    @property
+    def network(self) -> Any:
+        """mlx-lm's model. Raises BackendError."""
+        if self._model is None:
+            raise BackendError("the model has been closed.", hint="Open it again.")
+        return self._model
+
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
         tree_layout = self._probe_result.tree_layout
@@ -113,6 +122,20 @@ class MlxModel:
             runner, self._open_hooks(), self.tokenizer, spec, lambda: self.open_session(check), progress, check
         )
 
+    def attach_head(
+        self,
+        spec: HeadSpec,
+        path: Path,
+        *,
+        progress: Callable[[float], None] = lambda fraction: None,
+        check: CheckCancelled = lambda: None,
+    ) -> MlxHead:
+        """See backends.Model."""
+        check()
+        head = open_head(self.network, self.layer_count, self.tokenizer, path, spec)
+        progress(1.0)
+        return head
+
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
         """See backends.Model."""
         raise InvalidRequest("edgespec makes no embeddings on MLX.", hint="Serve the model with --backend llamacpp.")
@@ -124,16 +147,12 @@ class MlxModel:
         mx.clear_cache()
 
     def _open_runner(self) -> ModelRunner:
-        if self._model is None:
-            raise _closed_error()
-        return ModelRunner(self._model, self._quantization)
+        return ModelRunner(self.network, self._quantization)
 
     def _open_hooks(self) -> LayerHooks:
         """The hooks of the model's layers, which are made once. Raises BackendError."""
-        if self._model is None:
-            raise _closed_error()
         if self._hooks is None:
-            self._hooks = LayerHooks(self._model)
+            self._hooks = LayerHooks(self.network)
         return self._hooks
 
 
@@ -202,10 +221,6 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
                 mx.eval(batch)
             done, batch, size = done + size, [], 0
             progress(done / total)
-
-
-def _closed_error() -> BackendError:
-    return BackendError("the model has been closed.", hint="Open it again.")
 
 
 def _load_error(path: Path, error: BaseException) -> EdgespecError:
