@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 
 from edgespec.drafters import drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, UnknownModel
-from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import read_head
-from edgespec.formats.head_gguf import read_gguf_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.reference import LocalPath, Reference, parse_reference
+from edgespec.planner.heads import find_head
 
 _NAMES = {
     "eagle3": "an EAGLE-3 head",
@@ -56,18 +55,16 @@ def refusing_heads(
     lie in their target's file are part of a model.
     """
 
-    def find_error(head: HeadSpec | None) -> EdgespecError | None:
-        return None if head is None or head.in_target else refuse(str(named), head)
-
     def check(model: ModelMetadata) -> ModelMetadata:
-        if error := find_error(read_gguf_head(model) if isinstance(model, Header) else read_head(model.path)):
+        if (head := find_head(model)) and (error := refuse(str(named), head)):
             raise error
         return model
 
     try:
         yield check
     except (InvalidModelFile, UnknownModel):
-        if error := find_error(_read_local(named)):
+        head = _read_local(named)
+        if head and not head.in_target and (error := refuse(str(named), head)):
             raise error from None
         raise
 

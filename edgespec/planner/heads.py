@@ -9,7 +9,10 @@ from edgespec.formats.head_file import read_head
 from edgespec.formats.head_gguf import read_gguf_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
+from edgespec.formats.mlx_folder import read_config
+from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Reference
+from edgespec.registry.resolve import LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
 
@@ -20,12 +23,24 @@ def find_head(metadata: ModelMetadata) -> HeadSpec | None:
     return head if head is not None and not head.in_target else None
 
 
+def read_draft(source: Source, hub: Hub) -> tuple[ModelMetadata, HeadSpec | None]:
+    """The metadata of a draft, and what it says of the trained head if that is all that the file or folder holds.
+
+    Folders of heads need no tokenizer. Raises as read_metadata does.
+    """
+    if isinstance(source, LocalMlx) and (head := read_head(source.path)) is not None and not head.in_target:
+        size = sum(file.stat().st_size for file in source.path.glob("*.safetensors"))
+        return read_config(source.path, source.path.name, size), head
+    metadata = read_metadata(source, hub)
+    return metadata, find_head(metadata)
+
+
 def choose_head_drafter(
     spec: DrafterSpec, reference: Reference, head: HeadSpec | None, target: ModelMetadata
 ) -> DrafterSpec:
     """The drafter for the draft at `reference`, which the user has asked for as `spec`: that of a head, if it is one.
 
-    Raises DraftRefused for heads that edgespec cannot run, or not on this target.
+    Heads of other kinds are refused before, see head_refusal. Raises DraftRefused for a head that does not fit.
     """
     if head is None:
         if spec.needs == "head":
@@ -33,17 +48,14 @@ def choose_head_drafter(
                 f"{reference} is no trained head.", hint=f"Use --draft {reference}, without '{spec.name}:'."
             )
         return spec
-    runnable = {name: each for name, each in drafter_specs().items() if each.needs == "head"}
-    if head.kind not in runnable or spec.name not in ("model", head.kind):
-        wanted = "" if spec.name in ("model", head.kind) else f", no '{spec.name}'"
-        cannot = "" if head.kind in runnable else ", which edgespec cannot run yet"
-        raise DraftRefused(f"{reference} is a trained head of the kind '{head.kind}'{wanted}{cannot}.", hint=_OTHER)
+    if spec.name not in ("model", head.kind):
+        raise DraftRefused(f"{reference} is a head of the kind '{head.kind}', no {spec.name}.", hint=_OTHER)
     size = _hidden_size(target)
     if size is not None and head.hidden_size and head.hidden_size != size:
         raise DraftRefused(
             f"{reference} is a head for a hidden size of {head.hidden_size:,}; the target has {size:,}.", hint=_OTHER
         )
-    return runnable[head.kind]
+    return drafter_specs()[head.kind]
 
 
 def _hidden_size(metadata: ModelMetadata) -> int | None:

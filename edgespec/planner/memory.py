@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.backends.devices import Memory
-from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.backends import FileBackend, device_memory
+from edgespec.backends.devices import Memory, host_memory
+from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header
 from edgespec.formats.metadata import ModelMetadata
@@ -58,6 +59,14 @@ class Fit:
     def fits_on_devices(self) -> bool:
         """Whether everything fits on accelerators with their own memory, with nothing in RAM."""
         return 0 < self.needed <= self.memory.own_device_bytes
+
+
+def read_memory(backend: FileBackend) -> Memory:
+    """The memory of this machine and of the runtime's devices; without them where the runtime is not installed."""
+    try:
+        return host_memory(device_memory(backend))
+    except BackendUnavailable:
+        return host_memory()
 
 
 def shares_context(model: ModelMetadata) -> bool:

@@ -8,22 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from edgespec.backends import BackendName, FileBackend, device_memory, prefers_mlx
+from edgespec.backends import BackendName, FileBackend, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.devices import DeviceMemory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.engine.drafting import Rule
-from edgespec.errors import BackendUnavailable, DoesNotFit, DraftRefused, EdgespecError, UnknownModel
+from edgespec.errors import DoesNotFit, DraftRefused, EdgespecError, UnknownModel
+from edgespec.formats.gguf import Header
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.draft_request import AUTO, DraftTerm, naming_drafters, parse_draft
 from edgespec.planner.head_refusal import refuse_draft, refuse_target, refusing_heads
-from edgespec.planner.heads import choose_head_drafter, find_head
-from edgespec.planner.memory import Fit, check_fit, shares_context
+from edgespec.planner.heads import choose_head_drafter, read_draft
+from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.registry.resolve import (
     ResolvedPair,
     Source,
@@ -231,10 +231,11 @@ class _DraftFinder:
             reference = pair.target
         with refusing_heads(reference, refuse_draft) as check:
             source = resolve_source(reference, self.backend, self.hub)
-            facts = check(read_metadata(source, self.hub))
-        head = find_head(facts)
+            facts, head = read_draft(source, self.hub)
+            check(facts)
         spec = choose_head_drafter(spec, reference, head, self.target)
-        if reason := find_tokenizer_mismatch(self.target, facts):
+        has_vocabulary = head is None or isinstance(facts, Header)  # folders of heads have no tokenizer
+        if has_vocabulary and (reason := find_tokenizer_mismatch(self.target, facts)):
             raise DraftRefused(
                 f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
             )
@@ -270,7 +271,7 @@ def _check_memory(
 
     Raises DoesNotFit.
     """
-    memory = host_memory(_devices(backend))
+    memory = read_memory(backend)
     context = options.context_size
     assert context is not None  # set by _set_context_size
     check = partial(
@@ -292,10 +293,3 @@ def _check_memory(
                 raise
             reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
             drafters = [each for each in drafters if each is not models[-1]]
-
-
-def _devices(backend: FileBackend) -> tuple[DeviceMemory, ...]:
-    try:
-        return device_memory(backend)
-    except BackendUnavailable:  # `pull` works without the runtime
-        return ()
