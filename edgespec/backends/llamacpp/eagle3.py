@@ -145,7 +145,11 @@ class LlamaHead(AttachedHead):
         """A DraftSession for `target`, which holds no tokens yet. Raises BackendError, Unsupported."""
         assert isinstance(target, LlamaSession)
         features = target.tap(self._layers)
-        context = self._head.open_context(target, self._width, check)
+        try:
+            context = self._head.open_context(target, self._width, check)
+        except BaseException:
+            target.untap()
+            raise
         return Eagle3Session(context, target, features)
 
     def close(self) -> None:
