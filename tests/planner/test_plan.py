@@ -63,7 +63,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, folder: Path, *files: str) -> 
     """This machine has the memory that target and `files` need together, and no more."""
     headers = [read_file(folder / name) for name in ("target.gguf", *files)]
     needed = sum(estimate_memory(header, CONTEXT, together=i == 0).total for i, header in enumerate(headers))
-    monkeypatch.setattr("edgespec.planner.plan.host_memory", lambda devices: Memory(RESERVE_BYTES + needed))
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(RESERVE_BYTES + needed))
 
 
 def test_auto_takes_whatever_is_available(folder: Path, paired: Registry, heard: Heard) -> None:
