@@ -109,5 +109,5 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     assert {spec.name for _, spec in list_words()} == set(drafter_specs())
     assert all(parse_draft(word)[0].spec is spec for word, spec in list_words())
     shown = describe_words()
-    assert shown.startswith("auto, none, ngram, model[:REF], pard[:REF], layerskip[:K], qspec[:BITS], ")
+    assert shown.startswith("auto, none, ngram, model[:REF], eagle3:REF, pard[:REF], layerskip[:K], qspec[:BITS], ")
     assert " skip" not in shown
