@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+_MOST_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
 A = TypeVar("A")  # an array with rows: numpy's or MLX's
 
 
@@ -12,6 +13,7 @@ class Features(Generic[A]):
     """Rows [width] of the tokens in a session's cache, from position `start` on.
 
     The session appends them as it commits tokens and drops them as it is rewound; the head takes and releases them.
+    Those more than 2,048 positions back are released too: a head that has not read them begins behind them.
     """
 
     def __init__(self, join: Callable[[Sequence[A]], A]) -> None:
@@ -25,6 +27,7 @@ class Features(Generic[A]):
         if n:
             self._chunks.append((self.end, rows))
             self.end += n
+            self.release(self.end - _MOST_KEPT)
 
     def truncate(self, position: int) -> None:
         """Drop the rows from `position` on."""
