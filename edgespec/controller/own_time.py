@@ -63,18 +63,20 @@ class PassedRounds:
     """Plain rounds that were not recorded yet."""
 
     def __init__(self) -> None:
-        self._own_s = 0.0
+        self._n, self._own_s = 0, 0.0
         self._forward_s: list[float] = []
 
-    def add(self, own_s: float, forward_s: float) -> None:
-        """One more, in which the controller took `own_s`."""
+    def add(self, own_s: float, forward_s: float | None) -> None:
+        """One more, in which the controller took `own_s`; `forward_s` is None where others shared the forward."""
+        self._n += 1
         self._own_s += own_s
-        self._forward_s.append(forward_s)
+        if forward_s is not None:
+            self._forward_s.append(forward_s)
 
-    def take(self) -> tuple[int, float, float]:
-        """(their number, seconds of the controller, median seconds of their forwards); none are left."""
-        taken = len(self._forward_s), self._own_s, median(self._forward_s or [0.0])
-        self._own_s, self._forward_s = 0.0, []
+    def take(self) -> tuple[int, float, float | None]:
+        """(their number, seconds of the controller, median seconds of forwards of one row); none are left."""
+        taken = self._n, self._own_s, median(self._forward_s) if self._forward_s else None
+        self._n, self._own_s, self._forward_s = 0, 0.0, []
         return taken
 
 

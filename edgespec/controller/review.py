@@ -105,7 +105,7 @@ class Review:
 
     def pass_round(self, step: Step, own_s: float) -> None:
         """A plain round went by in which the controller took `own_s`."""
-        self._passed.add(own_s + self._charge_switch(step), step.forward_s(1 + self._cost.n_peers))
+        self._passed.add(own_s + self._charge_switch(step), step.forward_s(1) if step.n_peer_rows == 0 else None)
 
     def record_look(self, step: Step) -> None:
         """Record a plain round, and those that went by before it."""
@@ -138,7 +138,7 @@ class Review:
     def _count_passed(self, plain_s: float) -> None:
         n, own_s, forward_s = self._passed.take()
         if n:
-            if not self._cost.n_peers:
+            if forward_s is not None:
                 self._cost.model.observe(1, self._position, forward_s)
             self.regret.add(n, n + own_s / plain_s)
             self._rate.observe_plain(n)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.controller.own_time import OwnTime, Pace
+from edgespec.controller.own_time import OwnTime, Pace, PassedRounds
 from edgespec.controller.quick_lookups import QuickLookups
 from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.core.draft_tree import DraftTree
@@ -238,3 +238,12 @@ def test_a_draft_model_that_pays_is_asked_where_steps_are_short() -> None:
         replay(controller, [model], trace, clock)
         drafted.append(model.drafted)
     assert all(drafted) and not draft_stats.own_time.is_negligible(1.0)
+
+
+def test_rounds_that_go_by_are_counted_and_those_alone_are_measured() -> None:
+    passed = PassedRounds()
+    for own_s, forward_s in ((1e-5, 1.0), (2e-5, None), (3e-5, 3.0), (0.0, 9.0)):
+        passed.add(own_s, forward_s)
+    n, own_s, median_s = passed.take()
+    assert (n, median_s) == (4, 3.0) and own_s == pytest.approx(6e-5)
+    assert passed.take() == (0, 0.0, None)
