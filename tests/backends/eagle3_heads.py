@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
+from safetensors.numpy import save_file
 
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.formats.heads import HeadSpec
@@ -66,6 +68,48 @@ def make_head(path: Path, *, size: int = HIDDEN, is_normed: bool = False, max_id
         m.matrix("output", m.vocab_size, size, gain=3.0)
     m.save()
     return Head(path, size, is_normed)
+
+
+def make_head_folder(path: Path, *, target_size: int, layers: tuple[int, int, int], vocab_size: int) -> Path:
+    """A head of random weights in the SafeAI dialect."""
+    rng, size, kv_size = np.random.default_rng(12), target_size, KV_HEADS * HEAD_WIDTH
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Floats:
+        return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / np.sqrt(columns))
+
+    tensors = {
+        "fc.weight": matrix(size, 3 * target_size),
+        "midlayer.self_attn.q_proj.weight": matrix(HEADS * HEAD_WIDTH, 2 * size, 1.5),
+        "midlayer.self_attn.k_proj.weight": matrix(kv_size, 2 * size, 1.5),
+        "midlayer.self_attn.v_proj.weight": matrix(kv_size, 2 * size),
+        "midlayer.self_attn.o_proj.weight": matrix(size, HEADS * HEAD_WIDTH, 2.0),
+        "midlayer.mlp.gate_proj.weight": matrix(FFN, size),
+        "midlayer.mlp.up_proj.weight": matrix(FFN, size),
+        "midlayer.mlp.down_proj.weight": matrix(size, FFN),
+        "lm_head.weight": matrix(vocab_size, size, 3.0),
+        **{f"midlayer.{name}.weight": np.ones(size, np.float32) for name in ("hidden_norm", "input_layernorm")},
+        **{f"{name}.weight": np.ones(size, np.float32) for name in ("midlayer.post_attention_layernorm", "norm")},
+    }
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_WIDTH,
+        "intermediate_size": FFN,
+        "rms_norm_eps": EPS,
+        "rope_theta": ROPE_BASE,
+        "max_position_embeddings": 2048,
+        "vocab_size": vocab_size,
+        "draft_vocab_size": vocab_size,
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+    }
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 class NumpyHead:

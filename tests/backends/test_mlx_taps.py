@@ -194,12 +194,15 @@ def test_bad_taps(dense: MlxModel) -> None:
     session = dense.open_session()
     with pytest.raises(Unsupported, match="reads layers 1, 5, and the model has 4"):
         session.tap((1, 5))
-    session.tap((1,))
-    with pytest.raises(ValueError, match="once, and before"):
-        session.tap((1,))
+    replaced, kept = session.tap((1,)), session.tap((2,))
+    prefill(session, [1, 2, 3])
+    assert (replaced.end, kept.end) == (0, 3)
+    session.untap()
+    prefill(session, [1, 2, 3, 4, 5])
+    assert kept.end == 3
     used = dense.open_session()
     prefill(used, [1, 2])
-    with pytest.raises(ValueError, match="once, and before"):
+    with pytest.raises(ValueError, match="before it holds tokens"):
         used.tap(())
 
 

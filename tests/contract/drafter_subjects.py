@@ -22,7 +22,7 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
-from tests.backends.eagle3_heads import make_head
+from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
@@ -35,7 +35,7 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
-HEADS = {"llama.cpp": ("eagle3",)}
+HEADS = {"llama.cpp": ("eagle3",), "mlx": ("eagle3",)}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
@@ -135,10 +135,9 @@ class Loader:
         return found
 
     def _attach_head(self, runtime: str, kind: str) -> AttachedHead:
-        """A head of random weights."""
         key = runtime, kind
         if key not in self._models:
-            path = make_head(self._folder / "eagle3.gguf").path
+            path = self._make_head(runtime)
             spec = read_head(path)
             assert spec is not None
             self._models[key] = self._model(runtime, "target").attach_head(
@@ -147,6 +146,14 @@ class Loader:
         found = self._models[key]
         assert isinstance(found, AttachedHead)
         return found
+
+    def _make_head(self, runtime: str) -> Path:
+        """A head of random weights."""
+        if runtime != "mlx":
+            return make_head(self._folder / f"{runtime}.gguf").path
+        config = json.loads((PARD / "config.json").read_text())
+        size, vocab_size = config["hidden_size"], config["vocab_size"]
+        return make_head_folder(self._folder / "head", target_size=size, layers=(0, 1, 1), vocab_size=vocab_size)
 
 
 def _open_toy(runtime: str, which: str) -> Model:

@@ -51,6 +51,10 @@ class CachedTokens:
         """Return the caches to `snapshot`, which was taken at the present length."""
         self.runner.caches.restore(snapshot.caches)
 
+    def drop_tap(self) -> None:
+        """Keep no features any more."""
+        self.tap = self.runner.tap = None
+
     def read_hidden(self, tap: FeatureTap) -> None:
         """Keep the features of `tap` from now on. Raises Unsupported where the model has none."""
 

@@ -87,13 +87,14 @@ class Eagle3Session:
     is_lazy = True
 
     def __init__(
-        self, network: Eagle3Network, features: Features[Any], context_size: int, check: CheckCancelled
+        self, network: Eagle3Network, target: MlxSession, features: Features[Any], check: CheckCancelled
     ) -> None:
-        """`features` are those of the target's session."""
+        """`features` are those of `target`, whose tap ends with this session."""
         self._network = network
+        self._target = target
         self._features = features
         self._pairs = PairCache(network, features)
-        self._context_size = context_size
+        self._context_size = target.capabilities.context_size
         self._check = check
         self._text: list[int] = []  # the `_base` tokens that were read, then the drafted ones
         self._base = 0
@@ -109,9 +110,9 @@ class Eagle3Session:
         self._settle(text)
 
     def unread(self, text: Sequence[int]) -> int:
-        """Pairs of `text` that are not in the cache."""
+        """Pairs of `text` that a read computes: those that are not in the cache, the last one always."""
         self._settle(text)
-        return len(text) - 1 - self._pairs.held
+        return min(len(text) - 1, max(1, len(text) - 1 - self._pairs.held))
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""
@@ -143,6 +144,7 @@ class Eagle3Session:
         return chain, MlxScores(scores, draft=chain)
 
     def close(self) -> None:
+        self._target.untap()
         self._pairs.restart(0)
         self._output = None
         mx.clear_cache()
@@ -195,7 +197,7 @@ class MlxHead(AttachedHead):
         """A DraftSession for `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
         assert isinstance(target, MlxSession)
         features = target.tap(self._network.spec.layers or ())
-        return Eagle3Session(self._network, features, target.capabilities.context_size, check)
+        return Eagle3Session(self._network, target, features, check)
 
     def close(self) -> None:
         del self._network

@@ -78,15 +78,19 @@ class MlxSession:
     def tap(self, layers: tuple[int, ...]) -> Features[Any]:
         """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
 
-        Their end is `position`, and rows are arrays of MLX. Raises ValueError for a session that holds tokens or has a
-        tap, Unsupported where the model has no such states.
+        Replaces an earlier tap. Their end is `position`, and rows are arrays of MLX. Raises ValueError for a session
+        that holds tokens, Unsupported where the model has no such states.
         """
         self._sync()
-        if self.position or self._pending is not None or self._cached.tap is not None:
-            raise ValueError("a tap is opened once, and before the first token")
+        if self.position or self._pending is not None:
+            raise ValueError("a session is tapped before it holds tokens")
         tap = FeatureTap(self._open_hooks(), layers)
         self._cached.read_hidden(tap)
         return tap.kept
+
+    def untap(self) -> None:
+        """Keep no hidden states any more."""
+        self._cached.drop_tap()
 
     @property
     def attached(self) -> CacheTenant | None:
