@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
 from edgespec.drafters import DrafterSpec, drafter_specs
-from edgespec.errors import DraftRefused
+from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import read_head
 from edgespec.formats.head_gguf import read_gguf_head
@@ -11,10 +14,22 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import Reference
+from edgespec.hub.reference import LocalPath, Reference, parse_reference
 from edgespec.registry.resolve import LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
+_NAMES = {
+    "eagle3": "an EAGLE-3 head",
+    "eagle": "an EAGLE head",
+    "mtp": "an MTP head",
+    "gemma4-assistant": "a Gemma 4 assistant",
+    "dflash": "a DFlash head",
+    "dspark": "a DSpark head",
+    "medusa": "a set of Medusa heads",
+    "hydra": "a set of Hydra heads",
+}
+
+Refusal = Callable[[str, HeadSpec], EdgespecError | None]
 
 
 def find_head(metadata: ModelMetadata) -> HeadSpec | None:
@@ -40,7 +55,7 @@ def choose_head_drafter(
 ) -> DrafterSpec:
     """The drafter for the draft at `reference`, which the user has asked for as `spec`: that of a head, if it is one.
 
-    Heads of other kinds are refused before, see head_refusal. Raises DraftRefused for a head that does not fit.
+    Heads of other kinds are refused before, see `refuse_draft`. Raises DraftRefused for a head that does not fit.
     """
     if head is None:
         if spec.needs == "head":
@@ -62,3 +77,57 @@ def _hidden_size(metadata: ModelMetadata) -> int | None:
     """Of a model, where its metadata says."""
     found = metadata.own("embedding_length") if isinstance(metadata, Header) else metadata.integer("hidden_size")
     return found if isinstance(found, int) else None
+
+
+def refuse_target(name: str, head: HeadSpec) -> EdgespecError:
+    """The error for a head that is given as the model."""
+    return InvalidModelFile(
+        f"{name} is {_describe(head)}; it drafts for a model and writes no text by itself.",
+        hint="Name the model that it was trained for.",
+    )
+
+
+def refuse_draft(name: str, head: HeadSpec) -> EdgespecError | None:
+    """The error for a head that is given as the draft; None where a drafter bears the name of its kind."""
+    if head.kind in drafter_specs():
+        return None
+    return DraftRefused(
+        f"{name} is {_describe(head)}, which this edgespec cannot run yet.",
+        hint="Use --draft ngram, or name a draft model.",
+    )
+
+
+@contextmanager
+def refusing_heads(
+    named: Reference | str | None, refuse: Refusal
+) -> Iterator[Callable[[ModelMetadata], ModelMetadata]]:
+    """Yield a check that passes a model's metadata on and raises the error of `refuse` for those of a head.
+
+    A local file or folder that turns out to be no model is refused in the same way where it holds a head. Heads that
+    lie in their target's file are part of a model.
+    """
+
+    def check(model: ModelMetadata) -> ModelMetadata:
+        if (head := find_head(model)) and (error := refuse(str(named), head)):
+            raise error
+        return model
+
+    try:
+        yield check
+    except (InvalidModelFile, UnknownModel):
+        head = _read_local(named)
+        if head and not head.in_target and (error := refuse(str(named), head)):
+            raise error from None
+        raise
+
+
+def _read_local(named: Reference | str | None) -> HeadSpec | None:
+    if isinstance(named, str):
+        with suppress(UnknownModel):
+            named = parse_reference(named)
+    return read_head(named.path) if isinstance(named, LocalPath) else None
+
+
+def _describe(head: HeadSpec) -> str:
+    size = f" for a model of hidden size {head.hidden_size:,}" if head.hidden_size else ""
+    return _NAMES[head.kind] + size

@@ -21,8 +21,7 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.planner.draft_request import AUTO, DraftTerm, naming_drafters, parse_draft
-from edgespec.planner.head_refusal import refuse_draft, refuse_target, refusing_heads
-from edgespec.planner.heads import choose_head_drafter, read_draft
+from edgespec.planner.heads import choose_head_drafter, read_draft, refuse_draft, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.registry.resolve import (
     ResolvedPair,
