@@ -115,8 +115,9 @@ def _interleave(array: np.ndarray, n_heads: int) -> np.ndarray:
 @click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 def main(folder: Path, target: Path, destination: Path) -> None:
-    """Convert the head in FOLDER for the model TARGET."""
+    """Convert the head in FOLDER for the model TARGET; prints the size of the file as JSON."""
     convert(folder, target, destination)
+    click.echo(json.dumps({"benchmark": "eagle3_gguf", "bytes": destination.stat().st_size}))
 
 
 if __name__ == "__main__":

@@ -114,8 +114,13 @@ def refusing_heads(
 
     try:
         yield check
-    except (InvalidModelFile, UnknownModel):
-        head = _read_local(named)
+    except (InvalidModelFile, UnknownModel) as first:
+        try:
+            head = _read_local(named)
+        except InvalidModelFile:
+            if isinstance(first, InvalidModelFile):  # which says more of a damaged model
+                raise first from None
+            raise
         if head and not head.in_target and (error := refuse(str(named), head)):
             raise error from None
         raise

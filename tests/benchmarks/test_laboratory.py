@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.formats.head_file import read_head
 from tests.benchmarks.conftest import Program
-from tests.models import DRAFT
+from tests.models import DRAFT, REPOSITORY, TARGET
 
 pytestmark = pytest.mark.slow
 
@@ -29,3 +30,10 @@ def test_cost_faithful(program: Program, tmp_path: Path) -> None:
     result = program("laboratory.cost_faithful", "30m", out, "--source", DRAFT, "--check")
     assert result["bytes"] == out.stat().st_size > 1e6
     assert result["quantized"]["faults"] == 0 and result["exact"]["equal"] > result["exact"]["tokens"] / 2
+
+
+def test_eagle3_gguf(program: Program, tmp_path: Path) -> None:
+    folder, out = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m", tmp_path / "head.gguf"
+    assert program("laboratory.eagle3_gguf", folder, TARGET, out)["bytes"] == out.stat().st_size
+    head = read_head(out)
+    assert head is not None and (head.kind, head.layers, head.draft_vocab_size) == ("eagle3", (1, 3, 5), 2048)

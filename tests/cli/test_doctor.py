@@ -158,7 +158,7 @@ def test_a_drafter_of_a_package_is_offered_and_drafts(cli: Cli, plugins: str) ->
         cli("run", "--help", PYTHONPATH=plugins).stdout.split()
     )
     assert (
-        "Drafters: ngram, model, pard, layerskip, qspec, sparse, suffix."
+        "Drafters: ngram, model, eagle3, pard, layerskip, qspec, sparse, suffix."
         in cli("run", "x", "--draft", "sufix", PYTHONPATH=plugins).stderr
     )
     run = ("run", "def f(x):", "--max-tokens", "8", "--temperature", "0", "--threads", "1", "--ctx", "128", "--json")
@@ -192,8 +192,8 @@ def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", "ngram", "model", "pard", "layerskip", "qspec", "sparse", "none"]),
-        ("ngram+", [f"ngram+{name}" for name in ("model", "pard", "layerskip", "qspec", "sparse")]),
+        ("", ["auto", "ngram", "model", "eagle3", "pard", "layerskip", "qspec", "sparse", "none"]),
+        ("ngram+", [f"ngram+{name}" for name in ("model", "eagle3", "pard", "layerskip", "qspec", "sparse")]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),
     ],

@@ -16,7 +16,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.drafters import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
 Install = Callable[[str, str], None]
 V = 8
@@ -47,26 +47,31 @@ def install(tmp_path: Path) -> Iterator[Install]:
     drafters._installed.cache_clear()
 
 
-BUILT_IN = ["ngram", "model", "pard", SELF]
+BUILT_IN = ["ngram", "model", "eagle3", "pard", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
 def make_resources(**options: int) -> SlotResources:
     model = ToyModel(vocab_size=V)
-    return SlotResources(ToySession(model), V, ToySession(model), **options)
+    session = ToySession(model)
+    return SlotResources(ToySession(model), V, session, head=ModelDraftSession(session, V), **options)
 
 
 def test_the_built_in_drafters() -> None:
     specs = drafter_specs()
-    assert [*specs][:4] == BUILT_IN
+    assert [*specs][:5] == BUILT_IN
     assert all(spec.name == name and spec.summary for name, spec in specs.items())
     kinds: dict[str, type[Drafter]] = {
-        "ngram": NgramDrafter, "model": SequentialDrafter, "pard": BlockDrafter, SELF: SequentialDrafter
-    }  # fmt: skip
+        "ngram": NgramDrafter,
+        "model": SequentialDrafter,
+        "eagle3": SequentialDrafter,
+        "pard": BlockDrafter,
+        SELF: SequentialDrafter,
+    }
     for name, kind in kinds.items():
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
-    assert [name for name in BUILT_IN if specs[name].draws] == ["model", "pard", SELF]
+    assert [name for name in BUILT_IN if specs[name].draws] == ["model", "eagle3", "pard", SELF]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 
@@ -82,6 +87,8 @@ def test_what_is_missing_is_said() -> None:
     for name in ("model", "pard", SELF):
         with pytest.raises(ValueError, match="no draft was loaded"):
             specs[name].open(SlotResources(ToySession(ToyModel()), V, None, 3))
+    with pytest.raises(ValueError, match="no head was loaded"):
+        specs["eagle3"].open(SlotResources(ToySession(ToyModel()), V))
     with pytest.raises(ValueError, match="names no mask token"):
         specs["pard"].open(make_resources())
     with pytest.raises(ValueError, match="the model has no token"):
@@ -127,7 +134,7 @@ def test_a_plugin_that_cannot_be_used_is_refused_with_the_reason(install: Instal
     """The other plugin of the same distribution is used, where its module can be imported."""
     is_imported = "import" not in source and "raise" not in source
     install(f"{GOOD}{source}", "bad = example_plugin:BAD\nsilent = example_plugin:SPEC")
-    assert [*drafter_specs()] == [*BUILT_IN, "silent"][: 5 if is_imported else 4]
+    assert [*drafter_specs()] == [*BUILT_IN, "silent"][: 6 if is_imported else 5]
     assert reason in refused_plugins()["bad"]
     assert [*refused_plugins()] == (["bad"] if is_imported else ["bad", "silent"])
 

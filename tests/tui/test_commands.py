@@ -116,7 +116,9 @@ def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
 def test_draft() -> None:
     async def test(chat: Driver) -> None:
         text = await chat.ask("hello")
-        await chat.hears("/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], pard[:REF], ")
+        await chat.hears(
+            "/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], eagle3:REF, pard[:REF], "
+        )
         await chat.hears("/draft nonsense", "no toy model 'nonsense'", "Drafters: ngram, model, ", kind="error")
         await chat.idle()
         await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
