@@ -99,8 +99,8 @@ class Adaptive:
 
     def _propose_quickly(self, chain: Chain | None, tokens: Sequence[int], limit: Budget) -> Draft:
         """Where a plain step is so short that a decision takes a part of it that matters."""
-        may_ask = chain is None and self._gate.may_choose(len(tokens))
-        if may_ask or self._gate.has_gained or self._short.is_unsure:
+        may_ask = self._gate.may_choose(len(tokens)) if chain is None else self._gate.has_gained
+        if may_ask or self._short.is_unsure:
             draft = self._plan(tokens, limit)
             if not len(draft):
                 self._short.rest_blind()

@@ -155,10 +155,8 @@ class RepeatWatch:
             self._gram = gram = (*gram[1 - WATCHED :], token)
             if is_right:
                 self.end, self.length = self.end + 1, min(self.length + 1, MAX_MATCH)
-            elif gram in latest:
-                self.end, self.length = self._find()
             else:
-                self.end = self.length = 0
+                self.end, self.length = self._find()
         return outcomes
 
     def read_continuation(self, n: int) -> list[int]:
@@ -248,7 +246,7 @@ class NgramDrafter(Drafter):
             self._outcomes += self._watch.extend(text)
         return self._watch
 
-    def _read(self, text: Sequence[int]) -> SuffixLookup:
+    def _read(self, text: Sequence[int]) -> None:
         """The index of `text`; what its matches predicted is not counted if the watch's are."""
         lookup = self._lookup
         if not self._is_indexed:
@@ -260,7 +258,6 @@ class NgramDrafter(Drafter):
             outcomes = lookup.extend(text)
             if self._watch is None:
                 self._outcomes += outcomes
-        return lookup
 
     def _add_matches(self, tree: DraftTree, limit: Budget) -> None:
         """What followed the longest match of the text's end; all matches, if the budget is for a tree."""

@@ -35,7 +35,7 @@ Refusal = Callable[[str, HeadSpec], EdgespecError | None]
 def find_head(metadata: ModelMetadata) -> HeadSpec | None:
     """The trained head that is all that a file or folder holds; None for a model. Raises InvalidModelFile."""
     head = read_gguf_head(metadata) if isinstance(metadata, Header) else read_head(metadata.path)
-    return head if head is not None and not head.in_target else None
+    return _alone(head)
 
 
 def read_draft(source: Source, hub: Hub) -> tuple[ModelMetadata, HeadSpec | None]:
@@ -43,7 +43,7 @@ def read_draft(source: Source, hub: Hub) -> tuple[ModelMetadata, HeadSpec | None
 
     Folders of heads need no tokenizer. Raises as read_metadata does.
     """
-    if isinstance(source, LocalMlx) and (head := read_head(source.path)) is not None and not head.in_target:
+    if isinstance(source, LocalMlx) and (head := _alone(read_head(source.path))) is not None:
         size = sum(file.stat().st_size for file in source.path.glob("*.safetensors"))
         return read_config(source.path, source.path.name, size), head
     metadata = read_metadata(source, hub)
@@ -71,6 +71,11 @@ def choose_head_drafter(
             f"{reference} is a head for a hidden size of {head.hidden_size:,}; the target has {size:,}.", hint=_OTHER
         )
     return drafter_specs()[head.kind]
+
+
+def _alone(head: HeadSpec | None) -> HeadSpec | None:
+    """A head that does not lie in its target's file; else None."""
+    return head if head is not None and not head.in_target else None
 
 
 def _hidden_size(metadata: ModelMetadata) -> int | None:
@@ -116,12 +121,12 @@ def refusing_heads(
         yield check
     except (InvalidModelFile, UnknownModel) as first:
         try:
-            head = _read_local(named)
+            head = _alone(_read_local(named))
         except InvalidModelFile:
             if isinstance(first, InvalidModelFile):  # which says more of a damaged model
                 raise first from None
             raise
-        if head and not head.in_target and (error := refuse(str(named), head)):
+        if head and (error := refuse(str(named), head)):
             raise error from None
         raise
 
