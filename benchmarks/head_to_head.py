@@ -4,10 +4,10 @@
         --temperature 0 --temperature 0.8 --prompt-tokens 500 --record runs.jsonl [--plot head_to_head.svg]
 
 A cell is one file at one number of threads, temperature and prompt length. The bar of a cell is the best of
-llama-server's modes there, chosen with hindsight by the geometric mean over the cell's prompts and repeats. "ratio" is
-the geometric mean of the autopilot's tokens/s over that mode's, of the same prompt and repeat; the range holds the
-ratios of the cell's prompts. A cell whose record is in the file of --record is not run again. stdout ends with one
-JSON line.
+llama-server's modes there, chosen with hindsight by the geometric mean over the cell's prompts. "ratio" is the
+geometric mean of the autopilot's tokens/s over that mode's, of the same prompt; the range holds the prompts' ratios.
+No prompt is repeated: ngram-mod keeps the texts of earlier answers, so it would recite the answer of the first time.
+A cell whose record is in the file of --record is not run again. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of a cell: ratios of tokens/s, geometric means over prompts and repeats.
+    """The figures of a cell: ratios of tokens/s, geometric means over prompts.
 
     best      llama-server's best mode
     ratio     the autopilot over that mode; `low` and `high` are the extremes of its prompts
@@ -76,9 +76,8 @@ class Result:
 @click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0,))
 @click.option("--prompt-tokens", "lengths", type=click.IntRange(1), multiple=True, default=(500,), show_default=True)
 @click.option("--category", "categories", multiple=True, default=CATEGORIES, show_default=True)
-@click.option("--per-category", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--per-category", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--tokens", type=click.IntRange(8), default=96, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--mode", "modes", multiple=True, help="As --only of peers.  [default: draft, ngram-mod and both]")
 @click.option("--record", type=click.Path(dir_okay=False, path_type=Path), required=True, help="JSONL file of cells.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG of the ratios.")
@@ -91,13 +90,12 @@ def main(
     categories: Sequence[str],
     per_category: int,
     tokens: int,
-    repeats: int,
     modes: Sequence[str],
     record: Path,
     plot: Path | None,
 ) -> None:
     """Compare edgespec's autopilot with llama-server's best mode in every cell."""
-    common = ["--llama-server", server, "--per-category", per_category, "--tokens", tokens, "--repeats", repeats]
+    common = ["--llama-server", server, "--per-category", per_category, "--tokens", tokens, "--repeats", 1]
     common += [word for name in categories for word in ("--category", name)]
     common += [word for name in modes or ("draft", "ngram-mod") for word in ("--only", name)]
     known = read_record(record)
@@ -141,12 +139,12 @@ def run_cell(cell: Cell, options: Sequence[object]) -> list[dict[str, Any]]:
 
 
 def summarize(cell: Cell, runs: Sequence[Mapping[str, Any]]) -> Result:
-    speeds: dict[str, dict[tuple[str, int], float]] = {}
+    speeds: dict[str, dict[str, float]] = {}
     for run in runs:
         if run["tokens_per_second"]:
-            speeds.setdefault(run["arm"], {})[run["prompt"], run["repeat"]] = run["tokens_per_second"]
+            speeds.setdefault(run["arm"], {})[run["prompt"]] = run["tokens_per_second"]
 
-    def ratios(arm: str, other: str) -> dict[tuple[str, int], float]:
+    def ratios(arm: str, other: str) -> dict[str, float]:
         return {key: speed / speeds[other][key] for key, speed in speeds[arm].items() if key in speeds[other]}
 
     def mean(arm: str, other: str) -> float:
@@ -154,14 +152,12 @@ def summarize(cell: Cell, runs: Sequence[Mapping[str, Any]]) -> Result:
 
     best = max((arm for arm in speeds if arm.startswith(PEER)), key=lambda arm: mean(arm, PLAIN))
     found = ratios(AUTOPILOT, best)
-    prompts = {prompt for prompt, _ in found}
-    means = [geometric_mean(ratio for (name, _), ratio in found.items() if name == prompt) for prompt in prompts]
     return Result(
         cell.label,
         best.removeprefix(PEER),
         round(mean(AUTOPILOT, best), 3),
-        round(min(means), 3),
-        round(max(means), 3),
+        round(min(found.values()), 3),
+        round(max(found.values()), 3),
         round(mean(PLAIN, PEER_PLAIN), 3),
         round(mean(AUTOPILOT, PLAIN), 3),
         round(geometric_mean(speeds[AUTOPILOT].values()), 2),

@@ -32,15 +32,23 @@ from laboratory.embedding.sources import open_source
 GROUP, TOKENS = 64, 32
 
 
-def build(source: Path, destination: Path, shape: str, quant: str | None = None, group: int = GROUP) -> None:
+def build(
+    source: Path,
+    destination: Path,
+    shape: str,
+    quant: str | None = None,
+    group: int = GROUP,
+    context: int | None = None,
+) -> None:
     """Write `destination`: the function of `source` at the cost of SHAPES[shape] in `quant`.
 
-    `destination` is a GGUF file if its name ends in .gguf, else a folder for MLX; `group` is for 4bit and 8bit. Raises
-    click.ClickException.
+    `destination` is a GGUF file if its name ends in .gguf, else a folder for MLX; `group` is for 4bit and 8bit;
+    `context` is the context length that the result states, by default the source's. Raises click.ClickException.
     """
     small = open_source(source)
     large = fit_shape(shape, small.shape)
-    write(small, destination, large, choose_storage(destination, quant, group, small.shape, large, tied=small.tied))
+    storage = choose_storage(destination, quant, group, small.shape, large, tied=small.tied)
+    write(small, destination, large, storage, context)
 
 
 def check(
@@ -81,12 +89,19 @@ def check(
 @click.option(
     "--group", type=click.Choice(["32", "64"]), default=str(GROUP), show_default=True, help="Of 4bit and 8bit."
 )
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Tokens of the longest text, as stated.  [default: the source's]",
+)
 @click.option("--check", "checks", is_flag=True, help="Compare its tokens and logits with the small model's.")
-def main(shape: str, destination: Path, source: Path, quant: str | None, group: str, checks: bool) -> None:
+def main(
+    shape: str, destination: Path, source: Path, quant: str | None, group: str, context: int | None, checks: bool
+) -> None:
     """Embed the source in a model of SHAPE at DESTINATION: a GGUF file if it ends in .gguf, else a folder."""
     result: dict[str, object] = {"shape": shape, "type": quant, "path": str(destination)}
     try:
-        build(source, destination, shape, quant, int(group))
+        build(source, destination, shape, quant, int(group), context)
         files = [destination] if destination.is_file() else list(destination.iterdir())
         result["bytes"] = sum(file.stat().st_size for file in files)
         click.echo(f"{destination}: {result['bytes']:,} bytes", err=True)

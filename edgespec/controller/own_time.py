@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from statistics import median
-from typing import Literal
+from typing import Any, Literal, get_args
 
 Kind = Literal["look", "quick", "decide"]
 """Of a round: costs were recorded alone, a lookup's chain was drafted, or a draft tree was weighed."""
@@ -26,6 +27,20 @@ class OwnTime:
         self._usual: dict[Kind, float] = {}
         self._n_decisions = 0
         self._switch_s = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values for `from_dict`."""
+        return {"usual": self._usual, "n_decisions": self._n_decisions, "switch_s": self._switch_s}
+
+    @staticmethod
+    def from_dict(state: dict[str, Any]) -> OwnTime:
+        """Raises ValueError, AttributeError, KeyError or TypeError for values that `to_dict` cannot have returned."""
+        own_time = OwnTime()
+        usual = {kind: _check_seconds(state["usual"][kind]) for kind in state["usual"].keys() & get_args(Kind)}
+        own_time._usual = usual
+        own_time._n_decisions = int(_check_seconds(state["n_decisions"]))
+        own_time._switch_s = _check_seconds(state["switch_s"])
+        return own_time
 
     def add(self, kind: Kind, seconds: float) -> float:
         """A round took `seconds`; returns what is charged for it. The first ones, in a cold process, are not."""
@@ -57,6 +72,13 @@ class OwnTime:
         """Whether a decision in each round would take next to nothing of plain steps of `plain_s`."""
         deciding_s = self._usual.get("decide", 0.0) if self._n_decisions >= _MIN_DECISIONS else 0.0
         return deciding_s <= _DECIDING_SHARE * plain_s
+
+
+def _check_seconds(value: float) -> float:
+    """`value`, which is not negative. Raises ValueError."""
+    if not isfinite(value) or value < 0:
+        raise ValueError("not a length of time")
+    return float(value)
 
 
 class PassedRounds:

@@ -148,6 +148,7 @@ class DraftStats:
             },
             "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
             "after": {key: gain.evidence for key, gain in self.after.items()},
+            "own_time": self.own_time.to_dict(),
         }
 
     @staticmethod
@@ -168,6 +169,7 @@ class DraftStats:
                 _check_shares(rates)
             for key, evidence in state["after"].items():
                 _restore([stats.gain_after(key)], [evidence])
+            stats.own_time = OwnTime.from_dict(state["own_time"])
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("not the statistics of drafters") from error
         return stats

@@ -20,19 +20,23 @@ from laboratory.embedding.sources import Source, halve_heads, to_folder_name
 
 _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 _SEED = 0
+_CONTEXT = "llama.context_length"
 
 
-def write(source: Source, destination: Path, large: Shape, storage: Storage) -> None:
-    """Write `destination`: the function of `source` in the shape `large`. Raises click.ClickException."""
+def write(source: Source, destination: Path, large: Shape, storage: Storage, context: int | None = None) -> None:
+    """Write `destination`: the function of `source` in the shape `large`. Raises click.ClickException.
+
+    `context` is the stated length of training texts, in tokens; by default the source's.
+    """
     if not destination.parent.is_dir():
         raise click.ClickException(f"{destination.parent} does not exist.")
     if isinstance(storage, GgufStorage):
-        write_gguf(source, destination, large, storage)
+        write_gguf(source, destination, large, storage, context)
     else:
-        write_folder(source, destination, large, storage)
+        write_folder(source, destination, large, storage, context)
 
 
-def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufStorage) -> None:
+def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufStorage, context: int | None) -> None:
     """Write the file. Raises click.ClickException where the disk is too small."""
     writer = gguf.GGUFWriter(None, "llama")
     writer.add_name(f"cost-faithful {large.width}x{large.layers}")
@@ -47,7 +51,7 @@ def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufSto
     writer.add_file_type(_FILE_TYPES[storage.quant])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for field in source.gguf_fields():
-        writer.add_key_value(*field)
+        writer.add_key_value(*(field._replace(value=context) if context and field.key == _CONTEXT else field))
     layout = _list_tensors(source, large)
     size = 0
     for tensor in layout:
@@ -69,7 +73,7 @@ def write_gguf(source: Source, destination: Path, large: Shape, storage: GgufSto
         writer.close()
 
 
-def write_folder(source: Source, destination: Path, large: Shape, storage: FolderStorage) -> None:
+def write_folder(source: Source, destination: Path, large: Shape, storage: FolderStorage, context: int | None) -> None:
     """Write weights, config.json and tokenizer. Raises click.ClickException."""
     if destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
         raise click.ClickException(f"{destination} is neither a .gguf file nor a new or empty folder.")
@@ -83,6 +87,8 @@ def write_folder(source: Source, destination: Path, large: Shape, storage: Folde
         "rms_norm_eps": source.epsilon * source.shape.width / large.width,
         "torch_dtype": {"BF16": "bfloat16", "F32": "float32"}.get(storage.quant, "float16"),
     }
+    if context:
+        config["max_position_embeddings"] = context
     if storage.quant in BITS:
         config["quantization"] = {"group_size": storage.group, "bits": BITS[storage.quant], "mode": "affine"}
         config["quantization_config"] = config["quantization"]

@@ -20,22 +20,22 @@ from tests.models import DRAFT, TARGET
 CELL = Cell("/x/1b.gguf", "/x/draft.gguf", 2, 0.8, 3000)
 
 
-def run(arm: str, prompt: str, repeat: int, speed: float | None) -> dict[str, Any]:
-    return {"arm": arm, "prompt": prompt, "repeat": repeat, "tokens_per_second": speed}
+def run(arm: str, prompt: str, speed: float | None) -> dict[str, Any]:
+    return {"arm": arm, "prompt": prompt, "tokens_per_second": speed}
 
 
 RUNS = [
-    run("edgespec plain", "a", 0, 10.0),
-    run("edgespec autopilot", "a", 0, 20.0),
-    run("llama-server plain", "a", 0, 5.0),
-    run("llama-server draft", "a", 0, 10.0),
-    run("llama-server ngram-mod", "a", 0, 8.0),
-    run("edgespec plain", "b", 0, 10.0),
-    run("edgespec autopilot", "b", 0, 10.0),
-    run("llama-server plain", "b", 0, 20.0),
-    run("llama-server draft", "b", 0, 20.0),
-    run("llama-server ngram-mod", "b", 0, 40.0),
-    run("edgespec autopilot", "c", 0, None),
+    run("edgespec plain", "a", 10.0),
+    run("edgespec autopilot", "a", 20.0),
+    run("llama-server plain", "a", 5.0),
+    run("llama-server draft", "a", 10.0),
+    run("llama-server ngram-mod", "a", 8.0),
+    run("edgespec plain", "b", 10.0),
+    run("edgespec autopilot", "b", 10.0),
+    run("llama-server plain", "b", 20.0),
+    run("llama-server draft", "b", 20.0),
+    run("llama-server ngram-mod", "b", 40.0),
+    run("edgespec autopilot", "c", None),
 ]
 
 
@@ -65,7 +65,7 @@ def test_a_prompt_is_extended_to_a_length() -> None:
 
 def test_cells_that_are_recorded_are_not_run_again(tmp_path: Path, run_module: Run) -> None:
     pair = (TARGET, DRAFT)
-    command = ["--pair", *pair, "--tokens", 8, "--repeats", 1, "--category",
+    command = ["--pair", *pair, "--tokens", 8, "--per-category", 1, "--category",
                "code_completion", "--prompt-tokens", 64, "--record", tmp_path / "record.jsonl"]  # fmt: skip
     first = run_module("benchmarks.head_to_head", *command)
     if shutil.which("llama-server") is None:

@@ -234,7 +234,7 @@ def test_the_autopilot_runs_with_any_statistics_that_load(store: ProfileStore) -
     rng = random.Random(0)
     whole = of(entry()).encode()
     outcomes = Counter[type]()
-    for i in range(300):
+    for i in range(400):
         content = bytearray(whole)
         numbers = [at for at, byte in enumerate(content) if byte in b"0123456789"]
         for at in rng.sample(numbers, 2) if i % 2 else [rng.randrange(len(content))]:

@@ -54,6 +54,14 @@ def agreement(source: Path, built: Path, quant: str) -> Agreement:
     return rounded
 
 
+def test_the_stated_context(tmp_path: Path, folder: Path) -> None:
+    build(DRAFT, tmp_path / "large.gguf", "tiny", context=4096)
+    fields = gguf.GGUFReader(tmp_path / "large.gguf").fields
+    assert fields["llama.context_length"].contents() == 4096
+    build(folder, tmp_path / "large", "tiny", context=4096)
+    assert json.loads((tmp_path / "large" / "config.json").read_text())["max_position_embeddings"] == 4096
+
+
 @pytest.mark.parametrize("quant", ["Q8_0", "F16", "Q4_0", "Q4_K"])
 def test_gguf_files(tmp_path: Path, quant: str) -> None:
     built = tmp_path / "large.gguf"

@@ -91,12 +91,13 @@ def test_auto_loads_it_and_it_drafts_beside_others(run: Run) -> None:
 
 
 def test_it_drafts_alone(run: Run) -> None:
+    """Without a fixed length the autopilot may ask it in no round: that depends on the machine's speed."""
     plain, _ = generate(run, "--draft", "none")
-    for options in ((), ("--draft-max", "4"), ("--draft-max", "3", "--draft-tree", "6")):
+    for options, least in (((), 0), (("--draft-max", "4"), 8), (("--draft-max", "3", "--draft-tree", "6"), 8)):
         text, rounds = generate(run, "--draft", "suffix", *options)
         assert text == plain
-        assert {name for names, drafted, _ in rounds for name in names if drafted} == {"suffix"}
-        assert sum(accepted for _, _, accepted in rounds) >= 8
+        assert {name for names, drafted, _ in rounds for name in names if drafted} <= {"suffix"}
+        assert sum(accepted for _, _, accepted in rounds) >= least
 
 
 def test_doctor_names_it(run: Run) -> None:
