@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-from edgespec.core.drafter import DraftSession
+from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class AttachedHead(ABC):
     extra_bytes: int  # of memory, in addition to the target's weights and cache
 
     @abstractmethod
-    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession:
+    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         """A session that drafts for `target`, a session of the same model that holds no tokens.
 
         Raises BackendError, Unsupported.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from edgespec.core.arrays import Logits, Probs
 from edgespec.core.draft_tree import DraftTree
@@ -151,8 +151,9 @@ class DraftSession(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class BlockSession(Protocol):
-    """Drafts several positions in one forward: PARD."""
+    """Drafts several positions in one forward: PARD, trained heads that propose blocks."""
 
     @property
     def block_size(self) -> int:

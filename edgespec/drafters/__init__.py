@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Literal
 
-from edgespec.core.drafter import Drafter, DraftSession
+from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
 
 GROUP = "edgespec.drafters"
 SELF = "self"  # the drafter of self-drafts
+_HEADS = {
+    "mtp": "MTP layers of the target",
+    "eagle3": "a trained EAGLE-3 head of the target",
+    "eagle": "a trained EAGLE-1 or EAGLE-2 head",
+    "dflash": "a trained DFlash head: several tokens in one forward",
+    "dspark": "a trained DSpark head: several tokens in one forward",
+    "medusa": "trained Medusa heads: several tokens at once",
+    "hydra": "trained Hydra heads",
+}
 RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean something else where drafters are named
 
 
@@ -39,7 +48,7 @@ class SlotResources:
     session: Session | None = None
     mask_token: int | None = None
     saved: bytes | None = None
-    head: DraftSession | None = None
+    head: DraftSession | BlockSession | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -92,7 +101,10 @@ def _built_in() -> Mapping[str, DrafterSpec]:
     specs = (
         DrafterSpec("ngram", "what followed the same tokens earlier in the text", _open_ngram),
         DrafterSpec("model", "a small model of the same family", _open_model, needs="model", draws=True),
-        DrafterSpec("eagle3", "a trained EAGLE-3 head of the target", _open_eagle3, needs="head", draws=True),
+        *(
+            DrafterSpec(kind, summary, partial(_open_head, kind), needs="head", draws=True)
+            for kind, summary in _HEADS.items()
+        ),
         DrafterSpec("pard", "a PARD model: several tokens in one forward", _open_pard, needs="model", draws=True),
         DrafterSpec(
             SELF,
@@ -155,12 +167,15 @@ def _open_self(resources: SlotResources) -> Drafter:
     return SequentialDrafter(SELF, ModelDraftSession(resources.require_session(), resources.vocab_size))
 
 
-def _open_eagle3(resources: SlotResources) -> Drafter:
+def _open_head(name: str, resources: SlotResources) -> Drafter:
+    from edgespec.drafters.block import BlockDrafter
     from edgespec.drafters.sequential import SequentialDrafter
 
     if resources.head is None:
         raise ValueError("no head was loaded for this drafter")
-    return SequentialDrafter("eagle3", resources.head)
+    if isinstance(resources.head, BlockSession):
+        return BlockDrafter(name, resources.head)
+    return SequentialDrafter(name, resources.head)
 
 
 def _open_pard(resources: SlotResources) -> Drafter:

@@ -13,7 +13,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import Drafter, DraftSession, TokenDraw
+from edgespec.core.drafter import BlockSession, Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
@@ -102,7 +102,7 @@ class LoadedDrafter:
         `saved` is what an earlier drafter of this name has left.
         """
         session: Session | None = None
-        head: DraftSession | None = None
+        head: DraftSession | BlockSession | None = None
         if isinstance(self.source, AttachedHead):
             target.rewind(0)  # it needs the hidden states of the whole text
             head = self.source.open_session(target, check)

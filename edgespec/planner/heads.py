@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from edgespec.backends import BackendName
 from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import read_head
 from edgespec.formats.head_gguf import read_gguf_head
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.hub import Hub
@@ -18,6 +19,8 @@ from edgespec.hub.reference import LocalPath, Reference, parse_reference
 from edgespec.registry.resolve import LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
+_RUNNABLE: dict[BackendName, list[HeadKind]] = {"llamacpp": ["eagle3"], "mlx": ["eagle3"], "toy": []}
+_RUNTIMES: Mapping[BackendName, str] = {"llamacpp": "llama.cpp", "mlx": "MLX", "toy": "the toy runtime"}
 _NAMES = {
     "eagle3": "an EAGLE-3 head",
     "eagle": "an EAGLE head",
@@ -92,12 +95,12 @@ def refuse_target(name: str, head: HeadSpec) -> EdgespecError:
     )
 
 
-def refuse_draft(name: str, head: HeadSpec) -> EdgespecError | None:
-    """The error for a head that is given as the draft; None where a drafter bears the name of its kind."""
-    if head.kind in drafter_specs():
+def refuse_draft(backend: BackendName, name: str, head: HeadSpec) -> EdgespecError | None:
+    """The error for a head that is given as the draft; None where `backend` runs heads of its kind."""
+    if head.kind in _RUNNABLE[backend]:
         return None
     return DraftRefused(
-        f"{name} is {_describe(head)}, which this edgespec cannot run yet.",
+        f"{name} is {_describe(head)}, which edgespec does not run on {_RUNTIMES[backend]}.",
         hint="Use --draft ngram, or name a draft model.",
     )
 

@@ -228,7 +228,7 @@ class _DraftFinder:
             if pair is None:
                 raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
             reference = pair.target
-        with refusing_heads(reference, refuse_draft) as check:
+        with refusing_heads(reference, partial(refuse_draft, self.backend)) as check:
             source = resolve_source(reference, self.backend, self.hub)
             facts, head = read_draft(source, self.hub)
             check(facts)

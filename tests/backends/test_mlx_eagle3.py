@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import eagle3
-from edgespec.backends.mlx.eagle3 import Eagle3Session, MlxHead
+from edgespec.backends.mlx import pair_session
+from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.pair_session import PairSession
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
@@ -80,7 +81,7 @@ class Pair:
 
     def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
         self.session: MlxSession = target.open_session()
-        self.draft: Eagle3Session = head.open_session(self.session, lambda: None)
+        self.draft: PairSession = head.open_session(self.session, lambda: None)
         self.restart(text)
 
     def restart(self, text: list[int]) -> None:
@@ -278,7 +279,7 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 
 def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3, "_CHUNK", 8)
+    monkeypatch.setattr(pair_session, "_CHUNK", 8)
     left = [3]
 
     def check() -> None:
@@ -370,11 +371,11 @@ class LateFeatures:
 class LateHead(MlxHead):
     """A head whose features are shifted by one position."""
 
-    def open_session(self, target: Session, check: CheckCancelled) -> Eagle3Session:
+    def open_session(self, target: Session, check: CheckCancelled) -> PairSession:
         session = super().open_session(target, check)
         features: Any = LateFeatures(session._features)
         assert isinstance(target, MlxSession)
-        return Eagle3Session(self._network, target, features, check)
+        return PairSession(self._network, target, features, check)
 
 
 @pytest.mark.parametrize(

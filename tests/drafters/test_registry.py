@@ -47,7 +47,8 @@ def install(tmp_path: Path) -> Iterator[Install]:
     drafters._installed.cache_clear()
 
 
-BUILT_IN = ["ngram", "model", "eagle3", "pard", SELF]
+HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]
+BUILT_IN = ["ngram", "model", *HEADS, "pard", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
@@ -59,19 +60,19 @@ def make_resources(**options: int) -> SlotResources:
 
 def test_the_built_in_drafters() -> None:
     specs = drafter_specs()
-    assert [*specs][:5] == BUILT_IN
+    assert [*specs][: len(BUILT_IN)] == BUILT_IN
     assert all(spec.name == name and spec.summary for name, spec in specs.items())
     kinds: dict[str, type[Drafter]] = {
         "ngram": NgramDrafter,
         "model": SequentialDrafter,
-        "eagle3": SequentialDrafter,
+        **dict.fromkeys(HEADS, SequentialDrafter),
         "pard": BlockDrafter,
         SELF: SequentialDrafter,
     }
     for name, kind in kinds.items():
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
-    assert [name for name in BUILT_IN if specs[name].draws] == ["model", "eagle3", "pard", SELF]
+    assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", SELF]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 

@@ -160,7 +160,6 @@ def open_head(
     target: LlamaWeights,
     path: Path,
     spec: HeadSpec,
-    *,
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
 ) -> LlamaHead:
@@ -169,7 +168,7 @@ def open_head(
     Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
     layers = usual_layers(target.layer_count) if spec.layers is None else spec.layers
-    if spec.kind != "eagle3" or spec.feeds_normed or spec.norm_before_fc == "each" or len(layers) != _N_LAYERS:
+    if spec.feeds_normed or spec.norm_before_fc == "each" or len(layers) != _N_LAYERS:
         raise Unsupported(
             f"llama.cpp runs EAGLE-3 heads over {_N_LAYERS} layers of the target, and no other dialect.",
             hint="Use --draft auto.",

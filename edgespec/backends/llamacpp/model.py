@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.llamacpp.eagle3 import open_head
+from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.selfdraft import open_self_draft
 from edgespec.backends.llamacpp.tuning import SettingsMeasurement
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
@@ -29,7 +29,7 @@ class LlamaModel(LlamaWeights):
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
         """See backends.Model."""
-        return open_head(self, path, spec, progress=progress, check=check)
+        return open_head(self, path, spec, progress, check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
         """See backends.settings.Adjustable. No other session is open."""

@@ -1,216 +1,197 @@
-"""EAGLE-3 heads on MLX: a session that drafts from hidden states of its target, and the head that opens it."""
+"""The network of an EAGLE-3 head (Li et al. 2025): one layer over the target's hidden states and the next token."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
-from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.features import Features
-from edgespec.backends.mlx.eagle3_network import OTHER_HEAD, Eagle3Network, read_network
-from edgespec.backends.mlx.forward_context import ForwardContext
-from edgespec.backends.mlx.keyvalues import KeyValues, write_rows
-from edgespec.backends.mlx.lazy_draft import DeviceDraft
-from edgespec.backends.mlx.library import map_errors, read
-from edgespec.backends.mlx.scores import MlxScores
-from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.sequence import shared_prefix
-from edgespec.core.arrays import Logits
-from edgespec.core.protocols import CheckCancelled, Draft, Session
-from edgespec.core.scores import Scores
-from edgespec.errors import BackendError
-from edgespec.formats.heads import HeadSpec, usual_layers
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.keyvalues import KeyValues
+from edgespec.backends.mlx.library import device, map_errors
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.head_tensors import HEAD_HINT, eagle3_names, read_draft_ids
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import read_json
 
-_CHUNK = 512  # pairs that are read in one forward
+OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
 
 
-class PairCache:
-    """Keys and values of pairs, from position `first` on; pair p is token p + 1 with the target's features of token p.
+class Eagle3Network:
+    """A head with weights in neutral names (formats.head_tensors.eagle3_names).
 
-    Keeps what the network has made of the features, a state [h] a position, so that a text may be continued from
-    anywhere with other tokens: features are freed once they were read.
+    H is the target's hidden size, h the head's, V the target's vocabulary size. A pair is a token and the features of
+    the token before it.
     """
 
-    def __init__(self, network: Eagle3Network, features: Features[Any]) -> None:
-        self._network = network
-        self._features = features
-        self.restart(0)
+    def __init__(self, spec: HeadSpec, args: ModelArgs, weights: Mapping[str, Any], target: Any) -> None:
+        """`target` is mlx-lm's model, whose embeddings and output matrix serve where the head has none of its own.
 
-    def restart(self, first: int) -> None:
-        """Hold nothing, and begin at `first`."""
-        self.first = self.held = self._n_states = first
-        self._states: Any = None
-        self._keys = KeyValues(ForwardContext())
-
-    def trim(self, held: int, known_tokens: int) -> None:
-        """Drop provisional pairs, pairs from `held` on, and the states of tokens from `known_tokens` on."""
-        if held < self.first:
-            self.restart(max(held, 0))
-            return
-        self.held = min(self.held, held)
-        self._n_states = min(self._n_states, known_tokens)
-        self._keys.trim_to(self.held - self.first)
-
-    def can_read(self) -> bool:
-        """Whether there are features or states from the first pair that is not held."""
-        return self.held < self._n_states or self._features.start <= self.held
-
-    def read(self, tokens: Sequence[int]) -> Any:
-        """The output [n, h] of the next pairs, whose tokens are these [n]."""
-        start, end = self.held, self.held + len(tokens)
-        if end > self._n_states:
-            fused = self._network.fuse(self._features.take(self._n_states, end))
-            self._states = write_rows(self._states, self._n_states - self.first, fused)
-            self._n_states = end
-            self._features.release(end)
-        states = self._states[start - self.first : end - self.first]
-        output = self._network.run(mx.array(list(tokens)), states, self._keys)
-        mx.async_eval(output, self._states)
-        self.held = end
-        return output
-
-    def run_provisional(self, token: Any, output: Any) -> Any:
-        """The output [1, h] of a pair of `token` [1] with the head's own `output` [1, h] before it."""
-        output = self._network.run(token, self._network.feed_back(output), self._keys)
-        mx.async_eval(output)
-        return output
-
-
-class Eagle3Session:
-    """A DraftSession. Drafted tokens are read again, with the target's features, once the target has accepted them."""
-
-    is_lazy = True
-
-    def __init__(
-        self, network: Eagle3Network, target: MlxSession, features: Features[Any], check: CheckCancelled
-    ) -> None:
-        """`features` are those of `target`, whose tap ends with this session."""
-        self._network = network
-        self._target = target
-        self._features = features
-        self._pairs = PairCache(network, features)
-        self._context_size = target.capabilities.context_size
-        self._check = check
-        self._text: list[int] = []  # the `_base` tokens that were read, then the drafted ones
-        self._base = 0
-        self._output: Any = None  # [1, h] of the last pair
+        Raises InvalidModelFile for tensors of other shapes, Unsupported for a head that the target does not fit.
+        """
+        self.spec = spec
+        self.vocab_size, hidden_size = _measure(target)
+        if hidden_size != spec.hidden_size:
+            raise Unsupported(
+                f"the head is for a hidden size of {spec.hidden_size:,}; the model has {hidden_size:,}.",
+                hint=OTHER_HEAD,
+            )
+        if spec.size != hidden_size and not {"embedding", "output"} <= set(weights):
+            raise Unsupported(
+                f"the head has a size of {spec.size:,}, and not its own embeddings and output matrix.", hint=OTHER_HEAD
+            )
+        self._w = weights
+        self._eps = args.rms_norm_eps
+        self._attention, self._mlp = Attention(args), MLP(args)
+        parts = len(spec.layers or (0,))
+        _check_shapes(weights, args, parts * spec.hidden_size)
+        for name in ("q", "k", "v", "o"):
+            getattr(self._attention, f"{name}_proj").weight = weights[name]
+        for name in ("gate", "up", "down"):
+            getattr(self._mlp, f"{name}_proj").weight = weights[name]
+        self._embed = _lookup(weights["embedding"]) if "embedding" in weights else find_embedding(target)
+        self._output = _product(weights["output"]) if "output" in weights else find_output(target)
+        self._ids = self._read_ids(weights)
 
     @property
-    def text(self) -> Sequence[int]:
-        return self._text
+    def layers(self) -> tuple[int, ...]:
+        """See formats.heads.HeadSpec."""
+        return self.spec.layers or ()
 
-    def begin(self, text: Sequence[int]) -> None:
-        """Keeps the pairs of the prefix that `text` shares with the last one."""
-        self._base = shared_prefix(self._text[: self._base], text, len(text))
-        self._settle(text)
+    @property
+    def nbytes(self) -> int:
+        """Of its own weights."""
+        return sum(array.nbytes for array in self._w.values())
 
-    def unread(self, text: Sequence[int]) -> int:
-        """Pairs of `text` that a read computes: those that are not in the cache, the last one always."""
-        self._settle(text)
-        return min(len(text) - 1, max(1, len(text) - 1 - self._pairs.held))
+    def fuse(self, features: Any) -> Any:
+        """States [n, h] that stand for the target's features [n, layers * H]."""
+        features = features.astype(self._w["fc"].dtype)
+        if self.spec.norm_before_fc == "all":
+            features = self._norm(features, "input_norm")
+        elif self.spec.norm_before_fc == "each":
+            parts = mx.split(features, len(self.spec.layers or (0,)), axis=-1)
+            features = mx.concatenate([self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], axis=-1)
+        return features @ self._w["fc"].T
 
-    def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""
-        if not self._read(text, window):
+    def run(self, tokens: Any, states: Any, cache: KeyValues) -> Any:
+        """Output [n, h] of pairs of tokens [n] and states [n, h], which follow those in `cache`."""
+        normed = self._norm(states, "feature_norm")
+        embedded = self._embed(tokens).astype(states.dtype)
+        x = mx.concatenate([self._norm(embedded, "embedding_norm"), normed], axis=-1)[None]
+        residual = normed if self.spec.norm_before_residual else states
+        h = residual + self._attention(x, cache.make_mask(len(tokens)), cache)[0]
+        return h + self._mlp(self._norm(h, "ffn_norm"))
+
+    def feed_back(self, output: Any) -> Any:
+        """The states [n, h] that stand for features where the target has none yet."""
+        return self._norm(output, "output_norm") if self.spec.feeds_normed else output
+
+    def score(self, output: Any) -> Any:
+        """Logits [n, V] float32; -inf for tokens that the head does not know."""
+        logits = self._output(self._norm(output, "output_norm")).astype(mx.float32)
+        if self._ids is None:
+            return logits
+        whole = mx.full((logits.shape[0], self.vocab_size), -mx.inf)
+        whole[:, self._ids] = logits
+        return whole
+
+    def _norm(self, x: Any, name: str) -> Any:
+        return mx.fast.rms_norm(x, self._w[name], self._eps)
+
+    def _read_ids(self, weights: Mapping[str, Any]) -> Any:
+        """[draft vocabulary] the target's ids; None where the head has all of them."""
+        rows = weights["output"].shape[0] if "output" in weights else self.vocab_size
+        if "d2t" in weights:
+            ids, _ = read_draft_ids(np.array(weights["d2t"]), self.vocab_size)
+            if len(ids) == rows:
+                return mx.array(ids)
+        elif rows == self.vocab_size:
             return None
-        return self._host_scores()
-
-    def step(self, token: int) -> Logits | None:
-        if len(self._text) >= self._context_size:
-            return None
-        with map_errors():
-            self._output = self._pairs.run_provisional(mx.array([token]), self._output)
-        self._text.append(token)
-        return self._host_scores()
-
-    def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        if not self._read(text, window):
-            return None
-        with map_errors():
-            rows = [self._network.score(self._output)]
-            best = [mx.argmax(rows[0], axis=-1)]
-            while len(best) < min(n, self._context_size - len(text) + 1):
-                self._output = self._pairs.run_provisional(best[-1], self._output)
-                rows.append(self._network.score(self._output))
-                best.append(mx.argmax(rows[-1], axis=-1))
-            chain = DeviceDraft(mx.concatenate(best))
-            scores = mx.concatenate(rows)
-            mx.async_eval(chain.array, scores)
-        return chain, MlxScores(scores, draft=chain)
-
-    def close(self) -> None:
-        self._target.untap()
-        self._pairs.restart(0)
-        self._output = None
-        mx.clear_cache()
-
-    def _settle(self, text: Sequence[int]) -> None:
-        """Forget drafted tokens, and what belongs to other tokens than those of `text`."""
-        self._base = min(self._base, len(text))
-        del self._text[self._base :]
-        self._pairs.trim(self._base - 1, self._base)
-
-    def _read(self, text: Sequence[int], window: int) -> bool:
-        """Read the pairs of `text`; False where there are none, or no room. Raises BackendError, Cancelled."""
-        self._settle(text)
-        pairs, last = self._pairs, len(text) - 1
-        if not 0 < last < self._context_size:
-            return False
-        if self._features.end < last:
-            raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
-        if pairs.held == last:  # read before: its last pair runs again, for its output
-            pairs.trim(last - 1, len(text))
-        if last - pairs.held > max(window, 1) or not pairs.can_read():
-            self._text, self._base = [], 0
-            pairs.restart(max(self._features.start, last - max(window, 1)))
-        if pairs.held >= last:
-            return False
-        with map_errors():
-            while pairs.held < last:
-                self._check()
-                end = min(pairs.held + _CHUNK, last)
-                self._output = pairs.read(text[pairs.held + 1 : end + 1])[-1:]
-                self._text += text[len(self._text) : end + 1]
-                self._base = end + 1
-        return True
-
-    def _host_scores(self) -> Logits:
-        logits: Logits = read(self._network.score(self._output))[0][0]
-        return logits
+        raise Unsupported(
+            f"the head scores {rows:,} tokens and does not name them in the vocabulary of {self.vocab_size:,}.",
+            hint=OTHER_HEAD,
+        )
 
 
-class MlxHead(AttachedHead):
-    """An EAGLE-3 head beside its target."""
+def read_network(folder: Path, spec: HeadSpec, target: Any) -> Eagle3Network:
+    """The head in a folder with config.json and safetensors, for mlx-lm's model `target`.
 
-    def __init__(self, network: Eagle3Network, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.name = "eagle3"
-        self.extra_bytes = network.nbytes
-        self._network = network
-
-    def open_session(self, target: Session, check: CheckCancelled) -> Eagle3Session:
-        """A DraftSession for `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
-        assert isinstance(target, MlxSession)
-        features = target.tap(self._network.spec.layers or ())
-        return Eagle3Session(self._network, target, features, check)
-
-    def close(self) -> None:
-        del self._network
-        mx.clear_cache()
-
-
-def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec: HeadSpec) -> MlxHead:
-    """Load the EAGLE-3 head in a folder, which `spec` describes, for mlx-lm's `model` with `n_layers` and `tokenizer`.
-
-    Raises Unsupported for a head of another target or kind, InvalidModelFile, BackendError.
+    Computes in the type of its weights on a GPU, and in float32 on a CPU. Raises InvalidModelFile, Unsupported,
+    BackendError.
     """
-    if spec.kind != "eagle3" or not path.is_dir():
-        raise Unsupported("MLX runs EAGLE-3 heads in folders with config.json and safetensors.", hint=OTHER_HEAD)
-    if spec.layers is None:
-        spec = replace(spec, layers=usual_layers(n_layers))
-    return MlxHead(read_network(path, spec, model), tokenizer)
+    config = read_json(folder / "config.json")
+    config = {**config, **(config.get("transformer_layer_config") or {}), "model_type": "llama", "num_hidden_layers": 1}
+    try:
+        args = ModelArgs.from_dict({**config, "attention_bias": False, "mlp_bias": False})
+    except TypeError as error:
+        raise InvalidModelFile(f"{folder.name}/config.json describes no layer: {error}.", hint=HEAD_HINT) from error
+    arrays: dict[str, Any] = {}
+    with map_errors():
+        for file in sorted(folder.glob("*.safetensors")):
+            arrays |= mx.load(str(file))
+    weights = {neutral: arrays[name] for neutral, name in eagle3_names(arrays).items()}
+    if not device().on_gpu:
+        floats = {name for name, each in weights.items() if mx.issubdtype(each.dtype, mx.floating)}
+        weights = {name: each.astype(mx.float32) if name in floats else each for name, each in weights.items()}
+    network = Eagle3Network(spec, args, weights, target)
+    with map_errors():
+        mx.eval(weights)
+    return network
+
+
+def find_embedding(model: Any) -> Callable[[Any], Any]:
+    """The token embeddings of mlx-lm's model. Raises Unsupported."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
+            return module  # type: ignore[no-any-return]
+    raise Unsupported("this model has no embeddings that a head could share.", hint=OTHER_HEAD)
+
+
+def find_output(model: Any) -> Callable[[Any], Any]:
+    """The output matrix of mlx-lm's model, or its embeddings where these are tied. Raises Unsupported."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] == "lm_head":
+            return module  # type: ignore[no-any-return]
+    embedding: Any = find_embedding(model)
+    return embedding.as_linear  # type: ignore[no-any-return]
+
+
+def _measure(model: Any) -> tuple[int, int]:
+    """Vocabulary and hidden size, of lazy arrays; nothing is computed."""
+    token = mx.array([[0]], mx.int32)
+    return model(token).shape[-1], find_embedding(model)(token).shape[-1]
+
+
+def _lookup(weight: Any) -> Callable[[Any], Any]:
+    return lambda tokens: weight[tokens]
+
+
+def _product(weight: Any) -> Callable[[Any], Any]:
+    return lambda x: x @ weight.T
+
+
+def _check_shapes(weights: Mapping[str, Any], args: ModelArgs, width: int) -> None:
+    size, inner = args.hidden_size, args.intermediate_size
+    head_dim = args.head_dim or size // args.num_attention_heads
+    queries, keys = args.num_attention_heads * head_dim, (args.num_key_value_heads or 1) * head_dim
+    expected = {
+        "fc": (size, width),
+        "q": (queries, 2 * size),
+        "k": (keys, 2 * size),
+        "v": (keys, 2 * size),
+        "o": (size, queries),
+        "gate": (inner, size),
+        "up": (inner, size),
+        "down": (size, inner),
+        **dict.fromkeys(("embedding_norm", "feature_norm", "ffn_norm", "output_norm"), (size,)),
+    }
+    for name, shape in expected.items():
+        if tuple(weights[name].shape) != shape:
+            raise InvalidModelFile(
+                f"The head's tensor {name} has the shape {tuple(weights[name].shape)}, not {shape}.", hint=HEAD_HINT
+            )

@@ -13,7 +13,7 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.mlx.eagle3 import MlxHead, open_head
+from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.keyvalues import KVQuantization
 from edgespec.backends.mlx.library import device, map_errors

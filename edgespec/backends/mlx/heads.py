@@ -1,0 +1,79 @@
+"""Trained heads on MLX, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.features import Features
+from edgespec.backends.mlx.eagle3 import read_network as read_eagle3
+from edgespec.backends.mlx.pair_session import PairSession
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.core.drafter import BlockSession, DraftSession
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.text.tokenizer import Tokenizer
+
+
+class HeadNetwork(Protocol):
+    """The weights of a head.
+
+    layers  of the target, whose hidden states it reads; as formats.heads.HeadSpec
+    nbytes  of its own weights
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
+"""Reads the head of a spec from its folder, for mlx-lm's model. Raises Unsupported, InvalidModelFile, BackendError."""
+
+Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
+"""Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
+
+_KINDS: dict[HeadKind, tuple[Reader, Opener]] = {"eagle3": (read_eagle3, PairSession)}
+
+
+class MlxHead(AttachedHead):
+    """A head beside its target."""
+
+    def __init__(self, kind: HeadKind, network: HeadNetwork, opener: Opener, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = kind
+        self.extra_bytes = network.nbytes
+        self._network = network
+        self._opener = opener
+
+    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+        """For `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
+        assert isinstance(target, MlxSession)
+        return self._opener(self._network, target, target.tap(self._network.layers), check)
+
+    def close(self) -> None:
+        del self._network
+        mx.clear_cache()
+
+
+def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec: HeadSpec) -> MlxHead:
+    """Load the head in a folder, which `spec` describes, for mlx-lm's `model` with `n_layers` and `tokenizer`.
+
+    Raises Unsupported for a head of another target or kind, InvalidModelFile, BackendError.
+    """
+    if spec.kind not in _KINDS or not path.is_dir():
+        raise Unsupported(
+            f"MLX runs heads in folders with config.json and safetensors, of the kinds {', '.join(_KINDS)}.",
+            hint="Use a head that was trained for this model, or --draft auto.",
+        )
+    read, opener = _KINDS[spec.kind]
+    if spec.layers is None:
+        spec = replace(spec, layers=usual_layers(n_layers))
+    return MlxHead(spec.kind, read(path, spec, model), opener, tokenizer)
