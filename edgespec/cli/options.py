@@ -81,14 +81,10 @@ class DraftOption(click.Option):
 
 
 def _describe_drafters() -> str:
-    """Each drafter with the words that name it."""
-    from edgespec.drafters import drafter_specs
-    from edgespec.planner.draft_request import format_word, list_words
+    """The drafters with the words that name them."""
+    from edgespec.planner.draft_request import list_groups
 
-    drafters = ["auto (all that are available)", "none"]
-    for spec in drafter_specs().values():
-        words = ", ".join(format_word(word, of) for word, of in list_words() if of.name == spec.name)
-        drafters.append(f"{words} ({spec.summary})")
+    drafters = ["auto (all that are available)", "none", *(f"{words} ({told})" for words, told in list_groups())]
     return f"Drafters, joined by '+': {'; '.join(drafters)}; or REF, a draft model of your choice."
 
 

@@ -14,6 +14,7 @@ from edgespec.errors import InvalidRequest, UnknownModel
 AUTO, NONE = "auto", "none"
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
 _SHORT_FORMS = ("skip",)  # accepted, but not listed
+_HEADS = "trained heads of the target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,21 @@ def list_words() -> list[tuple[str, DrafterSpec]]:
 
 def describe_words() -> str:
     """One line for a user who chooses: what --draft takes."""
-    words = ", ".join([AUTO, NONE, *(format_word(word, spec) for word, spec in list_words())])
-    return f"{words}, or a model; join them with '+'"
+    words = [f"{words} ({_HEADS})" if summary == _HEADS else words for words, summary in list_groups()]
+    return f"{', '.join([AUTO, NONE, *words])}, or a model; join them with '+'"
+
+
+def list_groups() -> list[tuple[str, str]]:
+    """The words of each drafter with their options, and its summary; trained heads are one group."""
+    groups: dict[str, list[str]] = {}
+    for word, spec in list_words():
+        groups.setdefault(_HEADS if spec.needs == "head" else spec.summary, []).append(format_word(word, spec))
+    return [(", ".join(words), summary) for summary, words in groups.items()]
 
 
 def format_word(word: str, spec: DrafterSpec) -> str:
     """`word` with the options that it takes: 'pard[:REF]'."""
-    return word + ({"model": "[:REF]", "head": ":REF"}.get(spec.needs) or _OPTIONS.get(word, ""))
+    return word + ("[:REF]" if spec.needs in ("model", "head") else _OPTIONS.get(word, ""))
 
 
 @contextmanager

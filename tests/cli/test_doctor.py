@@ -13,6 +13,8 @@ from edgespec.cli.doctor import describe_huge_pages, find_huge_page_problems
 from edgespec.drafters import drafter_specs
 from tests.cli.conftest import Cli
 
+HEADS = [name for name, spec in drafter_specs().items() if spec.needs == "head"]
+
 
 def test_doctor_finds_the_runtime_and_its_device(cli: Cli) -> None:
     done = cli("doctor", "--json")
@@ -157,10 +159,8 @@ def test_a_drafter_of_a_package_is_offered_and_drafts(cli: Cli, plugins: str) ->
     assert "suffix (what followed the longest match)" in " ".join(
         cli("run", "--help", PYTHONPATH=plugins).stdout.split()
     )
-    assert (
-        "Drafters: ngram, model, eagle3, pard, layerskip, qspec, sparse, suffix."
-        in cli("run", "x", "--draft", "sufix", PYTHONPATH=plugins).stderr
-    )
+    listed = f"Drafters: ngram, model, {', '.join(HEADS)}, pard, layerskip, qspec, sparse, suffix."
+    assert listed in cli("run", "x", "--draft", "sufix", PYTHONPATH=plugins).stderr
     run = ("run", "def f(x):", "--max-tokens", "8", "--temperature", "0", "--threads", "1", "--ctx", "128", "--json")
     assert json.loads(cli(*run, "--draft", "ngram+suffix", PYTHONPATH=plugins).stdout)["draft"] == "ngram+suffix"
     everything = json.loads(cli(*run, PYTHONPATH=plugins).stdout)
@@ -192,8 +192,8 @@ def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", "ngram", "model", "eagle3", "pard", "layerskip", "qspec", "sparse", "none"]),
-        ("ngram+", [f"ngram+{name}" for name in ("model", "eagle3", "pard", "layerskip", "qspec", "sparse")]),
+        ("", ["auto", "ngram", "model", *HEADS, "pard", "layerskip", "qspec", "sparse", "none"]),
+        ("ngram+", [f"ngram+{name}" for name in ("model", *HEADS, "pard", "layerskip", "qspec", "sparse")]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),
     ],

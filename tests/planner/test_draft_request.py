@@ -109,5 +109,8 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     assert {spec.name for _, spec in list_words()} == set(drafter_specs())
     assert all(parse_draft(word)[0].spec is spec for word, spec in list_words())
     shown = describe_words()
-    assert shown.startswith("auto, none, ngram, model[:REF], eagle3:REF, pard[:REF], layerskip[:K], qspec[:BITS], ")
+    heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
+    assert shown.startswith(
+        f"auto, none, ngram, model[:REF], {heads} (trained heads of the target), pard[:REF], layerskip[:K], "
+    )
     assert " skip" not in shown

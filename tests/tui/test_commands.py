@@ -117,7 +117,7 @@ def test_draft() -> None:
     async def test(chat: Driver) -> None:
         text = await chat.ask("hello")
         await chat.hears(
-            "/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], eagle3:REF, pard[:REF], "
+            "/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], mtp[:REF], eagle3[:REF], "
         )
         await chat.hears("/draft nonsense", "no toy model 'nonsense'", "Drafters: ngram, model, ", kind="error")
         await chat.idle()
