@@ -26,7 +26,9 @@ _AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 _OUTPUT_KEYS = ("target_layer_ids", "dspark_target_layer_ids")
 _DFLASH_BLOCK = 16  # where the config states none
 _MEDUSA_LAYER = re.compile(r"(?:medusa_head\.|medusa_heads\.)?0\.0\.linear\.weight$")
-_MEDUSA_OUTPUT = re.compile(r"(?:medusa_head\.|medusa_heads\.)?0\.1\.weight$")
+_MEDUSA_OUTPUT = re.compile(r"(?:medusa_head\.|medusa_heads\.)?0\.\d+\.weight$")
+_HYDRA_LAYER = re.compile(r"hydra_mlp\.0\.\d+\.linear\.weight$")
+_PREFIX = "prefix_embeding_layer."
 _HYDRA_OUTPUT = re.compile(r"hydra_lm_head\.0\.(?:1\.)?weight$")
 _EAGLE = re.compile(
     r"lmeagle\b|\beagle(?:model|speculator|forcausallm)?(?: |$)"
@@ -132,7 +134,7 @@ def _find_kind_of_tensors(own: Shapes) -> HeadKind | None:
             return "dflash"
         if "layers.0.self_attn.q_proj.weight" in own and len(fc) == 2 and fc[1] == 2 * fc[0] and _is_bare(own):
             return "eagle"
-    if any(name.startswith(("hydra_mlp.", "hydra_lm_head.", "prefix_embeding_layer.")) for name in own):
+    if any(name.startswith(("hydra_mlp.", "hydra_lm_head.", _PREFIX)) for name in own):
         return "hydra"
     if any(_MEDUSA_LAYER.match(name) for name in own):
         return "medusa"
@@ -193,7 +195,14 @@ def _read_dflash(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
         _vocabulary(settings, own),
         block_size=settings.integer("block_size", "dspark_block_size", tables=[table]) or _DFLASH_BLOCK,
         mask_token=next((each for each in masks if type(each) is int and each >= 0), None),
+        predicts_at_root=kind == "dspark" and _predicts_at_root(settings.own),
     )
+
+
+def _predicts_at_root(config: Mapping[str, Any]) -> bool:
+    """Whether a DSpark block begins with a prediction, which it does not in the dialect of speculators."""
+    stated = config.get("sample_from_anchor")
+    return stated if isinstance(stated, bool) else not {"transformer_layer_config", _AUX_KEYS[1]} & set(config)
 
 
 def _read_eagle(settings: _Settings, own: Shapes) -> HeadSpec:
@@ -205,7 +214,8 @@ def _read_eagle(settings: _Settings, own: Shapes) -> HeadSpec:
 
 def _read_independent(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     """Medusa and Hydra: several small networks over one hidden state, with an output matrix each or the target's."""
-    layer = next((shape for name, shape in own.items() if _MEDUSA_LAYER.match(name)), ())
+    layers = (shape for name, shape in own.items() if _MEDUSA_LAYER.match(name) or _HYDRA_LAYER.match(name))
+    layer = next(layers, ())
     outputs = (shape for name, shape in own.items() if _MEDUSA_OUTPUT.match(name) or _HYDRA_OUTPUT.match(name))
     output = next((shape for shape in outputs if len(shape) == 2), (0, 0))
     size = settings.integer("hidden_size") or (layer[0] if layer else 0) or output[1]
@@ -245,7 +255,7 @@ def _check_width(width: int, parts: int, hidden_size: int) -> None:
 
 def _has_trunk(own: Shapes) -> bool:
     """Whether there is a first layer that is no part of a head."""
-    return any(_FIRST_LAYER.search(name) and not _MTP.search(name) for name in own)
+    return any(_FIRST_LAYER.search(name) and not (_MTP.search(name) or name.startswith(_PREFIX)) for name in own)
 
 
 def _vocabulary(settings: _Settings, own: Shapes) -> int:

@@ -17,7 +17,7 @@ from edgespec.formats.mlx_folder import read_json
 from edgespec.formats.torch_pickle import read_pickled_shapes
 
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
-_PICKLES = ("pytorch_model*.bin", "*lm_head*.pt", "model*.pt")
+PICKLES = ("pytorch_model*.bin", "*lm_head*.pt", "model*.pt")
 
 
 def read_head(path: Path) -> HeadSpec | None:
@@ -41,12 +41,15 @@ def read_folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises InvalidModelFile, CacheError.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        shapes |= read_safetensors_shapes(file)
-    if not shapes:
-        for file in sorted({file for pattern in _PICKLES for file in folder.glob(pattern)}):
-            shapes |= read_pickled_shapes(file)
+    for file in find_weights(folder):
+        shapes |= read_safetensors_shapes(file) if file.suffix == ".safetensors" else read_pickled_shapes(file)
     return shapes
+
+
+def find_weights(folder: Path) -> list[Path]:
+    """The safetensors in a folder, or else its pickles, which formats.torch_pickle reads."""
+    found = sorted(folder.glob("*.safetensors"))
+    return found or sorted({file for pattern in PICKLES for file in folder.glob(pattern)})
 
 
 def read_safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
