@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.backends.features import Features
+from edgespec.backends.llamacpp.draft_ids import check_ids
 from edgespec.backends.llamacpp.head_context import MAX_ROWS, HeadContext
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
@@ -17,8 +16,8 @@ from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.scores import HostScores, Scores
-from edgespec.errors import BackendError, InvalidModelFile
-from edgespec.formats.gguf import Header, TensorInfo
+from edgespec.errors import BackendError
+from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec, usual_layers
 
@@ -200,18 +199,6 @@ def _check_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> 
         raise header.invalid(f"its embeddings have {embedding.shape[-1]} rows, and the model {vocab_size} tokens")
     rows = vocab_size if output is None else output.shape[-1]
     if (d2t := tensors.get("d2t")) is not None:
-        _check_ids(header, path, d2t, rows, vocab_size)
+        check_ids(header, path, d2t, rows, vocab_size)
     elif rows != vocab_size:
         raise header.invalid(f"its output matrix has {rows} rows, and the model {vocab_size} tokens")
-
-
-def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
-    """That `d2t` names a token of the target for each row of the output matrix."""
-    if d2t.type.name != "I64" or d2t.shape != (rows,):
-        raise header.invalid(f"d2t does not name a token for each of the {rows} rows of its output matrix")
-    try:
-        ids = np.fromfile(path, "<i8", rows, offset=header.data_offset + d2t.offset)
-    except OSError as error:
-        raise InvalidModelFile(f"{path.name} cannot be read: {error}.", hint="Pull it again.") from error
-    if len(ids) < rows or ids.min() < 0 or ids.max() >= vocab_size:
-        raise header.invalid("d2t names tokens that the model does not have")

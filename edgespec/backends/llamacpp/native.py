@@ -61,9 +61,13 @@ class NativeContext:
         max_outputs: int,
         sequences: int,
         is_cancelled: Callable[[], bool],
+        max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`params` have the sizes and types of the cache. Raises BackendError."""
-        params.n_batch = params.n_ubatch = MAX_TOKENS
+        """`params` have the sizes and types of the cache. Its buffers are for `max_tokens` rows of a decode.
+
+        Raises BackendError.
+        """
+        params.n_batch = params.n_ubatch = max_tokens
         params.n_outputs_max = max_outputs
         params.n_seq_max = sequences
         params.kv_unified = True
@@ -77,7 +81,7 @@ class NativeContext:
                 f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
                 hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
             )
-        self.batch = NativeBatch(lib.api, MAX_TOKENS, sequences)
+        self.batch = NativeBatch(lib.api, max_tokens, sequences)
         self.is_broken = False
         self._lib = lib
         self._abort = AbortCallback(lib.api, is_cancelled)
@@ -90,15 +94,16 @@ class NativeContext:
         """The llama_memory_t handle of its cache."""
         return self._lib.api.llama_get_memory(self.handle)
 
-    def decode(self) -> Logits:
-        """Decode the batch, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
+    def decode(self, batch: NativeBatch | None = None) -> Logits:
+        """Decode `batch`, or its own, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
 
         The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
         wants them, BackendError.
         """
-        n_tokens: int = self.batch.native.n_tokens
+        batch = batch or self.batch
+        n_tokens: int = batch.native.n_tokens
         started = perf_counter()
-        self._run(self._lib.api.llama_decode, self.batch)
+        self._run(self._lib.api.llama_decode, batch)
         outputs = self._find_outputs()
         self._abort.record(n_tokens, perf_counter() - started)
         return outputs
