@@ -24,6 +24,7 @@ class HeadSpec:
     feeds_normed        whether the head's state is fed back after its last norm
     block_size          positions of a block, of heads that draft one
     mask_token          the id that fills a block
+    predicts_at_root    DSpark: whether the first row of a block predicts too, so that a block drafts `block_size` tokens
     in_target           whether the file holds the target too
     """
 
@@ -37,6 +38,7 @@ class HeadSpec:
     feeds_normed: bool = False
     block_size: int = 1
     mask_token: int | None = None
+    predicts_at_root: bool = False
     in_target: bool = False
 
 
