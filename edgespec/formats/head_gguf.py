@@ -58,14 +58,16 @@ def _read_dflash(header: Header) -> HeadSpec:
     block = header.own("block_size")
     if (mask is not None and mask < 0) or (block is not None and not 0 < block <= _MAX_SIZE):
         raise header.invalid(f"its blocks have {block} positions, filled with token {mask}")
+    is_dspark = _find_shape(header, "markov_w1.weight") is not None
     return HeadSpec(
-        "dspark" if _find_shape(header, "markov_w1.weight") else "dflash",
+        "dspark" if is_dspark else "dflash",
         size,
         layers,
         size,
         _count_draft_vocabulary(header),
         block_size=1 if block is None else block,
         mask_token=mask,
+        predicts_at_root=is_dspark and header.metadata.get("dflash.sample_from_anchor") is not False,
     )
 
 

@@ -24,7 +24,7 @@ class HeadSpec:
     feeds_normed        whether the head's state is fed back after its last norm
     block_size          positions of a block, of heads that draft one
     mask_token          the id that fills a block
-    predicts_at_root    DSpark: whether the first row of a block predicts too, so that a block drafts `block_size` tokens
+    predicts_at_root    DSpark: whether the first row of a block, the root's, predicts too
     in_target           whether the file holds the target too
     """
 

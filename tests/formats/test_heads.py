@@ -48,7 +48,7 @@ def test_gguf_files(tmp_path: Path) -> None:
     assert read_head(write_eagle3(file, norm_before_fc=True)).norm_before_fc == "all"  # type: ignore[union-attr]
     blocks = {"block_size": 16, "mask_token": 7}
     assert read_head(write_dflash(file)) == spec("dflash", (2, 10), **blocks)
-    assert read_head(write_dflash(file, markov=True)) == spec("dspark", (2, 10), **blocks)
+    assert read_head(write_dflash(file, markov=True)) == spec("dspark", (2, 10), predicts_at_root=True, **blocks)
     assert read_head(write_mtp(file, trunk=False)) == spec("mtp", feeds_normed=True)
     assert read_head(write_mtp(file, trunk=True)) == spec("mtp", feeds_normed=True, in_target=True)
     assert read_head(write_assistant(file)) == spec("gemma4-assistant", size=H // 2, feeds_normed=True)
@@ -121,7 +121,10 @@ SPECULATORS = {"speculators_config": {"algorithm": "eagle3"}, "transformer_layer
                      spec("dflash", (2, 10), block_size=8, mask_token=7), id="DFlash, speculators"),
         pytest.param({**LLAMA, "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [1, 9], "block_size": 7,
                       "mask_token_id": 7}, {**DFLASH, "markov_head.markov_w1.weight": (V, 4)},
-                     spec("dspark", (2, 10), block_size=7, mask_token=7), id="DSpark"),
+                     spec("dspark", (2, 10), block_size=7, mask_token=7, predicts_at_root=True), id="DSpark"),
+        pytest.param({**LLAMA, "speculators_config": {"algorithm": "dspark"}, "mask_token_id": 7, "block_size": 7,
+                      "aux_hidden_state_layer_ids": [2, 10]}, DFLASH,
+                     spec("dspark", (2, 10), block_size=7, mask_token=7), id="DSpark, speculators"),
         pytest.param({"medusa_num_heads": 2}, {f"{i}.{j}.weight": s for i in range(2) for j, s in
                       (("0.linear", (H, H)), ("1", (V, H)))}, spec("medusa"), id="Medusa, a matrix each"),
         pytest.param({"medusa_num_heads": 2}, {f"{i}.0.linear.weight": (H, H) for i in range(2)},
