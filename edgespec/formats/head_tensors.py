@@ -1,8 +1,9 @@
-"""Tensors of heads: one set of names for EAGLE-3's three dialects, and the ids of a reduced vocabulary."""
+"""Tensors of heads: one set of names for the dialects of each kind, and the ids of a reduced vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,19 @@ _OPTIONAL = {
     "fc_norm.1": ("fc_norm.1.weight", ""),
     "fc_norm.2": ("fc_norm.2.weight", ""),
 }
+_OWN = {"output": "lm_head.weight", "embedding": "embed_tokens.weight"}  # where a head does not use the target's
+_EXTRAS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+_DFLASH_EXTRAS = {
+    "d2t": "d2t",
+    "markov_1": "markov_head.markov_w1.weight",
+    "markov_2": "markov_head.markov_w2.weight",
+    "confidence": "confidence_head.proj.weight",
+}
+_PART = re.compile(r"\.(?:weight|bias|scales|biases)$")
+_UNSUPPORTED = {"mlp.experts.": "a mixture of experts", "mlp.switch_mlp.": "a mixture of experts",
+                "self_attn.kv_a_proj_with_mqa.": "latent attention"}  # fmt: skip
+_QWEN_MTP = re.compile(r"(?P<prefix>.*?)pre_fc_norm_hidden\.weight$")
+_DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
 _PREFIXES = ("midlayer.", "layers.0.", "blk.0.")  # SafeAI; speculators; GGUF
 
 
@@ -53,11 +67,98 @@ def eagle3_names(names: Iterable[str]) -> dict[str, str]:
         raise InvalidModelFile("The EAGLE-3 head has more than one layer; heads of one are read.", hint=HEAD_HINT)
     wanted = {neutral: f"{prefix}{both[dialect]}.weight" for neutral, both in _LAYER.items()}
     wanted |= {neutral: both[dialect] for neutral, both in _OUTSIDE.items()}
+    extra = {neutral: both[dialect] for neutral, both in _OPTIONAL.items()}
+    if not dialect:
+        extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
+    return _find(own, "EAGLE-3", wanted, extra)
+
+
+def eagle_names(names: Iterable[str]) -> dict[str, str]:
+    """Neutral name -> the file's own name, of an EAGLE-1 or EAGLE-2 head in safetensors or a pickle.
+
+    Always there: fc, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`, `i.up`, `i.down`; of all but
+    the first layer `i.attention_norm`. Where the file has them: `i.q_norm`, `i.k_norm`, embedding, output (else the
+    target's). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing.
+    """
+    own = {name.removeprefix("model."): name for name in names}
+    wanted, extra = {"fc": "fc.weight"}, dict(_OWN)
+    layer = 0
+    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
+        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(f"layers.{layer}.").items()}
+        if layer:
+            wanted[f"{layer}.attention_norm"] = f"layers.{layer}.input_layernorm.weight"
+        extra |= {f"{layer}.{neutral}": f"layers.{layer}.{name}.weight" for neutral, name in _EXTRAS.items()}
+        layer += 1
+    return _find(own, "EAGLE", wanted, extra)
+
+
+def dflash_names(names: Iterable[str]) -> dict[str, str]:
+    """Neutral name -> the file's own name, of a DFlash or DSpark head in safetensors.
+
+    Always there: fc, feature_norm, output_norm, and of layer i `i.attention_norm`, `i.q`, `i.k`, `i.v`, `i.o`,
+    `i.ffn_norm`, `i.gate`, `i.up`, `i.down`. Where the file has them: `i.q_norm`, `i.k_norm`, embedding, output (else
+    the target's), d2t, and of DSpark markov_1, markov_2, confidence. A prefix `model.` is let pass. Raises
+    InvalidModelFile where a tensor is missing, or where there are others: those of DFlash2, or of layers that are not
+    llama's.
+    """
+    own = {name.removeprefix("model."): name for name in names}
+    wanted = {"fc": "fc.weight", "feature_norm": "hidden_norm.weight", "output_norm": "norm.weight"}
+    extra, layer = {**_OWN, **_DFLASH_EXTRAS}, 0
+    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
+        prefix = f"layers.{layer}."
+        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(prefix).items()}
+        wanted[f"{layer}.attention_norm"] = f"{prefix}input_layernorm.weight"
+        extra |= {f"{layer}.{neutral}": f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
+        layer += 1
+    known = {_PART.sub("", name) for name in (*wanted.values(), *extra.values(), "t2d")}
+    if unknown := sorted(name for name in own if _PART.sub("", name) not in known):
+        raise InvalidModelFile(f"The head has the tensor {unknown[0]}, which is not run.", hint=HEAD_HINT)
+    return _find(own, "DFlash", wanted, extra)
+
+
+def mtp_names(names: Iterable[str]) -> dict[str, str]:
+    """Neutral name -> the file's own name, of an MTP layer in safetensors, by Qwen's or DeepSeek's names.
+
+    Always there: fc, embedding_norm, feature_norm, attention_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm.
+    Where the file has them: q_norm, k_norm, embedding, output (else the target's). The file may hold the target too.
+    Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
+    """
+    own = {name: name for name in names}
+    qwen = sorted({found["prefix"] for name in own if (found := _QWEN_MTP.match(name))})
+    deepseek = sorted({found["prefix"] for name in own if (found := _DEEPSEEK_MTP.match(name))})
+    if len(qwen) + len(deepseek) != 1 or any(name.startswith(f"{qwen[0]}layers.1.") for name in own if qwen):
+        raise InvalidModelFile("The file does not have one MTP layer; others are not run.", hint=HEAD_HINT)
+    if qwen:
+        prefix = f"{(outer := qwen[0])}layers.0."
+        outside = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        extra = {neutral: f"{outer}{name}" for neutral, name in _OWN.items()}
+    else:
+        prefix = outer = deepseek[0]
+        outside = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+        extra = {"output": f"{outer}shared_head.head.weight", "embedding": f"{outer}embed_tokens.weight"}
+    for part, what in _UNSUPPORTED.items():
+        if any(name.startswith(f"{prefix}{part}") for name in own):
+            raise InvalidModelFile(f"The MTP layer has {what}, which is not run.", hint=HEAD_HINT)
+    wanted = dict(zip(("fc", "embedding_norm", "feature_norm", "output_norm"), outside, strict=True))
+    wanted = {neutral: f"{outer}{name}.weight" for neutral, name in wanted.items()} | _layer_names(prefix)
+    wanted["attention_norm"] = f"{prefix}input_layernorm.weight"
+    extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
+    return _find(own, "MTP", wanted, extra)
+
+
+def _layer_names(prefix: str) -> dict[str, str]:
+    """Of a llama layer in safetensors, without the norm before its attention."""
+    both = {neutral: each for neutral, each in _LAYER.items() if neutral not in ("embedding_norm", "feature_norm")}
+    return {neutral: f"{prefix}{name}.weight" for neutral, (name, _) in both.items()}
+
+
+def _find(own: Mapping[str, str], kind: str, wanted: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The file's own name of all that is `wanted`, and of what it has of `extra`."""
     if missing := [name for name in wanted.values() if name not in own]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InvalidModelFile(f"The EAGLE-3 head lacks the tensor {missing[0]}{more}.", hint=HEAD_HINT)
-    wanted |= {neutral: both[dialect] for neutral, both in _OPTIONAL.items() if both[dialect] in own}
-    return {neutral: own[name] for neutral, name in wanted.items()}
+        raise InvalidModelFile(f"The {kind} head lacks the tensor {missing[0]}{more}.", hint=HEAD_HINT)
+    found = {**wanted, **{neutral: name for neutral, name in extra.items() if name in own}}
+    return {neutral: own[name] for neutral, name in found.items()}
 
 
 def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> tuple[np.ndarray, Literal["absolute", "offsets"]]:

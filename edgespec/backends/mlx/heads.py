@@ -11,7 +11,17 @@ import mlx.core as mx
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.backends.features import Features
+from edgespec.backends.mlx.dflash import DFlashSession
+from edgespec.backends.mlx.dflash_network import read_network as read_dflash
+from edgespec.backends.mlx.dspark import DSparkSession
+from edgespec.backends.mlx.dspark import read_network as read_dspark
+from edgespec.backends.mlx.eagle import read_network as read_eagle
 from edgespec.backends.mlx.eagle3 import read_network as read_eagle3
+from edgespec.backends.mlx.hydra import HydraSession
+from edgespec.backends.mlx.hydra import read_network as read_hydra
+from edgespec.backends.mlx.medusa import MedusaSession
+from edgespec.backends.mlx.medusa import read_network as read_medusa
+from edgespec.backends.mlx.mtp import read_network as read_mtp
 from edgespec.backends.mlx.pair_session import PairSession
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
@@ -40,7 +50,15 @@ Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
 Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
 """Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
 
-_KINDS: dict[HeadKind, tuple[Reader, Opener]] = {"eagle3": (read_eagle3, PairSession)}
+_KINDS: dict[HeadKind, tuple[Reader, Opener]] = {
+    "eagle3": (read_eagle3, PairSession),
+    "eagle": (read_eagle, PairSession),
+    "mtp": (read_mtp, PairSession),
+    "dflash": (read_dflash, DFlashSession),
+    "dspark": (read_dspark, DSparkSession),
+    "medusa": (read_medusa, MedusaSession),
+    "hydra": (read_hydra, HydraSession),
+}
 
 
 class MlxHead(AttachedHead):

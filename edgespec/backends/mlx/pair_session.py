@@ -1,4 +1,4 @@
-"""Heads that read pairs of a token and the hidden state before it, on MLX: EAGLE-3 and its kin."""
+"""Heads that read pairs of a token and the hidden state before it, on MLX: EAGLE and MTP."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ _CHUNK = 512  # pairs that are read in one forward
 class PairNetwork(Protocol):
     """A head with one state a pair. h is its size, V the target's vocabulary size."""
 
+    @property
+    def depth(self) -> int:
+        """Layers, each with keys and values."""
+
     def fuse(self, features: Any) -> Any:
         """States [n, h] that stand for the target's features [n, width]."""
 
-    def run(self, tokens: Any, states: Any, cache: KeyValues) -> Any:
-        """Output [n, h] of pairs of tokens [n] and states [n, h], which follow those in `cache`."""
+    def run(self, tokens: Any, states: Any, caches: Sequence[KeyValues]) -> Any:
+        """Output [n, h] of pairs of tokens [n] and states [n, h], which follow those in `caches`, one a layer."""
 
     def feed_back(self, output: Any) -> Any:
         """The states [n, h] that stand for features where the target has none yet."""
@@ -55,7 +59,7 @@ class PairCache:
         """Hold nothing, and begin at `first`."""
         self.first = self.held = self._n_states = first
         self._states: Any = None
-        self._keys = KeyValues(ForwardContext())
+        self._keys = [KeyValues(ForwardContext()) for _ in range(self._network.depth)]
 
     def trim(self, held: int, known_tokens: int) -> None:
         """Drop provisional pairs, pairs from `held` on, and the states of tokens from `known_tokens` on."""
@@ -64,7 +68,8 @@ class PairCache:
             return
         self.held = min(self.held, held)
         self._n_states = min(self._n_states, known_tokens)
-        self._keys.trim_to(self.held - self.first)
+        for keys in self._keys:
+            keys.trim_to(self.held - self.first)
 
     def can_read(self) -> bool:
         """Whether there are features or states from the first pair that is not held."""
