@@ -35,6 +35,8 @@ class LoadOptions:
     exact            the text does not depend on what is drafted, at some cost in speed: kernels whose results do not
                      depend on the number of rows where there are some, else forwards of one width
     exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
+    mtp              load the MTP layers that the model's file has, for a head in it; llama.cpp refuses some files
+                     without them
     """
 
     context_size: int | None = None
@@ -47,6 +49,7 @@ class LoadOptions:
     exact: bool = False
     exact_width: int | None = None
     batch_threads: int | None = None
+    mtp: bool = False
 
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.eagle3 import Eagle3Session, LlamaHead, open_head
+from edgespec.backends.llamacpp.eagle3 import open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.pair_session import PairHead, PairSession
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
@@ -48,7 +49,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def head(target: LlamaModel, made: Head) -> Iterator[LlamaHead]:
+def head(target: LlamaModel, made: Head) -> Iterator[PairHead]:
     found = open_head(target, made.path, made.spec)
     yield found
     found.close()
@@ -57,7 +58,7 @@ def head(target: LlamaModel, made: Head) -> Iterator[LlamaHead]:
 class Pair:
     """A session of the target and the head's for it; `text` ends with the root."""
 
-    def __init__(self, target: LlamaModel, head: LlamaHead, text: list[int]) -> None:
+    def __init__(self, target: LlamaModel, head: PairHead, text: list[int]) -> None:
         self.target = target.open_session()
         self.draft = head.open_session(self.target, lambda: None)
         self.restart(text)
@@ -90,7 +91,7 @@ def is_close(a: Logits, b: Logits) -> bool:
     return bool(np.abs(a[finite] - b[finite]).max() < TOLERANCE)
 
 
-def is_fresh(target: LlamaModel, head: LlamaHead, pair: Pair) -> bool:
+def is_fresh(target: LlamaModel, head: PairHead, pair: Pair) -> bool:
     """Whether the pair drafts two tokens as a new one does."""
     fresh = Pair(target, head, pair.text)
     found = [is_close(pair.read(), fresh.read())]
@@ -102,7 +103,7 @@ def is_fresh(target: LlamaModel, head: LlamaHead, pair: Pair) -> bool:
     return all(found)
 
 
-def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: LlamaHead, made: Head) -> None:
+def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, made: Head) -> None:
     other = target.open_session()
     features = other.tap(made.spec.layers or ())
     text = TEXT[:140]  # three decodes of the head
@@ -124,7 +125,7 @@ def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: LlamaHead, 
     pair.close()
 
 
-def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: LlamaHead) -> None:
+def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: PairHead) -> None:
     pair = Pair(target, head, TEXT[:50])
     rng = np.random.default_rng(3)
     for n_accepted in (2, 0, 3, 1, 3, 0, 2):
@@ -140,7 +141,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: Lla
     pair.close()
 
 
-def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: LlamaHead) -> None:
+def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: PairHead) -> None:
     pair = Pair(target, head, TEXT[:30])
     pair.read()
     for i in range(5):
@@ -153,7 +154,7 @@ def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: Llam
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 25, 48, 49])
-def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: LlamaHead, kept: int) -> None:
+def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: PairHead, kept: int) -> None:
     pair = Pair(target, head, TEXT[:50])
     pair.read()
     pair.draft.step(5)
@@ -163,7 +164,7 @@ def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: Ll
     pair.close()
 
 
-def test_another_root_after_the_same_text(target: LlamaModel, head: LlamaHead) -> None:
+def test_another_root_after_the_same_text(target: LlamaModel, head: PairHead) -> None:
     pair = Pair(target, head, TEXT[:50])
     pair.read()
     pair.restart([*TEXT[:49], 77])
@@ -174,7 +175,7 @@ def test_another_root_after_the_same_text(target: LlamaModel, head: LlamaHead) -
     pair.close()
 
 
-def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: LlamaModel, head: LlamaHead) -> None:
+def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: LlamaModel, head: PairHead) -> None:
     """It has released the states before."""
     pair = Pair(target, head, TEXT[:50])
     pair.read()
@@ -193,7 +194,7 @@ def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: Lla
     pair.close()
 
 
-def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: LlamaHead, made: Head) -> None:
+def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: PairHead, made: Head) -> None:
     pair, other = Pair(target, head, TEXT[:200]), target.open_session()
     features = other.tap(made.spec.layers or ())
     prefill(other, TEXT[:199])
@@ -208,7 +209,7 @@ def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: Llam
     pair.close()
 
 
-def test_the_end_of_the_context(target: LlamaModel, head: LlamaHead) -> None:
+def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
     text = (TEXT * 2)[:CONTEXT]
     pair = Pair(target, head, text)
     assert pair.draft.read(text, ALL) is not None  # half of the context
@@ -223,7 +224,7 @@ def test_the_end_of_the_context(target: LlamaModel, head: LlamaHead) -> None:
     pair.close()
 
 
-def test_a_cancelled_read_is_done_again(target: LlamaModel, head: LlamaHead) -> None:
+def test_a_cancelled_read_is_done_again(target: LlamaModel, head: PairHead) -> None:
     is_cancelled = False
 
     def check() -> None:
@@ -247,7 +248,7 @@ def test_a_cancelled_read_is_done_again(target: LlamaModel, head: LlamaHead) -> 
     pair.close()
 
 
-def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head: LlamaHead) -> None:
+def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head: PairHead) -> None:
     session = target.open_session()
     draft = head.open_session(session, lambda: None)
     prefill(session, TEXT[:30])
@@ -262,7 +263,7 @@ def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head
     session.close()
 
 
-def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: LlamaHead) -> None:
+def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: PairHead) -> None:
     pair, other = Pair(target, head, TEXT[:40]), Pair(target, head, TEXT[:40])
     found = pair.draft.rollout(pair.text, ALL, 4)
     assert found is not None
@@ -298,7 +299,7 @@ def test_greedy_answers_are_those_of_plain_decoding(made: Head, nodes: int) -> N
     target = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1, exact=True))
     head = open_head(target, made.path, made.spec)
     session, plain = target.open_session(), target.open_session()
-    draft: Eagle3Session = head.open_session(session, lambda: None)
+    draft: PairSession = head.open_session(session, lambda: None)
     drafter = SequentialDrafter("eagle3", draft)
     for prompt in (
         TEXT[:30],

@@ -1,4 +1,4 @@
-"""A llama_context over an EAGLE-3 head: its encoder fuses hidden states of the target, its decoder is one layer."""
+"""A llama_context over a trained head whose rows are pairs of a hidden state and the token after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.experimental import find_function
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native import NativeContext
@@ -19,23 +18,17 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.core.truncation import non_finite_error
 from edgespec.errors import RollbackError
 
-MAX_ROWS = 64  # of one call; the decoder computes the logits of all
+MAX_ROWS = 64  # of one call
 
 
 class HeadContext:
-    """Rows are pairs of a hidden state and the token after it; a cache keeps them by position.
+    """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
 
-    Follows src/models/eagle3.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` where
-    the head has none.
-    """
-
-    def __init__(
-        self, lib: Library, model: Any, params: Any, *, width: int, vocab_size: int, check: CheckCancelled
-    ) -> None:
-        """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
+    def __init__(self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError, Unsupported."""
         enable, self._states = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
         self._api = lib.api
-        self._size: int = lib.api.llama_model_n_embd(model)
+        self.size: int = lib.api.llama_model_n_embd(model)
         slot = SequenceSlot(0, check)
         self._native = NativeContext(
             lib,
@@ -45,34 +38,32 @@ class HeadContext:
             max_outputs=MAX_ROWS,
             sequences=1,
             is_cancelled=lambda: slot.is_cancelled,
+            max_tokens=MAX_ROWS,
         )
-        enable(self._native.handle, True, True)
-        self._features = np.zeros((MAX_ROWS, width), np.float32)
-        self._fused = np.zeros((MAX_ROWS, self._size), np.float32)
-        self._encoded = NativeBatch(lib.api, MAX_ROWS, 1)
-        self._encoded.native.token = None
-        self._encoded.native.embd = _float_pointer(self._features)
-        self._native.batch.native.embd = _float_pointer(self._fused)
+        enable(self._native.handle, True, True)  # the states of rows with scores
+        self._inputs = np.zeros((MAX_ROWS, self.size), np.float32)
+        self._native.batch.native.embd = float_pointer(self._inputs)
 
     def encode(self, features: Floats, position: int) -> Floats:
-        """[n, size] the target's rows [n, width], of consecutive positions, at the head's own size.
+        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same.
 
         Raises Cancelled, BackendError.
         """
-        n = len(features)
-        self._features[:n] = features
-        self._encoded.chain([0] * n, position, 0, outputs=n)
-        self._native.encode(self._encoded)
-        return self._read_states(n)
+        return features
 
-    def decode(self, tokens: Sequence[int], fused: Floats, position: int) -> tuple[Logits, Floats]:
-        """Add the pairs of `fused` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
+    def read(self, tokens: Sequence[int], states: Floats, position: int) -> None:
+        """Add the pairs of encoded `states` [n, size] and `tokens`, without scores. Raises Cancelled, BackendError."""
+        self._stage(tokens, states, position, outputs=0)
+        self._native.decode()
 
-        `fused` are encoded rows, or the state of the pair before. Raises Cancelled, BackendError.
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
+
+        `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs. Raises Cancelled,
+        BackendError.
         """
         n = len(tokens)
-        self._fused[:n] = fused
-        self._native.batch.chain(tokens, position, 0, outputs=n)
+        self._stage(tokens, states, position, outputs=n)
         logits = self._native.decode()[n - 1].copy()
         if np.isnan(logits.max()):
             raise non_finite_error()
@@ -86,9 +77,14 @@ class HeadContext:
     def free(self) -> None:
         self._native.free()
 
+    def _stage(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> None:
+        self._inputs[: len(tokens)] = states
+        self._native.batch.chain(tokens, position, 0, outputs=outputs)
+
     def _read_states(self, n: int) -> Floats:
-        return float_rows(self._states(self._native.handle), n, self._size).copy()
+        return float_rows(self._states(self._native.handle), n, self.size).copy()
 
 
-def _float_pointer(array: Floats) -> Any:
+def float_pointer(array: Floats) -> Any:
+    """For a llama_batch's embeddings; `array` must stay alive."""
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

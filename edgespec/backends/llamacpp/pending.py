@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.backends.llamacpp.taps import Floats, LayerInputs
+from edgespec.backends.llamacpp.taps import Floats, HiddenStates
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams
@@ -50,7 +50,7 @@ class SequenceSlot:
     check: CheckCancelled
     scores: LlamaScores | None = None
     is_dirty: bool = False
-    tap: LayerInputs | None = None
+    tap: HiddenStates | None = None
 
     @property
     def is_cancelled(self) -> bool:

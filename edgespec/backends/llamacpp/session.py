@@ -13,7 +13,7 @@ from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native import MAX_TOKENS
 from edgespec.backends.llamacpp.pending import LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
-from edgespec.backends.llamacpp.taps import Floats, LayerInputs
+from edgespec.backends.llamacpp.taps import Floats, HiddenStates
 from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
 from edgespec.core.batching import YIELD, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
@@ -89,12 +89,13 @@ class LlamaSession:
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
         """The inputs of these layers, concatenated, of every token that the cache will hold. Replaces an earlier tap.
 
-        In a shared context all decodes then copy these layers. Raises ValueError where the cache holds tokens,
-        Unsupported where llama.cpp cannot give these layers of this model.
+        The number of layers, or no layer at all, stands for the last hidden state after the final norm. In a shared
+        context all decodes then copy these layers. Raises ValueError where the cache holds tokens, Unsupported where
+        llama.cpp cannot give these layers of this model.
         """
         if self._tokens or self._slot.is_dirty:
             raise ValueError("a session is tapped before it holds tokens")
-        self._slot.tap = LayerInputs(self._lib, self.context.native.handle, layers)
+        self._slot.tap = HiddenStates(self._lib, self.context.native.handle, layers)
         return self._slot.tap.features
 
     def untap(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,36 +19,45 @@ Floats = npt.NDArray[np.float32]
 
 # Whose graphs name the inputs of all their layers, one row of the hidden size for each token: llama.cpp aborts the
 # process where others are asked for them. Of 0.3.36; qwen4exp names wider rows, which it also aborts on.
-_ARCHITECTURES = frozenset(
+_WITH_LAYERS = frozenset(
     (
         *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
         *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
         *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
     )
 )
+# Whose graphs name the output of the final norm (t_h_nextn), likewise. Other contexts leave the rows as they are;
+# deepseek4 names wider rows, of before its norm.
+_WITH_LAST_STATE = frozenset(
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "gemma4", "glm-dsa", "glm4moe", "glm5-next"),
+        *("gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+    )
+)
 
 
-class LayerInputs:
-    """The inputs of some layers, concatenated, for the tokens of one session.
+class HiddenStates:
+    """The inputs of some layers, or the last hidden state, of the tokens of one session; several are concatenated.
 
     `features` are those of the session's text.
     """
 
     def __init__(self, lib: Library, context: int, layers: Sequence[int]) -> None:
-        """`context` is a llama_context handle, whose decodes copy these layers from now on. Raises Unsupported."""
+        """`context` is a llama_context handle, whose decodes copy these layers from now on.
+
+        The number of layers, or no layer at all, stands for the output of the final norm. Raises Unsupported.
+        """
         api = lib.api
         model = api.llama_get_model(context)
-        _check_layers(_architecture(lib, model), api.llama_model_n_layer(model), layers)
+        count: int = api.llama_model_n_layer(model)
+        self._layers = tuple(layers) or (count,)
+        _check_layers(_architecture(lib, model), count, self._layers)
         self.features: Features[Floats] = Features(np.concatenate)
-        self._read = find_function("llama_get_embeddings_layer_inp")
         self._context = context
-        self._layers = tuple(layers)
         self._size: int = api.llama_model_n_embd(model)
         self._checkpoint: Floats | None = None  # the row before it
         self._checkpoint_at = 0
-        enable = find_function("llama_set_embeddings_layer_inp")
-        for layer in set(layers):
-            enable(context, layer, True)
+        self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
 
     @property
     def width(self) -> int:
@@ -71,10 +81,9 @@ class LayerInputs:
 
     def read(self, first: int, n: int) -> Floats:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
-        rows = np.empty((n, len(self._layers), self._size), np.float32)
-        for i, layer in enumerate(self._layers):
-            start = self._read(self._context, layer) + first * self._size * 4
-            rows[:, i] = float_rows(start, n, self._size)
+        rows = np.empty((n, len(self._readers), self._size), np.float32)
+        for i, find in enumerate(self._readers):
+            rows[:, i] = float_rows(find() + first * self._size * 4, n, self._size)
         return rows.reshape(n, self.width)
 
 
@@ -84,6 +93,15 @@ def float_rows(address: int, n: int, size: int) -> Floats:
     return np.frombuffer(buffer, np.float32).reshape(n, size)
 
 
+def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
+    """Have decodes copy a layer's input, or the last hidden state; returns what finds the address of its first row."""
+    if is_last:
+        find_function("llama_set_embeddings_nextn")(context, True, False)
+        return partial(find_function("llama_get_embeddings_nextn"), context)
+    find_function("llama_set_embeddings_layer_inp")(context, layer, True)
+    return partial(find_function("llama_get_embeddings_layer_inp"), context, layer)
+
+
 def _architecture(lib: Library, model: int) -> str:
     buffer = ctypes.create_string_buffer(128)
     lib.api.llama_model_meta_val_str(model, b"general.architecture", buffer, 128)
@@ -91,16 +109,17 @@ def _architecture(lib: Library, model: int) -> str:
 
 
 def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
-    """Raises Unsupported where llama.cpp would abort."""
-    if architecture not in _ARCHITECTURES:
-        raise Unsupported(
-            f"llama.cpp does not give the hidden states of '{architecture}' models, which trained heads need.",
-            hint="Use --draft auto or --draft ngram.",
-        )
-    if not layers:
-        raise Unsupported("heads over the last hidden state do not run on llama.cpp yet.", hint="Use --draft auto.")
-    if wrong := [layer for layer in layers if not 0 <= layer < count]:
+    """Raises Unsupported where llama.cpp would abort, or give no rows."""
+    if wrong := [layer for layer in layers if not 0 <= layer <= count]:
         raise Unsupported(
             f"the head reads layer {wrong[0]}, and the model has layers 0 to {count - 1}.",
             hint="Use a head that was trained for this model.",
         )
+    wanted = {"hidden states": any(layer < count for layer in layers), "last hidden state": count in layers}
+    given = {"hidden states": architecture in _WITH_LAYERS, "last hidden state": architecture in _WITH_LAST_STATE}
+    for name, is_wanted in wanted.items():
+        if is_wanted and not given[name]:
+            raise Unsupported(
+                f"llama.cpp does not give the {name} of '{architecture}' models, which the head reads.",
+                hint="Use --draft auto or --draft ngram.",
+            )

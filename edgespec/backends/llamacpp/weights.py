@@ -29,6 +29,7 @@ from edgespec.formats.gguf_validate import read_file
 
 S = TypeVar("S", bound=LlamaSession)
 W = TypeVar("W", bound="LlamaWeights")
+C = TypeVar("C")
 
 _STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
@@ -131,6 +132,13 @@ class LlamaWeights:
         params = self._params(cells)
         return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
 
+    def open_beside(self, target: LlamaSession, make: Callable[[Library, Any, Any], C]) -> C:
+        """What `make` makes of the library, these weights, and the parameters of a context as large as `target`."""
+        params = self._params(target.capabilities.context_size)
+        params.n_rs_seq = 0
+        params.ctx_other = target.context.native.handle
+        return make(self._lib, self._handle, params)
+
     def _open_context(self, cells: int, slots: int) -> Context:
         vocab_size, has_trees = self.tokenizer.vocab_size, not self.is_recurrent
         return Context(self._lib, self._handle, self._params(cells), vocab_size, slots, has_trees=has_trees)
@@ -193,6 +201,7 @@ def load_weights(
     api = lib.api
     params = api.llama_model_default_params()
     params.vocab_only = vocabulary_only
+    params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
     if _is_row_invariant(lib, path, options):
