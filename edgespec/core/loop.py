@@ -25,10 +25,10 @@ from edgespec.core.protocols import (
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
-PlainTime = Callable[[int | None, float, float], float | None]
-"""Callable(rows, forward_s, host_s): estimated seconds of a plain step in place of a forward; None where unknown.
+PlainTime = Callable[[float, int, int | None], float | None]
+"""Callable(seconds, n_drafted, n_peer_rows): estimated seconds of a plain round; None where that is unknown.
 
-`rows` includes peers' rows (None where unknown); `host_s` is the time of sampling and commit."""
+`seconds` have passed since the last round, without the controller's time; `n_peer_rows` as in Step."""
 
 
 def speculate(
@@ -40,7 +40,7 @@ def speculate(
     max_tokens: int,
     stop: frozenset[int],
     emit: TokenSink = lambda token, source: False,
-    plain_time: PlainTime = lambda rows, forward_s, host_s: None,
+    plain_time: PlainTime = lambda seconds, n_drafted, n_peer_rows: None,
     check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
     """Yield PrefillProgress, then Steps, with a Yield after each forward is started.
@@ -60,7 +60,7 @@ def speculate(
     first, _, _ = text.extend(NO_DRAFT, verdict, "")
     t1 = perf_counter()
     sample_s = t1 - t0 - scores.waited_s
-    yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s, plain_s=plain_time(None, 0.0, 0.0))
+    yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s)
 
     index = 0
     if not text.has_ended:
@@ -113,8 +113,7 @@ def _round(
     t5 = perf_counter()
     verify_s, sample_s, commit_s = forward_s + waited_s + peer_wait_s, t3 - t2 - waited_s, t5 - t4
     n_peer_rows = None if peer_wait_s else scores.peer_rows
-    rows = None if n_peer_rows is None else 1 + len(draft) + n_peer_rows
-    plain_s = plain_time(rows, verify_s, sample_s + commit_s)
+    drafting_s = t1 - t0 + t4 - t3
     return Step(
         index,
         tokens,
@@ -122,13 +121,13 @@ def _round(
         n_accepted,
         n_tested,
         t5,
-        draft_s=own_s + t1 - t0 + t4 - t3,
+        draft_s=own_s + drafting_s,
         verify_s=verify_s,
         sample_s=sample_s,
         commit_s=commit_s,
         decision=decision,
         n_peer_rows=n_peer_rows,
-        plain_s=None if plain_s is None else plain_s + reader_s / len(tokens),
+        plain_s=plain_time(reader_s + t5 - t0 - drafting_s, len(draft), n_peer_rows),
     )
 
 

@@ -19,7 +19,8 @@ class Metrics:
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
-    times_plain        tokens_per_second over that of plain decoding with the same peers; None without a cost model
+    times_plain        tokens_per_second over that of plain decoding with the same peers, at most tau; None where the
+                       latter is unknown
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase
     ttft_s             request to first token
@@ -55,6 +56,31 @@ class Metrics:
         return asdict(self)
 
 
+class PlainEstimate:
+    """Seconds that plain decoding would have taken for the tokens of some steps."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._n_unknown = 0  # tokens of the steps before the first with an estimate
+
+    def add(self, step: Step) -> None:
+        """Add the next step, which is not the first one."""
+        if step.plain_s is None:
+            self._n_unknown += len(step.tokens)
+        else:
+            self._seconds += step.plain_s * (self._n_unknown + len(step.tokens))
+            self._n_unknown = 0
+
+    def compare(self, seconds: float, tau: float | None) -> float | None:
+        """Speed over that of plain decoding, of steps that took `seconds`; None where that is unknown.
+
+        A forward of more rows takes no less time, so a ratio above `tau` is an error of the estimate.
+        """
+        if self._n_unknown or not self._seconds or not seconds or tau is None:
+            return None
+        return min(self._seconds / seconds, tau)
+
+
 class Meter:
     """Collects the Steps of one generation."""
 
@@ -63,7 +89,7 @@ class Meter:
         self._prompt_tokens = prompt_tokens
         self._started_s = started_s
         self._steps: list[Step] = []
-        self._plain_s: float | None = 0.0  # plain decoding of the tokens after the first
+        self._plain = PlainEstimate()
         self._reasoning = 0
         self.cached_tokens = 0
 
@@ -71,8 +97,8 @@ class Meter:
         """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
         self._steps.append(step)
         self._reasoning += reasoning
-        if step.index and self._plain_s is not None:
-            self._plain_s = None if step.plain_s is None else self._plain_s + step.plain_s * len(step.tokens)
+        if step.index:
+            self._plain.add(step)
 
     def metrics(self) -> Metrics:
         steps = self._steps
@@ -82,6 +108,7 @@ class Meter:
         accepted = sum(s.n_accepted for s in steps)
         gaps = np.diff([s.at_s for s in steps])
         tpot_s = float(gaps.sum()) / (emitted - 1) if emitted > 1 else None
+        tau = (emitted - 1) / forwards if forwards else None
         ttft_s = steps[0].at_s - self._started_s if steps else None
         p50_s, p99_s = np.percentile(gaps, (50, 99)).tolist() if len(gaps) else (None, None)
         return Metrics(
@@ -90,7 +117,7 @@ class Meter:
             target_forwards=forwards,
             drafted_tokens=drafted,
             accepted_tokens=accepted,
-            tau=(emitted - 1) / forwards if forwards else None,
+            tau=tau,
             acceptance_rate=accepted / drafted if drafted else None,
             alpha_by_depth=_alpha_by_depth(steps),
             tokens_per_second=1 / tpot_s if tpot_s else None,
@@ -103,7 +130,7 @@ class Meter:
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
-            times_plain=self._plain_s / float(gaps.sum()) if self._plain_s and gaps.sum() else None,
+            times_plain=self._plain.compare(float(gaps.sum()), tau),
             cached_tokens=self.cached_tokens,
             reasoning_tokens=self._reasoning,
         )

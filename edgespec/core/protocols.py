@@ -265,8 +265,7 @@ class Step:
     decision     the controller's; None for step 0
     n_peer_rows  rows of other generations in the same forward; None if a peer's step reports that forward, or if the
                  seconds include something else, such as a prompt
-    plain_s      estimated seconds per token of plain decoding with the same peers; None without a cost model. It is
-                 scaled by the measured over the usual seconds of this forward
+    plain_s      estimated seconds of a token of plain decoding with the same peers; None where that is unknown
     """
 
     index: int

@@ -32,6 +32,7 @@ from edgespec.engine.drafting import (
 )
 from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
+from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarCompiler, GrammarMask
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest
@@ -69,6 +70,7 @@ class Engine:
         reads = speculation.draft_max and self._drafters.reads_text
         self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
         self._draft_stats: DraftStats | None = None
+        self._plain_rounds = PlainRounds()
         self._has_warned = False
         self._is_closed = False
 
@@ -110,7 +112,8 @@ class Engine:
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
                 check()
                 yield YIELD
-            costs = ForwardCost(self._draft_stats.costs if self._draft_stats else None, slot.target)
+            known = self._draft_stats.costs if self._draft_stats else None
+            costs = ForwardCost(known, slot.target, self._plain_rounds)
             chosen, verifier = self._choose_controller(generation, spec, slot, sampler, mask, costs)
             controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)

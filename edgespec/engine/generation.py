@@ -13,6 +13,7 @@ from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
 from edgespec.engine.events import Event, Finished, Request, Scored, TokenScores
+from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece, TextStream
@@ -105,20 +106,21 @@ class Generation:
 class ForwardCost:
     """Usual seconds of a session's forwards, beside the sessions that share them now."""
 
-    def __init__(self, costs: CostModel | None, session: Session) -> None:
-        """`costs` is None where nothing has been measured."""
+    def __init__(self, costs: CostModel | None, session: Session, rounds: PlainRounds) -> None:
+        """`costs` is None where nothing has been measured. `rounds` are shared by the generations of an engine."""
         self._costs = costs
         self._session = session
+        self._rounds = rounds
+        rounds.expect(costs.profile if costs else None)
+        self._follows_plain = False
 
-    def plain_time(self, rows: int | None, forward_s: float, host_s: float) -> float | None:
-        """See core.loop.PlainTime. Scales the usual time of a plain step by this forward's measured over usual time."""
-        if self._costs is None:
-            return None
-        n_sessions = self._session.peers.sessions + 1
-        plain_s = self._costs.seconds(n_sessions)
-        if rows is None:
-            return plain_s
-        return plain_s * (forward_s + host_s * n_sessions) / self._costs.seconds(rows)
+    def plain_time(self, seconds: float, n_drafted: int, n_peer_rows: int | None) -> float | None:
+        """See core.loop.PlainTime. A plain round counts as measured if it follows another, without peers' drafts."""
+        n_peers = self._session.peers.sessions
+        if self._follows_plain and n_drafted == 0 and n_peer_rows == n_peers:
+            self._rounds.add(n_peers, self._session.position, seconds)
+        self._follows_plain = n_drafted == 0
+        return self._rounds.estimate(n_peers, self._session.position)
 
     def seconds_by_rows(self) -> Callable[[int], float]:
         """Forward time by number of rows of this session; constant where nothing has been measured."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from edgespec.core.metrics import PlainEstimate
 from edgespec.core.protocols import PrefillProgress, Step
 
 _RECENT_STEPS = 16  # that the current speed is averaged over
@@ -68,7 +69,7 @@ class PhaseTimes:
 class LiveStats:
     """One generation. Speeds are in tokens/s.
 
-    plain_speed   of plain decoding: as measured on load, then as the steps estimate it
+    plain_speed   of plain decoding: as measured on load, then as the last step estimates it
     requested_s   perf_counter() of the request
     context_used  tokens of the prompt and the answer
     steps         the latest decode steps, the oldest first
@@ -88,7 +89,7 @@ class LiveStats:
     speeds: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
     acceptance_rates: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
     taus: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
-    _plain_s: float = 0.0  # estimated time of plain decoding for the tokens after the first
+    _plain: PlainEstimate = field(default_factory=PlainEstimate)
 
     def add(self, step: Step) -> None:
         """Count the next step. Step 0 is the prefill, which emits the first token."""
@@ -101,9 +102,9 @@ class LiveStats:
         self.forwards += 1
         self.acceptance.add(step)
         self.times.add(step)
+        self._plain.add(step)
         if step.plain_s:  # includes the load of drawing the screen, which a measurement on load does not
-            self._plain_s += step.plain_s * len(step.tokens)
-            self.plain_speed = (self.tokens - 1) / self._plain_s
+            self.plain_speed = 1 / step.plain_s
         self.steps.append(step)
         self.speeds.append(self.recent_speed or 0.0)
         self.taus.append(float(len(step.tokens)))
@@ -140,8 +141,8 @@ class LiveStats:
 
     @property
     def times_plain(self) -> float | None:
-        """Mean speed over the estimated speed of plain decoding; None while the steps carry no estimate."""
-        return self.mean_speed / self.plain_speed if self.mean_speed and self.plain_speed and self._plain_s else None
+        """Mean speed over the estimated speed of plain decoding; None while that is unknown."""
+        return self._plain.compare((self.tokens - 1) / self.mean_speed, self.tau) if self.mean_speed else None
 
     @property
     def tau(self) -> float | None:

@@ -97,7 +97,7 @@ class StatusLine(Static):
 
 def _add_speed(text: Text, stats: LiveStats) -> None:
     text.append(_format_speed(stats), "bold")
-    text.append(f"\nmean {_format_number(stats.mean_speed)} tok/s, plain {_format_number(stats.plain_speed)}\n")
+    text.append(f"\nnow {_format_number(stats.recent_speed)} tok/s, plain {_format_number(stats.plain_speed)}\n")
     if stats.speeds:
         text.append(_draw_sparkline(stats.speeds, max(stats.speeds)) + "\n", "green")
 
@@ -142,8 +142,9 @@ def _add_memory(text: Text, stats: LiveStats, status: ModelStatus) -> None:
 
 
 def _format_speed(stats: LiveStats) -> str:
+    """Of the whole answer."""
     ratio = f"  {stats.times_plain:.2f}x plain" if stats.times_plain else ""
-    return f"{_format_number(stats.recent_speed)} tok/s{ratio}"
+    return f"{_format_number(stats.mean_speed)} tok/s{ratio}"
 
 
 def _draw_sparkline(values: Iterable[float], top: float) -> str:
