@@ -1,0 +1,187 @@
+"""Random-weight DFlash and DSpark heads as folders, their forward pass in numpy, and a driver of their sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.model import MlxModel
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.core.protocols import Draft
+from edgespec.formats.head_file import read_head
+from edgespec.formats.heads import HeadSpec
+from tests.contract.runtimes import prefill
+
+WHOLE = 10**6  # a window that no text fills
+HEADS, KV_HEADS, HEAD_DIM, FFN, RANK, EPS, ROPE_BASE = 4, 2, 32, 96, 8, 1e-5, 10000.0
+
+
+def make_folder(
+    path: Path,
+    kind: str = "dflash",
+    *,
+    size: int,
+    layers: Sequence[int],
+    vocab_size: int,
+    n_rows: int = 6,
+    tensors: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+) -> Path:
+    """A head for a target of hidden size `size` that reads the inputs of `layers`; two layers, a mask of token 3.
+
+    `tensors` and `config` are added to what the files hold; None takes a tensor out.
+    """
+    rng = np.random.default_rng(12)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Any:
+        return mx.array(rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / np.sqrt(columns)))
+
+    def norm(n: int) -> Any:
+        return mx.array(rng.uniform(0.5, 1.5, n).astype(np.float32))
+
+    arrays = {"fc.weight": matrix(size, len(layers) * size), "hidden_norm.weight": norm(size)}
+    arrays["norm.weight"] = norm(size)
+    for i in range(2):
+        shapes = {"q": (HEADS * HEAD_DIM, size), "k": (KV_HEADS * HEAD_DIM, size), "v": (KV_HEADS * HEAD_DIM, size)}
+        layer = {f"self_attn.{name}_proj": matrix(*shape) for name, shape in shapes.items()}
+        layer |= {"self_attn.o_proj": matrix(size, HEADS * HEAD_DIM, 2.0), "mlp.gate_proj": matrix(FFN, size)}
+        layer |= {"mlp.up_proj": matrix(FFN, size), "mlp.down_proj": matrix(size, FFN)}
+        layer |= {f"self_attn.{name}_norm": norm(HEAD_DIM) for name in "qk"}
+        layer |= {name: norm(size) for name in ("input_layernorm", "post_attention_layernorm")}
+        arrays |= {f"layers.{i}.{name}.weight": each for name, each in layer.items()}
+    if kind == "dspark":
+        arrays["markov_head.markov_w1.weight"] = matrix(vocab_size, RANK, 3.0)
+        arrays["markov_head.markov_w2.weight"] = matrix(vocab_size, RANK, 3.0)
+        arrays["confidence_head.proj.weight"] = matrix(1, size + RANK)
+        arrays["confidence_head.proj.bias"] = mx.array([0.5])
+    arrays |= tensors or {}
+    path.mkdir()
+    mx.save_safetensors(str(path / "model.safetensors"), {k: v for k, v in arrays.items() if v is not None})
+    outputs = [layer - 1 for layer in layers]
+    settings = {
+        "architectures": ["DFlashDraftModel" if kind == "dflash" else "Qwen3DSparkModel"],
+        "hidden_size": size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": FFN,
+        "rms_norm_eps": EPS,
+        "rope_theta": ROPE_BASE,
+        "max_position_embeddings": 2048,
+        "vocab_size": vocab_size,
+        "block_size": n_rows,
+        "dflash_config": {"mask_token_id": 3, "target_layer_ids": outputs},
+        **(config or {}),
+    }
+    (path / "config.json").write_text(json.dumps(settings))
+    return path
+
+
+def read_spec(folder: Path, **changes: Any) -> HeadSpec:
+    spec = read_head(folder)
+    assert spec is not None
+    return replace(spec, **changes)
+
+
+def make_tokens(n: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    return found
+
+
+def is_close(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    known = np.isfinite(b)
+    return bool((np.isfinite(a) == known).all() and np.abs(a[known] - b[known]).max() < 5e-3)
+
+
+class Pair:
+    """A target's session and a head's, which follow a text whose last token the target does not hold."""
+
+    def __init__(self, target: MlxModel, head: MlxHead, text: Sequence[int]) -> None:
+        self.session: MlxSession = target.open_session()
+        self.draft: Any = head.open_session(self.session, lambda: None)
+        self.restart(text)
+
+    def restart(self, text: Sequence[int]) -> None:
+        self.text = list(text)
+        prefill(self.session, self.text[:-1])
+        self.draft.begin(self.text)
+
+    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
+        """The target accepts `path`, and emits `root` after it."""
+        self.session.forward(self.text[-1], draft)
+        self.session.commit(path)
+        self.text += [*draft.tokens[list(path)].tolist(), root]
+
+
+def normed(x: Any, weight: Any) -> Any:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
+
+
+def rotated(x: Any, first: int) -> Any:
+    """Rotary embedding of the two halves of a head; x [n, heads, width], its first row at `first`."""
+    half = x.shape[-1] // 2
+    angles = np.arange(first, first + len(x))[:, None] * ROPE_BASE ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+class NumpyHead:
+    """The forward pass of one block, in double precision. `windows` and `is_causal` as the config says."""
+
+    def __init__(
+        self, folder: Path, target: MlxModel, windows: Sequence[int | None] = (None, None), is_causal: bool = False
+    ) -> None:
+        self.w = {k: np.array(v).astype(np.float64) for k, v in mx.load(str(folder / "model.safetensors")).items()}
+        config = json.loads((folder / "config.json").read_text())
+        self.shape = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+        self.rows = [3] * config["block_size"]
+        self.windows, self.is_causal = windows, is_causal
+        embeddings = target.network.model.embed_tokens(mx.arange(target.tokenizer.vocab_size))
+        self.embeddings = np.array(embeddings).astype(np.float64)
+
+    def output(self, features: Any, root: int) -> Any:
+        """[block, H], normed, of the block with `root` after a text with `features` [n, layers * H]."""
+        z = normed(features @ self.w["fc.weight"].T, self.w["hidden_norm.weight"])
+        x = self.embeddings[[root, *self.rows[1:]]]
+        for i, window in enumerate(self.windows):
+            w = {k.removeprefix(f"layers.{i}."): v for k, v in self.w.items()}
+            x = x + self._attend(w, z, normed(x, w["input_layernorm.weight"]), window)
+            y = normed(x, w["post_attention_layernorm.weight"])
+            gate = y @ w["mlp.gate_proj.weight"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+        return normed(x, self.w["norm.weight"])
+
+    def scores(self, output: Any) -> Any:
+        return output @ self.w.get("lm_head.weight", self.embeddings).T
+
+    def bias(self, token: int) -> Any:
+        """[V] what `token` adds to the scores of a DSpark row that follows it."""
+        return self.w["markov_head.markov_w2.weight"] @ self.w["markov_head.markov_w1.weight"][token]
+
+    def _attend(self, w: Any, z: Any, x: Any, window: int | None) -> Any:
+        heads, kv_heads, width = self.shape
+        n, m = len(z), len(x)
+
+        def split(rows: Any, name: str, count: int) -> Any:
+            return (rows @ w[f"self_attn.{name}_proj.weight"].T).reshape(len(rows), count, width)
+
+        seen = np.concatenate([z, x])  # hidden states of the text, then the block's own rows
+        q = rotated(normed(split(x, "q", heads), w["self_attn.q_norm.weight"]), n)
+        k = rotated(normed(split(seen, "k", kv_heads), w["self_attn.k_norm.weight"]), 0)
+        k, v = (each.repeat(heads // kv_heads, axis=1) for each in (k, split(seen, "v", kv_heads)))
+        at, to = np.arange(n, n + m)[:, None], np.arange(n + m)[None]
+        mask = (at - to < (window or n + m + 1)) & ((to <= at) | (not self.is_causal))
+        scores = np.where(mask, np.einsum("ihd,jhd->hij", q, k) / np.sqrt(width), -np.inf)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.einsum("hij,jhd->ihd", weights, v).reshape(m, -1) @ w["self_attn.o_proj.weight"].T

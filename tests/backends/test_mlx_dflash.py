@@ -1,0 +1,230 @@
+"""DFlash heads on MLX: the forward pass, and sessions in step with their target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx import dflash
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft
+from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+from tests.backends.mlx_dflash_heads import WHOLE, NumpyHead, Pair, is_close, make_folder, make_tokens, read_spec
+from tests.contract.runtimes import prefill
+from tests.models import TARGET
+
+LAYERS = (1, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def target() -> MlxModel:
+    return load(TARGET, LoadOptions(context_size=256))
+
+
+def make(path: Path, target: MlxModel, **settings: Any) -> Path:
+    return make_folder(path, **{"size": 256, "layers": LAYERS, "vocab_size": target.tokenizer.vocab_size, **settings})
+
+
+@pytest.fixture(scope="module")
+def head(target: MlxModel, tmp_path_factory: pytest.TempPathFactory) -> MlxHead:
+    folder = make(tmp_path_factory.mktemp("dflash") / "head", target)
+    return target.attach_head(read_spec(folder), folder)
+
+
+def block(pair: Pair, window: int = WHOLE, n: int = 9) -> list[Logits]:
+    rows = pair.draft.block(pair.text, window, n)
+    assert rows is not None
+    found: list[Logits] = rows
+    return found
+
+
+def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
+    """The head says what it would beside a fresh session."""
+    assert is_close(block(pair), block(Pair(target, head, pair.text)))
+
+
+def read_features(target: MlxModel, layers: tuple[int, ...], text: list[int]) -> Any:
+    session = target.open_session()
+    kept = session.tap(layers)
+    prefill(session, text)
+    return np.array(kept.take(0, len(text))).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows", "is_causal"),
+    [
+        ({}, (None, None), False),
+        ({"is_causal": True}, (None, None), True),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (9, None),
+            False,
+        ),
+        ({"sliding_window": 9}, (None, None), False),
+    ],
+    ids=str,
+)
+def test_the_forward_pass_is_that_of_numpy(
+    target: MlxModel, config: dict[str, Any], windows: tuple[int | None, ...], is_causal: bool, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "head", target, config=config)
+    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    reference = NumpyHead(folder, target, windows, is_causal)
+    features = read_features(target, LAYERS, pair.text[:-1])
+    rows = block(pair)
+    assert len(rows) == 5, "the first row of a block predicts nothing"
+    expected = reference.scores(reference.output(features, pair.text[-1]))
+    assert is_close(rows, expected[1:])
+    assert not is_close(rows, expected[:-1]), "nothing was tested"
+
+
+def test_a_window_over_all_layers(target: MlxModel, tmp_path: Path) -> None:
+    table = {"mask_token_id": 3, "target_layer_ids": [0, 2, 5], "use_swa": True, "swa_window_size": 8}
+    folder = make(tmp_path / "head", target, config={"dflash_config": table})
+    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    features = read_features(target, LAYERS, pair.text[:-1])
+    reference = NumpyHead(folder, target, (8, 8))
+    assert is_close(block(pair), reference.scores(reference.output(features, pair.text[-1]))[1:])
+
+
+def test_a_reduced_vocabulary(target: MlxModel, tmp_path: Path) -> None:
+    ids = np.sort(np.random.default_rng(5).permutation(4096)[:300])
+    rows = np.random.default_rng(6).standard_normal((300, 256)).astype(np.float32) / 16
+    tensors = {"d2t": mx.array(ids - np.arange(300)), "lm_head.weight": mx.array(rows)}
+    folder = make(tmp_path / "head", target, tensors=tensors)
+    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    reference = NumpyHead(folder, target)
+    expected = np.full((5, 4096), -np.inf)
+    output = reference.output(read_features(target, LAYERS, pair.text[:-1]), pair.text[-1])
+    expected[:, ids] = reference.scores(output)[1:]
+    assert is_close(block(pair), expected)
+
+
+def test_fewer_tokens_are_the_first_ones(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(20))
+    rows = block(pair)
+    assert pair.draft.block_size == len(rows) == 5
+    assert is_close(block(pair, n=2), rows[:2])
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+    for accepted in (0, 1, 5, 3, 0):
+        drafted = [int(row.argmax()) for row in block(pair)]
+        pair.verify(Draft.chain(drafted), range(accepted), 11 + accepted)
+        assert pair.draft.unread(pair.text) == accepted + 2
+        check_fresh(target, head, pair)
+    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
+    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
+        pair.verify(tree, path, 20)
+    assert pair.draft.unread(pair.text) == 7
+    check_fresh(target, head, pair)
+    assert pair.draft.unread(pair.text) == 1, "the root"
+    check_fresh(target, head, pair)  # the same text again
+
+
+@pytest.mark.parametrize("shared", [0, 1, 12, 29])
+def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
+    text = make_tokens(30)
+    pair = Pair(target, head, text)
+    block(pair)
+    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    assert pair.draft.unread(pair.text) == len(pair.text) - shared
+    check_fresh(target, head, pair)
+
+
+def test_a_window_reads_the_end_alone(target: MlxModel, head: MlxHead) -> None:
+    text = make_tokens(60)
+    pair = Pair(target, head, text)
+    whole, short = block(pair), Pair(target, head, text)
+    assert not is_close(block(short, window=10), whole)
+    assert short.draft.unread(text) == 1
+    assert is_close(block(short), block(Pair(target, head, text), window=10))
+    short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
+    assert np.isfinite(block(short)).all()
+    pair.verify(Draft.chain([4]), (0,), 9)
+    check_fresh(target, head, pair)
+    assert is_close(block(Pair(target, head, text), window=1), block(Pair(target, head, text), window=2))
+
+
+def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, [5, 6])
+    assert pair.draft.block([5], WHOLE, 3) is None
+    check_fresh(target, head, pair)
+    pair.restart(make_tokens(256))
+    check_fresh(target, head, pair)
+    assert pair.draft.block([*pair.text, 4], WHOLE, 1) is None
+    pair.session.rewind(100)
+    with pytest.raises(BackendError, match="no hidden states"):
+        pair.draft.block(pair.text, WHOLE, 1)
+
+
+def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dflash, "_CHUNK", 8)
+    left = [3]
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Cancelled
+
+    pair = Pair(target, head, make_tokens(40))
+    pair.draft._context._check = check
+    with pytest.raises(Cancelled):
+        block(pair)
+    assert 1 < pair.draft.unread(pair.text) < 40
+    check_fresh(target, head, pair)
+
+
+def test_a_closed_session_leaves_its_target_without_a_tap(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(8))
+    pair.draft.close()
+    pair.session.forward(pair.text[-1], Draft.chain([5]))
+    pair.session.commit((0,))
+    assert pair.session.position == 9
+
+
+def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
+    def check(error: type[Exception], message: str, settings: dict[str, Any], **spec: Any) -> None:
+        folder = make(tmp_path / str(len(list(tmp_path.iterdir()))), target, **settings)
+        with pytest.raises(error, match=message):
+            target.attach_head(read_spec(folder, **spec), folder)
+
+    o_proj = "layers.1.self_attn.o_proj.weight"
+    check(Unsupported, "hidden size of 512; the model has 256", {}, hidden_size=512)
+    check(
+        Unsupported, "fills its blocks with a token of the model, and its config.json names none", {}, mask_token=None
+    )
+    check(Unsupported, "names 4,096 of 4,096", {}, mask_token=4096)
+    check(Unsupported, "blocks of 1 positions", {"n_rows": 1})
+    check(Unsupported, "blocks of 65 positions", {"n_rows": 65})
+    check(Unsupported, "hidden_act = gelu", {"config": {"hidden_act": "gelu"}})
+    check(
+        Unsupported, "scores 300 tokens and does not name them", {"tensors": {"lm_head.weight": mx.zeros((300, 256))}}
+    )
+    check(InvalidModelFile, "lacks the tensor hidden_norm.weight", {"tensors": {"hidden_norm.weight": None}})
+    check(InvalidModelFile, "has the shape", {"tensors": {o_proj: mx.zeros((256, 64))}})
+    check(
+        InvalidModelFile,
+        "selector_hidden.weight, which is not run",
+        {"tensors": {"selector_hidden.weight": mx.ones(2)}},
+    )
+    check(InvalidModelFile, "has 2 layers, its config.json names 3", {"config": {"num_hidden_layers": 3}})
+    swa = {"use_sliding_window": True, "sliding_window": 9}
+    check(InvalidModelFile, "a window and not a type for each layer", {"config": swa})
+    check(InvalidModelFile, "describes no layer", {"config": {"num_attention_heads": "4"}})
+    folder = make(tmp_path / "deep", target, layers=(1, 3, 9))
+    with pytest.raises(Unsupported, match="reads layers 1, 3, 9, and the model has 6"):
+        target.attach_head(read_spec(folder), folder).open_session(target.open_session(), lambda: None)

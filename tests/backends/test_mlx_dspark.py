@@ -1,0 +1,159 @@
+"""DSpark heads on MLX: blocks whose tokens depend on the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft
+from edgespec.errors import BackendError, InvalidModelFile
+from tests.backends.mlx_dflash_heads import (
+    WHOLE,
+    NumpyHead,
+    Pair,
+    is_close,
+    make_folder,
+    make_tokens,
+    read_spec,
+)
+from tests.contract.runtimes import prefill
+from tests.models import TARGET
+
+LAYERS = (1, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def target() -> MlxModel:
+    return load(TARGET, LoadOptions(context_size=256))
+
+
+def make(path: Path, target: MlxModel, **settings: Any) -> Path:
+    vocab_size = target.tokenizer.vocab_size
+    return make_folder(path, "dspark", **{"size": 256, "layers": LAYERS, "vocab_size": vocab_size, **settings})
+
+
+@pytest.fixture(scope="module")
+def head(target: MlxModel, tmp_path_factory: pytest.TempPathFactory) -> MlxHead:
+    folder = make(tmp_path_factory.mktemp("dspark") / "head", target)
+    return target.attach_head(read_spec(folder), folder)
+
+
+def follow(pair: Pair, tokens: list[int], window: int = WHOLE) -> list[Logits | None]:
+    """What the head says after the text, and after each of `tokens`."""
+    return [pair.draft.read(pair.text, window), *map(pair.draft.step, tokens)]
+
+
+def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
+    """The head says what it would beside a fresh session."""
+    tokens = [50, 7, 90]
+    found = follow(pair, tokens)
+    assert pair.draft.text == [*pair.text, *tokens]
+    assert is_close(found, follow(Pair(target, head, pair.text), tokens))
+
+
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        ({}, 0),
+        ({"sample_from_anchor": False}, 1),
+        ({"dflash_config": {"mask_token_id": 3}, "aux_hidden_state_layer_ids": [*LAYERS]}, 1),
+    ],
+    ids=str,
+)
+def test_the_forward_pass_is_that_of_numpy(
+    target: MlxModel, config: dict[str, Any], first: int, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "head", target, config=config)
+    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    tapped = target.open_session()
+    kept = tapped.tap(LAYERS)
+    prefill(tapped, pair.text[:-1])
+    reference = NumpyHead(folder, target)
+    scores = reference.scores(reference.output(np.array(kept.take(0, 19)).astype(np.float64), pair.text[-1]))
+    chosen = make_tokens(6 - first, seed=4)
+    found = follow(pair, chosen)
+    assert found.pop() is None, "the block ends"
+    tokens = [pair.text[-1], *chosen[:-1]]
+    assert is_close(found, [row + reference.bias(token) for row, token in zip(scores[first:], tokens, strict=True)])
+    assert not is_close(found, scores[first:]), "nothing was tested"
+
+
+def test_a_reduced_vocabulary(target: MlxModel, head: MlxHead, tmp_path: Path) -> None:
+    """Rows of the output matrix and of the bias are those of the draft's tokens."""
+    ids = np.sort(np.random.default_rng(5).permutation(4096)[:300])
+    weights = mx.load(str(make(tmp_path / "whole", target) / "model.safetensors"))
+    rows = target.network.model.embed_tokens(mx.array(ids))
+    tensors = {"d2t": mx.array(ids - np.arange(300)), "lm_head.weight": rows, "t2d": mx.zeros(4096, mx.bool_)}
+    tensors["markov_head.markov_w2.weight"] = weights["markov_head.markov_w2.weight"][mx.array(ids)]
+    folder = make(tmp_path / "reduced", target, tensors=tensors)
+    reduced = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    found, whole = follow(reduced, [50, 7]), follow(Pair(target, head, reduced.text), [50, 7])
+    expected = np.full((3, 4096), -np.inf)
+    expected[:, ids] = np.asarray(whole)[:, ids]
+    assert is_close(found, expected)
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+    for accepted in (0, 1, 6, 3, 0):
+        found = pair.draft.rollout(pair.text, WHOLE, 6)
+        assert found is not None
+        pair.verify(found[0], range(accepted), 11 + accepted)
+        assert pair.draft.unread(pair.text) == accepted + 2
+        check_fresh(target, head, pair)
+    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
+    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
+        pair.verify(tree, path, 20)
+    check_fresh(target, head, pair)
+    assert pair.draft.unread(pair.text) == 1, "the root"
+    pair.restart([*pair.text[:12], 5, 6])
+    assert pair.draft.unread(pair.text) == 2
+    check_fresh(target, head, pair)
+
+
+def test_rollouts(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+    for n in (1, 4, 6, 20):
+        found = pair.draft.rollout(pair.text, WHOLE, n)
+        assert found is not None
+        chain, scores = found
+        rows = np.array(follow(pair, chain.tokens.tolist()[:-1]))
+        assert len(rows) == min(n, 6)
+        assert chain.tokens.tolist() == rows.argmax(axis=1).tolist()
+        assert is_close([scores.logits(i) for i in range(len(rows))], rows)
+
+
+def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, [5, 6])
+    assert pair.draft.read([5], WHOLE) is None
+    assert pair.draft.rollout([5], WHOLE, 3) is None
+    check_fresh(target, head, pair)
+    pair.restart(make_tokens(256))
+    assert pair.draft.rollout(pair.text, WHOLE, 8) is not None
+    assert pair.draft.rollout([*pair.text, 4], WHOLE, 8) is None
+    assert not is_close(pair.draft.read(pair.text, WHOLE), Pair(target, head, pair.text).draft.read(pair.text, 9))
+    pair.session.rewind(100)
+    with pytest.raises(BackendError, match="no hidden states"):
+        pair.draft.read(pair.text, WHOLE)
+
+
+def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
+    def check(error: type[Exception], message: str, **settings: Any) -> None:
+        folder = make(tmp_path / str(len(list(tmp_path.iterdir()))), target, **settings)
+        with pytest.raises(error, match=message):
+            target.attach_head(read_spec(folder), folder)
+
+    check(Unsupported, "markov_head_type = gated", config={"markov_head_type": "gated"})
+    for name in ("1", "2"):
+        check(InvalidModelFile, "lacks its Markov head", tensors={f"markov_head.markov_w{name}.weight": None})
+        wrong = {f"markov_head.markov_w{name}.weight": mx.zeros((4000, 8))}
+        check(InvalidModelFile, rf"markov_{name} has the shape \(4000, 8\), not \(4096, 8\)", tensors=wrong)
