@@ -1,0 +1,266 @@
+"""Hydra and Hydra++ heads on MLX: the forward pass, sessions in step with their target, files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx import pair_session
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.hydra import HydraSession
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft
+from edgespec.errors import Cancelled, EdgespecError, InvalidModelFile
+from edgespec.formats.head_file import read_head
+from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
+from tests.contract.runtimes import prefill
+from tests.models import TARGET
+
+SIZE, VOCABULARY = 256, 4096
+WHOLE = 10**6  # a window that no text fills
+PREFIX = "prefix_embeding_layer."
+
+
+@pytest.fixture(scope="module")
+def target() -> MlxModel:
+    return load(TARGET, LoadOptions(context_size=256))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["Hydra++", "Hydra"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hydra") / "head"
+    return make_hydra(path, size=SIZE, vocab_size=VOCABULARY, has_prefix=request.param)
+
+
+@pytest.fixture
+def plus_folder(tmp_path: Path) -> Path:
+    return make_hydra(tmp_path / "plus", size=SIZE, vocab_size=VOCABULARY)
+
+
+def attach(target: MlxModel, folder: Path) -> MlxHead:
+    spec = read_head(folder)
+    assert spec is not None
+    assert spec.kind == "hydra"
+    return target.attach_head(spec, folder)
+
+
+@pytest.fixture(scope="module")
+def head(target: MlxModel, folder: Path) -> MlxHead:
+    return attach(target, folder)
+
+
+def make_tokens(n: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    return found
+
+
+class Pair:
+    """A target's session and the heads', which follow a text whose last token the target does not hold."""
+
+    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
+        self.session: MlxSession = target.open_session()
+        draft = head.open_session(self.session, lambda: None)
+        assert isinstance(draft, HydraSession)
+        self.draft = draft
+        self.restart(text)
+
+    def restart(self, text: list[int]) -> None:
+        self.text = list(text)
+        prefill(self.session, self.text[:-1])
+        self.draft.begin(self.text)
+
+    def verify(self, draft: Draft, path: tuple[int, ...], root: int) -> None:
+        """The target accepts `path`, and emits `root` after it."""
+        self.session.forward(self.text[-1], draft)
+        self.session.commit(path)
+        self.text += [*draft.tokens[list(path)].tolist(), root]
+
+    def read(self, window: int = WHOLE) -> Logits:
+        logits = self.draft.read(self.text, window)
+        assert logits is not None
+        return logits
+
+    def step(self, token: int) -> Logits:
+        logits = self.draft.step(token)
+        assert logits is not None
+        return logits
+
+
+def is_close(a: Logits, b: Logits) -> bool:
+    return bool(np.abs(a - b).max() < 5e-3)
+
+
+def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
+    """The heads say what they would beside a fresh session, and so do the next ones."""
+    other = Pair(target, head, pair.text)
+    assert is_close(pair.read(), other.read())
+    for token in (50, 7):
+        assert is_close(pair.step(token), other.step(token))
+    assert pair.draft.step(9) is None, "there are three heads"
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, blocks: int, tmp_path: Path) -> None:
+    folder = make_hydra(tmp_path / "h", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, has_prefix=has_prefix)
+    pair = Pair(target, attach(target, folder), make_tokens(20))
+    tapped = target.open_session()
+    kept = tapped.tap(())
+    prefill(tapped, pair.text[:-1])
+    states = np.array(kept.take(0, 19)).astype(np.float64)
+    embeddings = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)
+    arrays, root = read_arrays(folder), pair.text[-1]
+    found = [pair.read(), pair.step(9), pair.step(30)]
+    for row, drafted in zip(found, ([], [9], [9, 30]), strict=True):
+        assert row.dtype == np.float32
+        assert is_close(row, run_hydra(arrays, embeddings, states, [root, *drafted]))
+    assert pair.draft.step(5) is None
+    assert not is_close(found[2], run_hydra(arrays, embeddings, states, [root, 30, 9])), "nothing was tested"
+    assert is_close(found[0], run_hydra(arrays, embeddings, states[1:], [root])) != has_prefix, "it reads all states"
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+    for accepted in (0, 1, 2, 3, 3, 0):
+        drafted = [int(pair.read().argmax())]
+        while len(drafted) < 3:
+            drafted.append(int(pair.step(drafted[-1]).argmax()))
+        pair.verify(Draft.chain(drafted), tuple(range(accepted)), 11 + accepted)
+        assert pair.draft.unread(pair.text) == accepted + 1
+        check_fresh(target, head, pair)
+    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
+    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
+        pair.verify(tree, path, 20)
+    assert pair.draft.unread(pair.text) == 6
+    check_fresh(target, head, pair)
+    assert pair.draft.unread(pair.text) == 1, "the last pair runs again"
+    check_fresh(target, head, pair)  # the same text again
+
+
+def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+    for accepted, n in ((3, 3), (1, 9), (0, 2)):
+        steps = [pair.read()]
+        while len(steps) < min(n, 3):
+            steps.append(pair.step(int(steps[-1].argmax())))
+        found = pair.draft.rollout(pair.text, WHOLE, n)
+        assert found is not None
+        chain, scores = found
+        assert chain.tokens.tolist() == [int(row.argmax()) for row in steps]
+        assert all(is_close(scores.logits(i), row) for i, row in enumerate(steps))
+        pair.verify(chain, tuple(range(accepted)), 8)
+        check_fresh(target, head, pair)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 12, 29])
+def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
+    text = make_tokens(30)
+    pair = Pair(target, head, text)
+    pair.read()
+    pair.step(5)
+    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    assert pair.draft.unread(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
+    check_fresh(target, head, pair)
+
+
+def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, [5, 6])
+    assert pair.draft.read([5], WHOLE) is None
+    assert pair.draft.rollout([5], WHOLE, 3) is None
+    check_fresh(target, head, pair)
+    pair.restart(make_tokens(255))
+    pair.read()
+    assert [pair.draft.step(7) is None for _ in range(2)] == [False, True]
+
+
+def test_rewound_and_cancelled(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_session, "_CHUNK", 8)
+    left = [3]
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Cancelled
+
+    pair = Pair(target, head, make_tokens(40))
+    pair.draft._check = check
+    with pytest.raises(Cancelled):
+        pair.read()
+    assert 0 < pair.draft.unread(pair.text) < 39
+    check_fresh(target, head, pair)
+    pair.session.rewind(25)
+    pair.text = [*pair.text[:25], 8]
+    pair.draft.begin(pair.text)
+    check_fresh(target, head, pair)
+
+
+def test_pickled_heads_are_the_same(target: MlxModel, head: MlxHead, folder: Path, tmp_path: Path) -> None:
+    pickled = attach(target, pickle_head(folder, tmp_path / "pickled", "hydra_lm_head.pt"))
+    text = make_tokens(12)
+    assert is_close(Pair(target, pickled, text).read(), Pair(target, head, text).read())
+
+
+def test_the_output_matrix_may_be_the_targets(target: MlxModel, folder: Path, tmp_path: Path) -> None:
+    outputs = dict.fromkeys(name for name in read_arrays(folder) if name.startswith("hydra_lm_head."))
+    head = attach(target, rewrite(folder, tmp_path / "head", outputs))
+    output = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY)))
+    own = {name: output for name in outputs if name.endswith("weight")}
+    written = attach(target, rewrite(folder, tmp_path / "own", {**outputs, **own}))
+    text = make_tokens(12)
+    assert is_close(Pair(target, head, text).read(), Pair(target, written, text).read())
+    assert head.extra_bytes < written.extra_bytes
+
+
+def test_the_config_says_how_the_prefix_layer_is_divided(target: MlxModel, plus_folder: Path, tmp_path: Path) -> None:
+    """By itself it has the target's number of heads, as that of published heads, whose config says nothing."""
+    text = make_tokens(12)
+    found = []
+    for heads in (4, 2):
+        folder = rewrite(plus_folder, tmp_path / str(heads), {})
+        config = {"hydra_num_heads": 3, "hidden_size": SIZE, "num_attention_heads": heads, "head_dim": SIZE // heads}
+        config |= {"num_key_value_heads": heads // 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        found.append(Pair(target, attach(target, folder), text).read())
+    plain = Pair(target, attach(target, plus_folder), text).read()
+    assert is_close(plain, found[0])
+    assert not is_close(plain, found[1])
+
+
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("an absent head", "lacks blocks", {"hydra_mlp.1.1.linear.weight": None, "hydra_mlp.1.3.linear.weight": None}),
+    ("a head that reads no token", "has the shape", {"hydra_mlp.1.1.linear.weight": np.zeros((SIZE, SIZE), "f4")}),
+    ("no residual matrix", "lacks blocks", {"hydra_mlp.2.1.res_connection.weight": None}),
+    ("a further block", "has the shape", {"hydra_mlp.0.3.linear.weight": np.zeros((SIZE, 8), "f4")}),
+    ("no norm", "lacks the tensor prefix_embeding_layer.norm.weight", {f"{PREFIX}norm.weight": None}),
+    ("queries", "has the shape", {f"{PREFIX}layers.0.self_attn.q_proj.weight": np.zeros((SIZE, 8), "f4")}),
+    ("keys", "has the shape", {f"{PREFIX}layers.0.self_attn.k_proj.weight": np.zeros((100, SIZE), "f4")}),
+    ("a flat matrix", "has the shape", {f"{PREFIX}layers.0.mlp.up_proj.weight": np.zeros(SIZE, "f4")}),
+    ("a flat gate", "has the shape", {f"{PREFIX}layers.0.mlp.gate_proj.weight": np.zeros(SIZE, "f4")}),
+    ("a vocabulary", "4,000 tokens; the model has 4,096", {"hydra_lm_head.1.1.weight": np.zeros((4000, SIZE), "f4")}),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), [each[1:] for each in WRONG], ids=[each[0] for each in WRONG])
+def test_files_that_do_not_fit(
+    target: MlxModel, plus_folder: Path, tmp_path: Path, message: str, change: dict[str, Any]
+) -> None:
+    with pytest.raises(EdgespecError, match=message) as caught:
+        attach(target, rewrite(plus_folder, tmp_path / "head", change))
+    assert isinstance(caught.value, InvalidModelFile | Unsupported)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_heads_of_another_size(target: MlxModel, tmp_path: Path) -> None:
+    folder = make_hydra(tmp_path / "head", size=128, vocab_size=VOCABULARY)
+    with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
+        attach(target, folder)

@@ -1,0 +1,234 @@
+"""Medusa heads on MLX: the forward pass, sessions in step with their target, files that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.medusa import MedusaSession
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.protocols import Draft
+from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidModelFile
+from edgespec.formats.head_file import read_head
+from tests.backends.medusa_heads import make_medusa, pickle_head, read_arrays, rewrite, run_medusa
+from tests.contract.runtimes import prefill
+from tests.formats.head_files import call, make_pickle, write_torch
+from tests.models import TARGET
+
+SIZE, VOCABULARY = 256, 4096
+WHOLE = 10**6  # a window that no text fills
+
+
+@pytest.fixture(scope="module")
+def target() -> MlxModel:
+    return load(TARGET, LoadOptions(context_size=256))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_medusa(tmp_path_factory.mktemp("medusa") / "head", size=SIZE, vocab_size=VOCABULARY)
+
+
+def attach(target: MlxModel, folder: Path) -> MlxHead:
+    spec = read_head(folder)
+    assert spec is not None
+    assert spec.kind == "medusa"
+    return target.attach_head(spec, folder)
+
+
+@pytest.fixture(scope="module")
+def head(target: MlxModel, folder: Path) -> MlxHead:
+    return attach(target, folder)
+
+
+def make_tokens(n: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    return found
+
+
+class Pair:
+    """A target's session and the heads', which follow a text whose last token the target does not hold."""
+
+    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
+        self.session: MlxSession = target.open_session()
+        draft = head.open_session(self.session, lambda: None)
+        assert isinstance(draft, MedusaSession)
+        self.draft = draft
+        self.restart(text)
+
+    def restart(self, text: list[int]) -> None:
+        self.text = list(text)
+        prefill(self.session, self.text[:-1])
+        self.draft.begin(self.text)
+
+    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
+        """The target accepts `path`, and emits `root` after it."""
+        self.session.forward(self.text[-1], draft)
+        self.session.commit(path)
+        self.text += [*draft.tokens[list(path)].tolist(), root]
+
+    def block(self, n: int = 3) -> list[Logits]:
+        rows = self.draft.block(self.text, WHOLE, n)
+        assert rows is not None
+        return rows
+
+
+def are_close(a: list[Logits], b: list[Logits]) -> bool:
+    return len(a) == len(b) and all(np.abs(x - y).max() < 5e-3 for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("blocks", "own"), [(1, (0, 1, 2)), (2, (0, 1, 2)), (1, ()), (2, (1,))], ids=str)
+def test_the_forward_pass_is_that_of_numpy(target: MlxModel, blocks: int, own: tuple[int, ...], tmp_path: Path) -> None:
+    """Of heads with their own output matrix and the target's, from the state of the token before the root."""
+    folder = make_medusa(tmp_path / "head", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, own=own)
+    pair = Pair(target, attach(target, folder), make_tokens(20))
+    tapped = target.open_session()
+    kept = tapped.tap(())
+    prefill(tapped, pair.text[:-1])
+    states = np.array(kept.take(0, 19)).astype(np.float64)
+    output = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)  # tied
+    rows = pair.block()
+    assert are_close(rows, run_medusa(read_arrays(folder), output, states[18]))
+    assert not are_close(rows, run_medusa(read_arrays(folder), output, states[17])), "nothing was tested"
+    assert are_close(pair.block(1), rows[:1])
+    assert all(row.dtype == np.float32 for row in rows)
+
+
+def test_a_block_has_as_many_positions_as_there_are_heads_in_the_file(target: MlxModel, tmp_path: Path) -> None:
+    """The config of published heads says 2 where the file has 5."""
+    folder = make_medusa(tmp_path / "head", size=SIZE, vocab_size=VOCABULARY, heads=5, own=())
+    pair = Pair(target, attach(target, folder), make_tokens(9))
+    assert pair.draft.block_size == 5
+    assert len(pair.block(9)) == 5
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(30))
+
+    def check() -> None:
+        assert pair.draft.unread(pair.text) == 1
+        assert are_close(pair.block(), Pair(target, head, pair.text).block())
+
+    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
+    for draft, path in ((Draft.chain([4, 5, 6]), (0, 1)), (tree, (1, 3)), (tree, ()), (Draft.chain([9]), (0,))):
+        check()
+        check()  # the same text again
+        pair.verify(draft, path, 11)
+    pair.verify(tree, (0,), 20)  # rounds that it was not asked for
+    pair.verify(tree, (), 21)
+    check()
+    pair.session.rewind(25)
+    pair.text = [*pair.text[:25], 8]
+    assert pair.draft.block(pair.text, WHOLE, 3) is None, "the target has not run the token before the root again"
+    pair.verify(Draft.chain([4]), (0,), 9)
+    check()
+
+
+@pytest.mark.parametrize("shared", [0, 1, 12, 29])
+def test_another_text_begins(target: MlxModel, head: MlxHead, shared: int) -> None:
+    text = make_tokens(30)
+    pair = Pair(target, head, text)
+    pair.block()
+    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    assert are_close(pair.block(), Pair(target, head, pair.text).block())
+
+
+def test_only_one_state_is_kept(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(90))
+    pair.block()
+    assert (pair.draft._features.start, pair.draft._features.end) == (88, 89)
+
+
+def test_ends_of_texts(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, [5, 6])
+    assert pair.draft.unread([5]) == 0
+    assert pair.draft.block([5], WHOLE, 3) is None
+    assert are_close(pair.block(), Pair(target, head, [5, 6]).block())
+    with pytest.raises(BackendError, match="no hidden state"):
+        pair.draft.block([*pair.text, 4], WHOLE, 3)
+
+
+def test_a_cancelled_block_is_done_again(target: MlxModel, head: MlxHead) -> None:
+    pair = Pair(target, head, make_tokens(20))
+
+    def cancel() -> None:
+        raise Cancelled
+
+    pair.draft._check = cancel
+    with pytest.raises(Cancelled):
+        pair.block()
+    pair.draft._check = lambda: None
+    assert are_close(pair.block(), Pair(target, head, pair.text).block())
+
+
+def test_pickled_heads_are_the_same(target: MlxModel, head: MlxHead, folder: Path, tmp_path: Path) -> None:
+    pickled = attach(target, pickle_head(folder, tmp_path / "pickled", "medusa_lm_head.pt"))
+    text = make_tokens(12)
+    assert are_close(Pair(target, pickled, text).block(), Pair(target, head, text).block())
+    assert pickled.extra_bytes == head.extra_bytes
+
+
+@pytest.mark.parametrize("prefix", ["medusa_head.", "medusa_heads."])
+def test_prefixes_of_names(target: MlxModel, head: MlxHead, folder: Path, prefix: str, tmp_path: Path) -> None:
+    arrays = {name: array.astype(np.float32) for name, array in read_arrays(folder).items()}
+    change: dict[str, Any] = {**dict.fromkeys(arrays), **{prefix + name: array for name, array in arrays.items()}}
+    renamed = attach(target, rewrite(folder, tmp_path / "head", change))
+    text = make_tokens(12)
+    assert are_close(Pair(target, renamed, text).block(), Pair(target, head, text).block())
+
+
+WRONG: list[tuple[str, type[EdgespecError], str, dict[str, Any]]] = [
+    ("a shape", InvalidModelFile, "has the shape", {"1.0.linear.weight": np.zeros((SIZE, 128), np.float32)}),
+    ("a bias", InvalidModelFile, "has the shape", {"1.0.linear.bias": np.zeros(8, np.float32)}),
+    ("a vocabulary", Unsupported, "4,000 tokens; the model has 4,096", {"0.1.weight": np.zeros((4000, SIZE), "f4")}),
+    ("an absent head", InvalidModelFile, "lacks residual blocks", {"1.0.linear.weight": None}),
+    (
+        "an absent block",
+        InvalidModelFile,
+        "lacks residual blocks",
+        {"1.2.linear.weight": np.zeros((SIZE, SIZE), np.float32)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "change"), [each[1:] for each in WRONG], ids=[each[0] for each in WRONG])
+def test_files_that_do_not_fit(
+    target: MlxModel, folder: Path, tmp_path: Path, error: type[EdgespecError], message: str, change: dict[str, Any]
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        attach(target, rewrite(folder, tmp_path / "head", change))
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_heads_of_another_size(target: MlxModel, tmp_path: Path) -> None:
+    folder = make_medusa(tmp_path / "head", size=128, vocab_size=VOCABULARY)
+    with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
+        attach(target, folder)
+
+
+def test_pickles_that_are_no_heads(target: MlxModel, folder: Path, tmp_path: Path) -> None:
+    """Also where the file changes between the check of its shapes and the reading of its weights."""
+    pickled = pickle_head(folder, tmp_path / "pickled", "medusa_lm_head.pt")
+    spec = read_head(pickled)
+    assert spec is not None
+    place, file = tmp_path / "executed", pickled / "medusa_lm_head.pt"
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole[:-60], b"PK\x05\x06" + bytes(18)):
+        file.write_bytes(content)
+        with pytest.raises(InvalidModelFile, match="is not read: "):
+            target.attach_head(spec, pickled)
+    write_torch(file, make_pickle({"0.0.linear.weight": call("os", "system", f"touch {place}")}), {})
+    with pytest.raises(InvalidModelFile, match="nothing is run from a file"):
+        target.attach_head(spec, pickled)
+    assert not place.exists()
