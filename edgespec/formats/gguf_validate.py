@@ -14,6 +14,7 @@ _MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Architectures with attention in every layer; others may state 0 kv heads for some layers.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
+_LOOKING_AHEAD = ("dflash",)  # heads, inside a block
 
 
 def read_file(path: Path) -> Header:
@@ -89,7 +90,7 @@ def _check_attention(header: Header) -> str | None:
     nextn = header.own("nextn_predict_layers") or 0
     if not 0 <= nextn <= blocks:
         return f"{nextn} of {blocks} layers predict further tokens"
-    if _get(header, "attention.causal") is False:
+    if _get(header, "attention.causal") is False and header.architecture not in _LOOKING_AHEAD:
         return "it looks ahead, as no model that writes text does"
     heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
     if header.architecture in _DENSE and heads and kv_heads:

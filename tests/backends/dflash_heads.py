@@ -1,0 +1,185 @@
+"""Random-weight DFlash and DSpark heads for the embedded target, as GGUF files, and their forward pass in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from edgespec.backends.llamacpp.taps import Floats
+from edgespec.formats.heads import HeadKind, HeadSpec
+from tests.models import TARGET, GgufBuilder
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EPS, ROPE_BASE = 256, (1, 3, 4, 5), 4, 2, 32, 192, 1e-5, 10000.0
+DEPTH, BLOCK, MASK, DRAFT_VOCABULARY, RANK = 2, 6, 4000, 500, 16
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What heads differ in.
+
+    markov        None for DFlash; for DSpark whether the root's row predicts
+    is_causal     whether rows of a block see only those before
+    is_reduced    whether it has an output matrix of its own, for a part of the vocabulary
+    window        positions that the first layer sees; 0 for all
+    has_sections  whether the rotary embedding has sections, as for targets that read images
+    """
+
+    markov: bool | None = None
+    is_causal: bool = False
+    is_reduced: bool = False
+    window: int = 0
+    has_sections: bool = False
+
+    @property
+    def kind(self) -> HeadKind:
+        return "dflash" if self.markov is None else "dspark"
+
+    @property
+    def first(self) -> int:
+        """The row that predicts the token after the root."""
+        return 0 if self.markov else 1
+
+    @property
+    def spec(self) -> HeadSpec:
+        rows = DRAFT_VOCABULARY if self.is_reduced else 4096
+        return HeadSpec(
+            *(self.kind, HIDDEN, LAYERS, HIDDEN, rows),
+            block_size=BLOCK,
+            mask_token=MASK,
+            predicts_at_root=bool(self.markov),
+        )
+
+
+def make_dflash(
+    path: Path, dialect: Dialect = Dialect(), *, size: int = HIDDEN, max_id: int | None = None, **keys: int
+) -> Path:
+    """Write the file. `max_id` replaces an id of d2t; `keys` of the architecture replace or add whole numbers."""
+    m = GgufBuilder(path, "dflash", layers=DEPTH, width=size, seed=13)
+    m.attention(heads=HEADS, kv_heads=KV_HEADS, head_width=HEAD_WIDTH)
+    m.writer.add_feed_forward_length(FFN)
+    m.writer.add_mask_token_id(MASK)
+    m.writer.add_uint32("dflash.block_size", BLOCK)
+    m.writer.add_array("dflash.target_layers", list(LAYERS))
+    m.writer.add_bool("dflash.attention.causal", dialect.is_causal)
+    if dialect.window:
+        m.writer.add_sliding_window(dialect.window)
+        m.writer.add_sliding_window_pattern([True, False])
+    if dialect.has_sections:
+        m.writer.add_rope_dimension_sections([HEAD_WIDTH // 2, 0, 0, 0])
+    for key, number in keys.items():
+        m.writer.kv_data[0].pop(name := f"dflash.{key.replace('__', '.')}", None)
+        m.writer.add_uint32(name, number)
+
+    def norm(name: str, n: int) -> None:
+        m.writer.add_tensor(f"{name}.weight", m.rng.uniform(0.5, 1.5, n).astype(np.float32))
+
+    m.matrix("fc", size, len(LAYERS) * size)
+    norm("enc.output_norm", size)
+    norm("output_norm", size)
+    for i in range(DEPTH):
+        b = f"blk.{i}"
+        for name in ("attn_norm", "ffn_norm"):
+            norm(f"{b}.{name}", size)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            norm(f"{b}.{name}", HEAD_WIDTH)
+        m.matrix(f"{b}.attn_q", HEADS * HEAD_WIDTH, size)
+        m.matrix(f"{b}.attn_k", KV_HEADS * HEAD_WIDTH, size)
+        m.matrix(f"{b}.attn_v", KV_HEADS * HEAD_WIDTH, size)
+        m.matrix(f"{b}.attn_output", size, HEADS * HEAD_WIDTH, gain=2.0)
+        m.matrix(f"{b}.ffn_gate", FFN, size)
+        m.matrix(f"{b}.ffn_up", FFN, size)
+        m.matrix(f"{b}.ffn_down", size, FFN)
+    rows = m.vocab_size
+    if dialect.is_reduced:
+        rows = DRAFT_VOCABULARY
+        ids = np.sort(m.rng.permutation(m.vocab_size)[:rows]).astype(np.int64)
+        ids[-1] = ids[-1] if max_id is None else max_id
+        m.writer.add_tensor("d2t", ids)
+        m.matrix("output", rows, size, gain=3.0)
+    if dialect.markov is not None:
+        m.matrix("markov_w1", m.vocab_size, RANK, gain=3.0)
+        m.matrix("markov_w2", rows, RANK, gain=3.0)
+        m.writer.add_bool("dflash.sample_from_anchor", dialect.markov)
+    m.save()
+    return path
+
+
+class NumpyDflash:
+    """The forward pass over a block and all states of a text at once."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self._w, target = _read_tensors(path), _read_tensors(TARGET)
+        self._dialect = dialect
+        self._embeddings = target["token_embd.weight"]
+        self._output = self._w.get("output.weight", target.get("output.weight", self._embeddings))
+
+    def logits(self, features: Floats, root: int, best: Sequence[int] = ()) -> Floats:
+        """[BLOCK - first, V] for the positions after `root`, whose position is n; `features` [n, layers * H].
+
+        `best`: for DSpark, the tokens that the rows before are taken to have chosen. Logits of tokens without a row
+        are -inf.
+        """
+        w, n = self._w, len(features)
+        injected = _norm(features.astype(np.float64) @ w["fc.weight"].T) * w["enc.output_norm.weight"]
+        x = self._embeddings[[root, *[MASK] * (BLOCK - 1)]].astype(np.float64)
+        for i in range(DEPTH):
+            x = self._layer(i, x, injected, n)
+        z = _norm(x) * w["output_norm.weight"] @ self._output.T
+        if self._dialect.markov is not None:
+            before = [root, *best][: BLOCK - self._dialect.first]
+            z[self._dialect.first :] += w["markov_w1.weight"][before] @ w["markov_w2.weight"].T
+        z = z[self._dialect.first :].astype(np.float32)
+        if "d2t" not in w:
+            return z
+        scattered = np.full((len(z), len(self._embeddings)), -np.inf, np.float32)
+        scattered[:, w["d2t"]] = z
+        return scattered
+
+    def _layer(self, i: int, x: Floats, injected: Floats, n: int) -> Floats:
+        """The block's rows [BLOCK, H] after layer `i`."""
+        w = {k.removeprefix(f"blk.{i}.").removesuffix(".weight"): v for k, v in self._w.items()}
+        y = _norm(x) * w["attn_norm"]
+        positions = np.arange(n + len(x))
+        seen = np.concatenate([injected, y])
+        keys = _norm((seen @ w["attn_k"].T).reshape(-1, KV_HEADS, HEAD_WIDTH)) * w["attn_k_norm"]
+        keys = _rotate(keys, positions).repeat(HEADS // KV_HEADS, axis=1)
+        values = (seen @ w["attn_v"].T).reshape(-1, KV_HEADS, HEAD_WIDTH).repeat(HEADS // KV_HEADS, axis=1)
+        queries = _norm((y @ w["attn_q"].T).reshape(-1, HEADS, HEAD_WIDTH)) * w["attn_q_norm"]
+        queries = _rotate(queries, positions[n:])
+        scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(HEAD_WIDTH)
+        ahead = positions[None] - positions[n:, None]
+        if self._dialect.is_causal:
+            scores = np.where(ahead > 0, -np.inf, scores)
+        if self._dialect.window and i == 0:
+            scores = np.where(ahead <= -self._dialect.window, -np.inf, scores)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        x = x + np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1) @ w["attn_output"].T
+        y = _norm(x) * w["ffn_norm"]
+        gate = y @ w["ffn_gate"].T
+        return x + (gate / (1 + np.exp(-gate)) * (y @ w["ffn_up"].T)) @ w["ffn_down"].T
+
+
+def _norm(x: Floats) -> Floats:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
+
+
+def _rotate(x: Floats, positions: np.ndarray) -> Floats:
+    """Rotary embedding of numbers half a head apart."""
+    width = x.shape[-1]
+    angles = positions[:, None] * ROPE_BASE ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    a, b = x[..., : width // 2], x[..., width // 2 :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def _read_tensors(path: Path) -> dict[str, Floats]:
+    """Each as floats in the order of a matrix's rows; d2t as ids."""
+    return {
+        each.name: each.data if each.name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type)
+        for each in gguf.GGUFReader(path).tensors
+    }
