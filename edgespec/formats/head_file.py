@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import MAGIC, read_header
-from edgespec.formats.gguf_reader import FileSource
+from edgespec.formats.gguf_reader import ByteSource, FileSource
 from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_gguf import read_gguf_head
 from edgespec.formats.head_tensors import HEAD_HINT
@@ -57,30 +57,35 @@ def read_safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
     The safetensors library comes only with MLX.
     """
-    source = FileSource(file)
+    return read_shapes(FileSource(file), str(file))
+
+
+def read_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
+    """As read_safetensors_shapes, of a local or remote file; `name` is the file's name in messages."""
     start = source.read(0, 8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 0 < length <= min(_MAX_HEADER_BYTES, source.size - 8):
-        raise _damaged(file)
+        raise _damaged(name)
     try:
         header = json.loads(source.read(8, length))
     except (ValueError, RecursionError):
-        raise _damaged(file) from None
+        raise _damaged(name) from None
     if not isinstance(header, dict):
-        raise _damaged(file)
-    return {name: _check_tensor(file, entry, length) for name, entry in header.items() if name != "__metadata__"}
+        raise _damaged(name)
+    data_bytes = source.size - 8 - length
+    return {key: _check_tensor(name, entry, data_bytes) for key, entry in header.items() if key != "__metadata__"}
 
 
-def _check_tensor(file: Path, entry: object, length: int) -> tuple[int, ...]:
+def _check_tensor(name: str, entry: object, data_bytes: int) -> tuple[int, ...]:
     """The shape of an entry of the header, if its bytes lie inside the file."""
     match entry:
         case {"shape": [*shape], "data_offsets": [int(start), int(end)]}:
             if all(type(size) is int and size >= 0 for size in shape) and 0 <= start <= end:
-                if 8 + length + end <= FileSource(file).size:
+                if end <= data_bytes:
                     return tuple(shape)
-                raise InvalidModelFile(f"{file} is cut short.", hint=HEAD_HINT)
-    raise _damaged(file)
+                raise InvalidModelFile(f"{name} is cut short.", hint=HEAD_HINT)
+    raise _damaged(name)
 
 
-def _damaged(file: Path) -> InvalidModelFile:
-    return InvalidModelFile(f"{file} is damaged: it has no header of safetensors.", hint=HEAD_HINT)
+def _damaged(name: str) -> InvalidModelFile:
+    return InvalidModelFile(f"{name} is damaged: it has no header of safetensors.", hint=HEAD_HINT)

@@ -49,15 +49,19 @@ class Folder:
         found = self.text_config.get(key)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
+    @property
+    def layer_kv_elements(self) -> int:
+        """Elements in the KV cache of one layer with attention at one position: keys and values, or latents."""
+        if latent := self.integer("kv_lora_rank"):
+            return latent + (self.integer("qk_rope_head_dim") or 0)
+        heads = self.integer("num_attention_heads") or self.integer("n_head") or 1
+        head = self.integer("head_dim") or (self.integer("hidden_size") or self.integer("n_embd") or 0) // heads
+        return 2 * head * (self.integer("num_key_value_heads") or heads)
+
     def kv_elements(self, context: int) -> int:
         """Elements in the KV cache at `context` tokens: keys and values, or latents, of all layers with attention."""
         layers = self.integer("num_hidden_layers") or self.integer("n_layers") or self.integer("n_layer") or 0
-        if latent := self.integer("kv_lora_rank"):
-            width = latent + (self.integer("qk_rope_head_dim") or 0)
-        else:
-            heads = self.integer("num_attention_heads") or self.integer("n_head") or 1
-            head = self.integer("head_dim") or (self.integer("hidden_size") or self.integer("n_embd") or 0) // heads
-            width = 2 * head * (self.integer("num_key_value_heads") or heads)
+        width = self.layer_kv_elements
         kinds = self.text_config.get("layer_types")
         if not isinstance(kinds, list):
             return width * context * (layers // (self.integer("full_attention_interval") or 1))

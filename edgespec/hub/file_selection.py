@@ -24,6 +24,7 @@ MLX_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tik
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|BF16|F16|F32)[A-Z0-9_]*", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
 _COMPANION = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_HEAD = re.compile(r"(?:^|/)mtp-[^/]*$", re.IGNORECASE)  # MTP layers in a file beside their model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], conte
             raise missing_file_error(context)
         return _select_parts(files[reference.path], files, context)
     models = [file for file in files.values() if is_model_file(file.path)]
+    models = [file for file in models if not _HEAD.search(file.path)] or models
     if isinstance(reference, HubQuant):
         found = _find_quant(reference.quant, models)
         if found is None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf import Header, join_parts, read_header
+from edgespec.formats.gguf_reader import FileSource
 from edgespec.formats.gguf_validate import check_model, read_file
+from edgespec.formats.head_file import read_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, RemoteModel
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_blob, request_blob
@@ -72,6 +74,20 @@ class Hub:
         if model.kind != "gguf":
             raise InvalidModelFile(f"{model.repo} is an MLX model and has no GGUF header.", hint="Use --backend mlx.")
         return join_parts([self._read_part(model, file) for file in model.files])
+
+    def shapes(self, model: RemoteModel) -> dict[str, tuple[int, ...]]:
+        """Shape by name of the tensors in an MLX model's safetensors, from the cache or by range requests.
+
+        Raises InvalidModelFile, HubError, CacheError.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for file in model.files:
+            if file.path.endswith(".safetensors"):
+                local = cache.snapshot_path(self.cache_dir, model, file.path)
+                with map_errors(self._make_model_context(model, file.path)):
+                    source = FileSource(local) if local.is_file() else self._open_remote(model, file)
+                    found |= read_shapes(source, file.path)
+        return found
 
     def fetch(self, model: RemoteModel, progress: Progress | None = None) -> Path:
         """Download the missing files of `model` to the cache; returns the GGUF file to open, or the MLX folder.
@@ -143,14 +159,16 @@ class Hub:
         local = cache.snapshot_path(self.cache_dir, model, file.path)
         if local.is_file():
             return read_file(local)
-        context = self._make_model_context(model, file.path)
-        if self.offline:
-            raise offline_error(context)
-        with map_errors(context):
-            remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
-            header = read_header(RangeReader(remote.url, remote.size), file.path)
+        with map_errors(self._make_model_context(model, file.path)):
+            header = read_header(self._open_remote(model, file), file.path)
         check_model(header)
         return header
+
+    def _open_remote(self, model: RemoteModel, file: RemoteFile) -> RangeReader:
+        if self.offline:
+            raise offline_error(self._make_model_context(model, file.path))
+        remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
+        return RangeReader(remote.url, remote.size)
 
     def _fetch_file(self, model: RemoteModel, file: RemoteFile, progress: Progress | None) -> None:
         from huggingface_hub import constants, hf_hub_download

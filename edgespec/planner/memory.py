@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import Memory, host_memory
 from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header
+from edgespec.formats.heads import HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.units import gib
 
 # llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
 MICRO_BATCH = 512
+
+_MAX_WAITING = 2048  # hidden states that a session keeps for a head, see backends.features
+_READ_PAIRS = ("eagle3", "eagle", "mtp")  # heads that on MLX keep a state of each position
+_WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
 
 _KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
 KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -38,7 +43,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The result of a memory check; `context` is in tokens, the rest in bytes."""
+    """The result of a memory check; `context` is in tokens, the rest in bytes. `draft` has draft models and heads."""
 
     context: int
     target: MemoryEstimate
@@ -126,10 +131,49 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     return math.ceil(per_token * context)
 
 
+def estimate_head(
+    model: ModelMetadata, head: HeadSpec, context: int, kv_type: str = "f16", caches: int = 1
+) -> MemoryEstimate:
+    """Estimate what a trained head adds to its target, with `caches` KV caches of `context` tokens.
+
+    `model` describes the file of the head. Weights in the target's own file count with the target. `kv` holds the keys
+    and values of the head's layers and, on MLX, a half-precision state of each position. Scratch memory includes the
+    hidden states that wait for the head, of 2,048 positions at most, which llama.cpp gives in single precision.
+    """
+    kind = _KV_TYPES[kv_type]
+    on_mlx = isinstance(model, Folder)
+    if isinstance(model, Folder):
+        inner = model.config.get("transformer_layer_config")
+        model = replace(model, config={**model.config, **(inner if isinstance(inner, dict) else {})})
+    kv = math.ceil(_count_head_elements(model, head) * context * kind.block_bytes / kind.block_items)
+    if on_mlx and head.kind in _READ_PAIRS:
+        kv += 2 * head.size * context
+    waiting = min(context, _MAX_WAITING) * head.hidden_size * max(len(head.layers or ()), 1) * (2 if on_mlx else 4)
+    compute = estimate_memory(model, context, kv_type, caches).compute + caches * waiting
+    return MemoryEstimate(0 if head.in_target else model.weight_bytes, caches * kv, compute)
+
+
+def _count_head_elements(model: ModelMetadata, head: HeadSpec) -> int:
+    """Elements of keys and values at one position, in all layers of a head."""
+    if head.kind in _WITHOUT_CACHE:
+        return 0
+    has_several = head.kind in ("dflash", "dspark")
+    if isinstance(model, Folder):
+        layers = model.integer("num_hidden_layers") if has_several else None
+        return (layers or 1) * model.layer_kv_elements
+    layers = model.own("block_count") if has_several else model.own("nextn_predict_layers")
+    heads = model.per_block("attention.head_count") or (0,)
+    kv_heads = model.per_block("attention.head_count_kv") or heads
+    width = (model.own("embedding_length") or 0) // (heads[-1] or 1)
+    key = _or_default(model.own("attention.key_length"), width)
+    return (layers or 1) * kv_heads[-1] * (key + _or_default(model.own("attention.value_length"), width))
+
+
 def check_fit(
     target: ModelMetadata,
     drafts: Sequence[ModelMetadata],
     *,
+    heads: Sequence[tuple[ModelMetadata, HeadSpec]] = (),
     context: int,
     memory: Memory,
     kv_type: str = "f16",
@@ -137,14 +181,16 @@ def check_fit(
     together: bool = False,
     force: bool = False,
 ) -> Fit:
-    """Estimate target and draft models and compare with `memory`. Raises DoesNotFit unless `force`.
+    """Estimate target, draft models and trained heads and compare with `memory`. Raises DoesNotFit unless `force`.
 
     `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache.
     """
+    added = [estimate_memory(draft, context, kv_type, caches) for draft in drafts]
+    added += [estimate_head(model, head, context, kv_type, caches) for model, head in heads]
     fit = Fit(
         context=context,
         target=estimate_memory(target, context, kv_type, caches, together=together),
-        draft=_add([estimate_memory(draft, context, kv_type, caches) for draft in drafts]),
+        draft=_add(added),
         memory=memory,
     )
     if fit.headroom >= 0 or force:

@@ -11,6 +11,7 @@ from edgespec.backends import FileBackend
 from edgespec.errors import InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.heads import HeadKind
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder
 from edgespec.hub.cache import RemoteModel
@@ -78,6 +79,8 @@ class ResolvedPair:
     draft       a reference, because the draft need not be reachable unless it is used; None: n-gram drafting
     acceptance  measured for this draft; None where nothing was measured
     pard        a PARD model, with its mask token if the registry names that
+    head        a trained head in files of its own, with its kind
+    with_head   a repository whose GGUF files of the same model hold its MTP head
     """
 
     name: str
@@ -87,6 +90,9 @@ class ResolvedPair:
     acceptance: Acceptance | None = None
     pard: Reference | None = None
     pard_token: int | None = None
+    head: Reference | None = None
+    head_kind: HeadKind | None = None
+    with_head: Reference | None = None
 
 
 def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> ResolvedPair:
@@ -109,6 +115,9 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
         pair.acceptance,
         pair.pard,
         pair.pard_token,
+        pair.head,
+        pair.head_kind,
+        pair.with_head,
     )
 
 

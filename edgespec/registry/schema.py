@@ -9,9 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
+from edgespec.formats.heads import HeadKind
 from edgespec.hub.reference import Alias, Reference, parse_reference
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 DEFAULT_ALIAS = "python-6m"
 FILE_NAME = "models.toml"
 NO_DRAFT = "ngram"
+HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
 Table = dict[str, object]
 Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 
+_HEAD_KEYS = ("head", "head_kind", "head_verified", "with_head")
 _ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
-_PAIR_KEYS = ("target", "draft", "pard", "pard_token", "acceptance", "verified")
+_PAIR_KEYS = ("target", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
+_REFERENCES = ("target", "draft", "pard", "head", "with_head")
 # Key: whether it must be an integer, minimum, maximum.
 _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "temperature": (False, 0.0, 100.0),
@@ -66,6 +70,10 @@ class Pair:
     draft       None: n-gram drafting
     pard        a PARD model, which drafts several tokens in one forward
     pard_token  its mask token; None where its own files name it
+    head        a trained head of the target, in files of its own
+    head_kind   its kind
+    head_verified  whether it was run with this target
+    with_head   whose GGUF files of the target's model hold its MTP head
     verified    whether the file names were seen in a public source; a pull checks them in any case
     acceptance  measured for this pair; None where nothing was measured
     """
@@ -76,6 +84,10 @@ class Pair:
     acceptance: Acceptance | None = None
     pard: Reference | None = None
     pard_token: int | None = None
+    head: Reference | None = None
+    head_kind: HeadKind | None = None
+    head_verified: bool = False
+    with_head: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +205,7 @@ def _check_table(origin: str, where: str, value: object, known: tuple[str, ...])
 
 def _check_pair(origin: str, where: str, value: object) -> Table:
     table = _check_table(origin, where, value, _PAIR_KEYS)
-    for key in ("target", "draft", "pard"):
+    for key in _REFERENCES:
         if key not in table or (key == "draft" and table[key] == NO_DRAFT):
             continue
         text = table[key]
@@ -206,11 +218,14 @@ def _check_pair(origin: str, where: str, value: object) -> Table:
         if isinstance(reference, Alias):
             raise _schema_error(origin, where, f"{key} is another alias ({text}); name a file or a repository")
         table[key] = reference
-    if not isinstance(table.get("verified", False), bool):
-        raise _schema_error(origin, where, "verified is not true or false")
+    for key in ("verified", "head_verified"):
+        if not isinstance(table.get(key, False), bool):
+            raise _schema_error(origin, where, f"{key} is not true or false")
     token = table.get("pard_token")
     if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
         raise _schema_error(origin, where, "pard_token is not a token id")
+    if (kind := table.get("head_kind")) is not None and kind not in HEAD_KINDS:
+        raise _schema_error(origin, where, f"head_kind is {kind!a}, not one of {', '.join(HEAD_KINDS)}")
     if "acceptance" in table:
         table["acceptance"] = _check_acceptance(origin, where, table["acceptance"])
     return table
@@ -246,6 +261,7 @@ def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
                 continue
             stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
             stale |= {"pard_token"} if "pard" in value else set()  # of another model
+            stale |= {"head_kind", "head_verified"} if "head" in value else set()  # of another head
             entry[key] = {**{name: kept for name, kept in old.items() if name not in stale}, **value}
     return merged
 
@@ -265,6 +281,8 @@ def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
         return None
     if "target" not in pair:
         raise _schema_error(origin, f"[{alias}.{name}]", "the key 'target' is missing")
+    if ("head" in pair) != ("head_kind" in pair):
+        raise _schema_error(origin, f"[{alias}.{name}]", "head and head_kind need each other")
     draft = pair.get("draft", NO_DRAFT)
     verified = bool(pair.get("verified", False))
     return Pair(
@@ -272,8 +290,7 @@ def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
         None if draft == NO_DRAFT else draft,
         verified,
         pair.get("acceptance"),
-        pair.get("pard"),
-        pair.get("pard_token"),
+        **{key: pair[key] for key in ("pard", "pard_token", *_HEAD_KEYS) if key in pair},
     )
 
 

@@ -97,6 +97,29 @@ def test_every_shipped_pard_model_has_a_mask_token(tmp_path: Path) -> None:
     assert all((pair.pard is None) == (pair.pard_token is None) for pair in pairs)
 
 
+def test_heads_of_the_shipped_targets(tmp_path: Path) -> None:
+    registry = shipped(tmp_path)
+    pairs = [(entry, pair) for entry in registry.entries.values() for pair in (entry.gguf, entry.mlx) if pair]
+    for entry, pair in pairs:
+        assert (pair.head is None) == (pair.head_kind is None), entry.alias
+        assert pair.head != pair.target and not pair.head_verified, "no head was run with its target yet"
+        assert pair.with_head is None or pair is entry.gguf
+    families = ("llama-70b", "llama-8b", "qwen3-32b", "qwen3.5-9b", "qwen3.6-27b", "qwen3.8-27b", "gemma-4", "gpt-oss")
+    with_heads = {entry.alias for entry, pair in pairs if pair.head or pair.with_head}
+    assert all(any(alias.startswith(family) for alias in with_heads) for family in (*families, "glm"))
+    gemma = registry.get("gemma-4-31b-q4").gguf
+    assert gemma is not None and gemma.head_kind == "gemma4-assistant"
+    assert gemma.head == HubFile("unsloth/gemma-4-31B-it-GGUF", "MTP/mtp-gemma-4-31B-it-Q8_0.gguf")
+
+
+def test_another_head_does_not_inherit_its_kind(tmp_path: Path) -> None:
+    mine = '[qwen3-32b-q4.mlx]\nhead = "a/b"\nhead_kind = "dflash"\n'
+    pair = load(tmp_path, mine).get("qwen3-32b-q4").mlx
+    assert pair is not None and (pair.head, pair.head_kind) == (HubRepo("a/b"), "dflash")
+    with pytest.raises(RegistryError, match="head and head_kind need each other"):
+        load(tmp_path, '[qwen3-32b-q4.mlx]\nhead = "a/b"\n')
+
+
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match="llama-70b-q4") as caught:
         shipped(tmp_path).get("lama-70b-q4")
@@ -149,6 +172,12 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
             (f'[x.gguf]\ntarget = "a/b"\npard_token = {value}\n', "pard_token is not a token id")
             for value in ("-1", "1.5", "true", '"7"', "[7]")
         ),
+        ('[x.gguf]\ntarget = "a/b"\nhead = 7\nhead_kind = "mtp"\n', "head is not text"),
+        ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\n', "head and head_kind need each other"),
+        ('[x.gguf]\ntarget = "a/b"\nhead_kind = "mtp"\n', "head and head_kind need each other"),
+        ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\nhead_kind = "eagle4"\n', "head_kind is 'eagle4', not one of eagle3,"),
+        ('[x.gguf]\ntarget = "a/b"\nhead_verified = 1\n', "head_verified is not true or false"),
+        ('[x.gguf]\ntarget = "a/b"\nwith_head = "python-6m"\n', "with_head is another alias"),
         ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
         ("[x]\ndescription = 3\n", "description is not text"),
         ("[x.sampling]\ntemperature = true\n", "temperature is not a number"),
