@@ -1,4 +1,4 @@
-"""`edgespec draft`: prepare, list and remove self-drafts."""
+"""`edgespec draft`: prepare, list and remove self-drafts; probe trained heads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
+    from edgespec.formats.heads import HeadSpec
+    from edgespec.planner.head_probe import ProbeResult, Trial
     from edgespec.planner.selfdraft_search import Choice
 
 
@@ -21,7 +23,7 @@ RIVAL = "draft model"
 
 @click.group("draft")
 def draft_command() -> None:
-    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context."""
+    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context. Probes of trained heads."""
 
 
 @draft_command.command("build")
@@ -122,3 +124,68 @@ def rm_command(model: str) -> None:
             f"there are no cached self-drafts of '{model}'.", hint="`edgespec draft list` shows the names."
         )
     click.echo(f"freed {gib(sum(remove_cached_draft(each) for each in found))}", err=True)
+
+
+@draft_command.command("probe")
+@click.argument("model", metavar="[REF]", required=False)
+@draft_option("The trained head.")
+@click.option("--tokens", type=click.IntRange(32), default=256, show_default=True, help="Length of the text.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@load_options
+def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any) -> None:
+    """Find how a trained head of REF has to be read, and remember it.
+
+    Compares the head's choices with the model's on a text, in each plausible reading of what its file says.
+    """
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import TerminalReporter
+    from edgespec.service.head_probe import describe_useless, probe_head
+
+    request = load_config(model, options)
+    reporter = TerminalReporter()
+
+    def work(check: CheckCancelled) -> Iterator[tuple[HeadSpec, ProbeResult]]:
+        yield probe_head(request, tokens, reporter, check)
+
+    ((stated, result),) = run_work(work)
+    if as_json:
+        click.echo(json.dumps(_describe_probe(result)))
+        return
+    for line in _format_probe(stated, result):
+        click.echo(line)
+    if result.is_useless:
+        click.echo(describe_useless("the head", result) + " Loads refuse it.")
+
+
+def _describe_probe(result: ProbeResult) -> dict[str, Any]:
+    from edgespec.planner.head_readings import describe
+
+    def row(trial: Trial) -> dict[str, Any]:
+        return {"reading": describe(trial.spec), "agreement": trial.agreement, "positions": trial.positions}
+
+    return {
+        "readings": [row(each) for each in result.trials],
+        "stated": row(result.stated) if result.stated else None,
+        "chosen": row(result.chosen),
+        "lookups": result.lookups,
+        "refused": result.is_useless,
+        "seconds": round(result.seconds, 2),
+    }
+
+
+def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
+    """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
+    from edgespec.planner.head_readings import describe, describe_change
+
+    whole = result.chosen.positions
+    width = max(len(describe(each.spec)) for each in result.trials)
+    yield f"{'reading':{width}}  depth 1  depth 2"
+    for each in result.trials:
+        if each.positions < whole:
+            yield f"{describe(each.spec):{width}}  worse, given up after {each.positions} positions"
+        else:
+            yield f"{describe(each.spec):{width}}  {each.agreement[0]:7.0%}  {each.agreement[1]:7.0%}"
+    yield f"{'lookups':{width}}  {result.lookups:7.0%}"
+    change = describe_change(stated, result.chosen.spec)
+    yield f"the head's {change}" if change else "the head is read as its file says"
+    yield f"{whole} positions, {result.seconds:.1f} s"

@@ -36,6 +36,7 @@ from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
 from edgespec.service.exactness import keep_exact
+from edgespec.service.head_probe import attach_head
 from edgespec.service.ignored_options import find_ignored_options
 from edgespec.service.settings import apply_settings, choose_settings
 
@@ -182,8 +183,11 @@ class Loader:
                     if each.head is None:
                         source = self._load(paths[-1], planned)
                     else:
-                        progress = partial(self.reporter.loading, paths[-1].name)
-                        source = target.attach_head(each.head, paths[-1], progress=progress, check=self.check)
+                        both, notify = (target_path, paths[-1]), self.reporter
+                        source = attach_head(target, each, both, planned, config.draft, notify, self.check)
+                    if source is None:  # a head that 'auto' has found
+                        paths.pop()
+                        continue
                     undo.callback(source.close)
                 if each.spec.name != SELF:
                     drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token))

@@ -1,0 +1,224 @@
+"""Which reading of a head agrees best with its target: conventions that files state wrongly show in no other way.
+
+A fixed text is read by target and head (teacher forcing). At each position the head's first choices for the next two
+tokens are compared with the target's own first choices there. All readings are compared at the same positions. Another
+reading than the stated one is taken only if that is significant by a sign test over positions (McNemar 1947).
+
+The text is edgespec's calibration text and not the target's own continuations: small models repeat themselves, and
+then any reading is right. It also costs no decoding.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import comb
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.backends import BackendName, Model
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import BlockSession, DraftSession
+from edgespec.core.greedy import read_prompt
+from edgespec.core.protocols import Budget, CheckCancelled, Draft
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.formats.heads import HeadSpec
+from edgespec.planner.head_readings import complete, describe, list_conventions
+from edgespec.text.chat_template import encode_prompt
+
+N_TOKENS = 256  # of the text
+MIN_TOKENS = 32
+_DEPTH = 2  # compared tokens after each position
+_FIRST = 2  # tokens of the text before the first position
+_SIGNIFICANCE = 1e-3  # chance of such a lead if both readings were equally good
+_ROWS = 64  # of a forward whose scores are read
+_LOOK = 64  # positions between two looks at whether a reading is worse beyond doubt
+
+Hits = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A reading that was tried.
+
+    agreement  share of positions at which the head's first choice is the target's, at depths 1 and 2
+    positions  compared ones; fewer where the reading was soon seen to be worse
+    """
+
+    spec: HeadSpec
+    agreement: tuple[float, float]
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a probe has found.
+
+    stated   as the file says; None where the runtime cannot run the head so
+    chosen   the best reading: the stated one, or one that is significantly better
+    lookups  agreement of n-gram lookups at depth 1 at the same positions
+    trials   in the order of trying, `chosen` among them; empty where the result was stored by an earlier load
+    """
+
+    stated: Trial | None
+    chosen: Trial
+    lookups: float
+    seconds: float
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether the head agrees less than lookups."""
+        return self.chosen.agreement[0] < self.lookups
+
+
+class HeadProbe:
+    """Tries the readings of one head beside a loaded target, on the target's thread. No other session is touched."""
+
+    def __init__(
+        self,
+        target: Model,
+        path: Path,
+        backend: BackendName,
+        check: CheckCancelled,
+        progress: Callable[[str, float], None] = lambda name, fraction: None,
+        n_tokens: int = N_TOKENS,
+    ) -> None:
+        """`progress` gets the reading that is tried and the part done, 0.0 to 1.0.
+
+        Raises InvalidRequest for a context without room for the text.
+        """
+        text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
+        found = encode_prompt(target.tokenizer, text, parse_special=False)
+        self._text = [int(token) for token in found[: min(n_tokens, target.context_size - _DEPTH)]]
+        if len(self._text) < MIN_TOKENS:
+            raise InvalidRequest(
+                f"a probe needs a text of {MIN_TOKENS} tokens, and has {len(self._text)}.", hint="Set a larger --ctx."
+            )
+        self._target = target
+        self._path = path
+        self._backend = backend
+        self._check = check
+        self._progress = progress
+        self._choices: Ints = np.empty(0, np.int32)
+        self._refusal: EdgespecError | None = None  # of the last reading that could not be run
+
+    def run(self, spec: HeadSpec) -> ProbeResult:
+        """Try `spec`, what the file says, and the readings that differ from it in one convention.
+
+        From a better reading it goes on until none is better. Raises Cancelled, and what `Model.attach_head` and
+        sessions raise if no reading can be run.
+        """
+        started = perf_counter()
+        n_layers = self._target.layer_count
+        stated = best = complete(spec, n_layers)
+        self._choices = self._find_choices()
+        tried = {best: self._try(best, None)}
+        was_changed = True
+        while was_changed:
+            was_changed = False
+            for convention in list_conventions(stated.kind, self._backend):
+                for reading in convention(best, n_layers):
+                    if reading in tried:
+                        continue
+                    hits, other = tried[best], self._try(reading, tried[best])
+                    tried[reading] = other
+                    if other is not None and (hits is None or is_better(other, hits)):
+                        best, was_changed = reading, True
+        trials = {each: _summarize(each, hits) for each, hits in tried.items() if hits is not None}
+        if best not in trials and self._refusal is not None:
+            raise self._refusal
+        lookups, seconds = self._follow_lookups(), perf_counter() - started
+        return ProbeResult(trials.get(stated), trials[best], lookups, seconds, tuple(trials.values()))
+
+    def _try(self, spec: HeadSpec, rival: Hits | None) -> Hits | None:
+        """[positions, 2] which choices are right; None where the head cannot be run so."""
+        try:
+            return self._measure(spec, rival)
+        except EdgespecError as refusal:
+            self._refusal = refusal
+            return None
+
+    def _measure(self, spec: HeadSpec, rival: Hits | None) -> Hits:
+        """Ends early where `rival`, the best reading so far, is better beyond doubt."""
+        text, hits, n, name = self._text, [], len(self._choices) - 1, f"{self._path.name} as {describe(spec)}"
+        with ExitStack() as undo:
+            head = self._target.attach_head(spec, self._path, progress=lambda fraction: None, check=self._check)
+            undo.callback(head.close)
+            session = self._target.open_session(self._check)
+            undo.callback(session.close)
+            draft = head.open_session(session, self._check)
+            undo.callback(draft.close)
+            read_prompt(session, text[:-1])
+            draft.begin(text[:_FIRST])
+            for i in range(n):
+                self._check()
+                chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
+                hits.append([each == right for each, right in zip(chosen, self._choices[i : i + 2], strict=True)])
+                if i % _LOOK == _LOOK - 1:
+                    self._progress(name, i / n)
+                    if rival is not None and is_better(rival, np.array(hits)):
+                        break
+        self._progress(name, 1.0)
+        return np.array(hits)
+
+    def _find_choices(self) -> Ints:
+        """[len(text) - 1] the target's first choices after the first two tokens, the first three and so on."""
+        session = self._target.open_session(self._check)
+        try:
+            read_prompt(session, self._text[: _FIRST - 1])
+            best: list[Ints] = []
+            at = _FIRST - 1
+            while at < len(self._text):
+                self._check()
+                n = min(len(self._text) - at, session.draft_limit + 1, _ROWS)
+                best.append(session.forward(self._text[at], Draft.chain(self._text[at + 1 : at + n])).argmax())
+                session.commit(range(n - 1))
+                at += n
+        finally:
+            session.close()
+        return np.concatenate(best)
+
+    def _follow_lookups(self) -> float:
+        drafter = NgramDrafter()
+        drafter.begin(self._text[:_FIRST], None)
+        right = 0
+        for i in range(n := len(self._choices) - 1):
+            tree = DraftTree()
+            for _ in drafter.expand(tree, self._text[: _FIRST + i], Budget(depth=1, nodes=1)):
+                pass
+            right += tree.tokens[:1] == [self._choices[i]]
+        return right / n
+
+
+def is_better(a: Hits, b: Hits) -> bool:
+    """Whether `a` is right more often than `b` at the positions that both have, by more than chance."""
+    n = min(len(a), len(b))
+    lead = a[:n].sum(axis=1) - b[:n].sum(axis=1, dtype=int)
+    wins, losses = int((lead > 0).sum()), int((lead < 0).sum())
+    n = wins + losses
+    return wins > losses and sum(comb(n, k) for k in range(wins, n + 1)) <= _SIGNIFICANCE * 2**n
+
+
+def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int) -> tuple[int, int]:
+    """The first choices after `text`, and after `token` that follows it, which a block does not see; -1 for none."""
+    rows: list[Logits | None]
+    if isinstance(draft, BlockSession):
+        rows = [*(draft.block(text, len(text), _DEPTH) or ()), None, None]
+    else:
+        first = draft.read(text, len(text))
+        rows = [first, None if first is None else draft.step(token)]
+    one, two = (-1 if row is None else int(row.argmax()) for row in rows[:_DEPTH])
+    return one, two
+
+
+def _summarize(spec: HeadSpec, hits: Hits) -> Trial:
+    first, second = hits.mean(axis=0).tolist()
+    return Trial(spec, (first, second), len(hits))
