@@ -214,6 +214,7 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(
         Unsupported, "scores 300 tokens and does not name them", {"tensors": {"lm_head.weight": mx.zeros((300, 256))}}
     )
+    check(Unsupported, "scores 4,096 tokens and does not name them", {"tensors": {"d2t": mx.zeros(300, mx.int64)}})
     check(InvalidModelFile, "lacks the tensor hidden_norm.weight", {"tensors": {"hidden_norm.weight": None}})
     check(InvalidModelFile, "has the shape", {"tensors": {o_proj: mx.zeros((256, 64))}})
     check(

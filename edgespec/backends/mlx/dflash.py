@@ -106,7 +106,7 @@ class DFlashSession:
 
     @property
     def block_size(self) -> int:
-        return self._network.n_drafts
+        return self._network.block.n_drafts
 
     def begin(self, text: Sequence[int]) -> None:
         self._context.begin(text)
@@ -120,7 +120,7 @@ class DFlashSession:
             return None
         with map_errors():
             output = self._context.run_block(text[-1])[:n]
-            (rows,) = read(self._network.spread(self._network.score(output)))
+            (rows,) = read(self._network.vocabulary.spread(self._network.score(output)))
         return list(rows)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class BlockKeys(KeyValues):
         if not self._is_causal and (self._reach is None or end <= self._reach):
             return None
         rows, keys = mx.arange(self.length, end)[:, None], mx.arange(end)[None]
-        mask = keys <= rows if self._is_causal else keys < end + 0 * rows
+        mask = keys <= rows if self._is_causal else mx.ones((N, end), mx.bool_)
         return mask if self._reach is None else mask & (rows - keys < self._reach)
 
 
@@ -71,11 +72,54 @@ class BlockLayer(HeadLayer):
         return x + self.feed_forward(x)
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is run after the root.
+
+    n_rows      the root and masks
+    first_row   that predicts, the token after the root: 0 or 1
+    mask_token  the id of a mask
+    windows     [layers] the positions that a row attends to; None for all
+    is_causal   whether a row attends to none of the later ones
+    """
+
+    n_rows: int
+    first_row: int
+    mask_token: int
+    windows: Sequence[int | None]
+    is_causal: bool
+
+    @property
+    def n_drafts(self) -> int:
+        """The tokens that a block drafts."""
+        return self.n_rows - self.first_row
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """The tokens that a head scores. `ids` [W] are the target's; None where the head has all V."""
+
+    ids: Any
+    vocab_size: int
+
+    @property
+    def size(self) -> int:
+        """W"""
+        return self.vocab_size if self.ids is None else int(self.ids.size)
+
+    def spread(self, scores: Any) -> Any:
+        """Logits [n, V] of `scores` [n, W]; -inf for tokens that the head does not know."""
+        if self.ids is None:
+            return scores
+        whole = mx.full((scores.shape[0], self.vocab_size), -mx.inf)
+        whole[:, self.ids] = scores
+        return whole
+
+
 class DFlashNetwork:
     """A head beside its target, whose embeddings and output matrix serve where it has none of its own.
 
-    H is the hidden size of both, V the target's vocabulary size, W the draft's. A block is the root and masks,
-    `block_size` rows in all.
+    H is the hidden size of both, V the target's vocabulary size, W the draft's.
     """
 
     def __init__(self, spec: HeadSpec, folder: Path, target: TargetParts) -> None:
@@ -83,36 +127,28 @@ class DFlashNetwork:
 
         Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit.
         """
-        _check_spec(spec, target)
+        target.check(spec)
         self.layers = spec.layers or ()
-        self.n_rows = spec.block_size
-        self.first_row = 0 if spec.predicts_at_root else 1
         arrays = read_arrays(folder)
         weights, shape, size = HeadWeights(arrays, dflash_names(arrays)), read_layer_shape(folder), target.hidden_size
         self._eps = shape.eps
-        self._masks = [spec.mask_token] * (spec.block_size - 1)
         self._fc = weights.linear("fc", size, len(self.layers) * size)
         self._norms = [weights.vector(name, size) for name in ("feature_norm", "output_norm")]
         count = next(i for i in range(len(arrays)) if f"{i}.q" not in weights)
         self._layers = [BlockLayer(weights, shape, i) for i in range(count)]
-        self._windows, self._is_causal = _read_attention(folder, count)
+        self.block = _read_block(spec, folder, target.vocab_size, count)
+        self.vocabulary = _read_vocabulary(weights, target.vocab_size)
         self._embed = target.find_embedding(weights, size)
-        self.vocab_size = target.vocab_size
-        self._ids = _read_ids(weights, target)
-        rows = target.vocab_size if self._ids is None else self._ids.size
-        self._output = target.score if "output" not in weights else weights.linear("output", rows, size)
-        self._read_more(weights, size, rows)
+        self._output = target.score
+        if "output" in weights:
+            self._output = weights.linear("output", self.vocabulary.size, size)
+        self._read_more(weights)
         weights.load()
         self.nbytes = weights.nbytes
 
-    @property
-    def n_drafts(self) -> int:
-        """The tokens that a block drafts: row `first_row` of it predicts the one after the root."""
-        return self.n_rows - self.first_row
-
     def open_caches(self) -> list[KeyValues]:
         """Keys and values of each layer, of no positions."""
-        return [BlockKeys(window, is_causal=self._is_causal) for window in self._windows]
+        return [BlockKeys(window, is_causal=self.block.is_causal) for window in self.block.windows]
 
     def inject(self, features: Any, caches: list[KeyValues]) -> None:
         """Append what stands for the target's `features` [n, layers * H] to `caches`; the device starts on it."""
@@ -126,30 +162,22 @@ class DFlashNetwork:
 
         All rows of a block run, as in training: since they attend to each other, fewer of them would say other things.
         """
-        held = caches[0].length
-        x = self._embed(mx.array([root, *self._masks], mx.int32)).astype(self._norms[0].dtype)
+        held, masks = caches[0].length, [self.block.mask_token] * (self.block.n_rows - 1)
+        x = self._embed(mx.array([root, *masks], mx.int32)).astype(self._norms[0].dtype)
         try:
             for layer, cache in zip(self._layers, caches, strict=True):
                 x = layer.run(x, cache)
         finally:
             for cache in caches:
                 cache.trim_to(held)
-        return mx.fast.rms_norm(x[self.first_row :], self._norms[1], self._eps)
+        return mx.fast.rms_norm(x[self.block.first_row :], self._norms[1], self._eps)
 
     def score(self, output: Any) -> Any:
         """Scores [n, W] float32 of the draft's tokens."""
         return self._output(output).astype(mx.float32)
 
-    def spread(self, scores: Any) -> Any:
-        """Logits [n, V] of `scores` [n, W]; -inf for tokens that the head does not know."""
-        if self._ids is None:
-            return scores
-        whole = mx.full((scores.shape[0], self.vocab_size), -mx.inf)
-        whole[:, self._ids] = scores
-        return whole
-
-    def _read_more(self, weights: HeadWeights, size: int, rows: int) -> None:
-        """Take what kinds of DFlash heads have besides; `rows` is W."""
+    def _read_more(self, weights: HeadWeights) -> None:
+        """Take what other kinds of heads have besides."""
 
 
 def read_network(folder: Path, spec: HeadSpec, target: Any) -> DFlashNetwork:
@@ -157,11 +185,23 @@ def read_network(folder: Path, spec: HeadSpec, target: Any) -> DFlashNetwork:
     return DFlashNetwork(spec, folder, read_target(target))
 
 
-def _check_spec(spec: HeadSpec, target: TargetParts) -> None:
-    """Raise Unsupported for a head that the target does not fit, or that names no block."""
-    target.check(spec)
-    if spec.mask_token is None or spec.mask_token >= target.vocab_size:
-        named = "none" if spec.mask_token is None else f"{spec.mask_token:,} of {target.vocab_size:,}"
+def _read_vocabulary(weights: HeadWeights, vocab_size: int) -> DraftVocabulary:
+    """Raises InvalidModelFile, Unsupported."""
+    rows, ids = weights.rows("output") if "output" in weights else vocab_size, None
+    if "d2t" in weights:
+        ids = mx.array(read_draft_ids(np.array(weights.table("d2t")), vocab_size)[0])
+    if rows != (vocab_size if ids is None else ids.size):
+        raise Unsupported(
+            f"the head scores {rows:,} tokens and does not name them in the vocabulary of {vocab_size:,}.",
+            hint=OTHER_HEAD,
+        )
+    return DraftVocabulary(ids, vocab_size)
+
+
+def _read_block(spec: HeadSpec, folder: Path, vocab_size: int, count: int) -> Block:
+    """Raises Unsupported for a head without masks, or with blocks that are too long; and as _read_attention."""
+    if spec.mask_token is None or spec.mask_token >= vocab_size:
+        named = "none" if spec.mask_token is None else f"{spec.mask_token:,} of {vocab_size:,}"
         raise Unsupported(
             f"the head fills its blocks with a token of the model, and its config.json names {named}.", hint=OTHER_HEAD
         )
@@ -170,22 +210,12 @@ def _check_spec(spec: HeadSpec, target: TargetParts) -> None:
             f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
             hint=OTHER_HEAD,
         )
-
-
-def _read_ids(weights: HeadWeights, target: TargetParts) -> Any:
-    """[W] the target's ids of the draft's; None for all of them. Raises InvalidModelFile, Unsupported."""
-    if "d2t" in weights:
-        return mx.array(read_draft_ids(np.array(weights.table("d2t")), target.vocab_size)[0])
-    if "output" in weights and (rows := weights.rows("output")) != target.vocab_size:
-        raise Unsupported(
-            f"the head scores {rows:,} tokens and does not name them in the vocabulary of {target.vocab_size:,}.",
-            hint=OTHER_HEAD,
-        )
-    return None
+    windows, is_causal = _read_attention(folder, count)
+    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, spec.mask_token, windows, is_causal)
 
 
 def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
-    """([count] the window of each layer, whether a block's rows see no later ones), of config.json.
+    """The windows and `is_causal` of a Block with `count` layers, as config.json has them.
 
     A window without `use_sliding_window` or `use_swa` means nothing. Raises InvalidModelFile, CacheError; Unsupported
     for layers that compute something else.

@@ -32,13 +32,13 @@ class DSparkNetwork(DFlashNetwork):
         """Scores [1, W] of a row whose own are `scores` [1, W], after `token` [1]."""
         return scores + self._markov_2(self._markov_1(token)).astype(mx.float32)
 
-    def _read_more(self, weights: HeadWeights, size: int, rows: int) -> None:
+    def _read_more(self, weights: HeadWeights) -> None:
         """The bias that a token gives to the scores of the next one: matrices [V, rank] and [W, rank]."""
         if "markov_1" not in weights or "markov_2" not in weights:
             raise InvalidModelFile("The DSpark head lacks its Markov head.", hint=HEAD_HINT)
         rank = weights.columns("markov_1")
-        self._markov_1 = weights.embedding("markov_1", self.vocab_size, rank)
-        self._markov_2 = weights.linear("markov_2", rows, rank)
+        self._markov_1 = weights.embedding("markov_1", self.vocabulary.vocab_size, rank)
+        self._markov_2 = weights.linear("markov_2", self.vocabulary.size, rank)
 
 
 def read_network(folder: Path, spec: HeadSpec, target: Any) -> DSparkNetwork:
@@ -80,7 +80,7 @@ class DSparkSession:
 
     def step(self, token: int) -> Logits | None:
         """[V] after one more token of the block; None at its end. Runs no forward."""
-        if len(self._block) >= self._network.n_drafts:
+        if len(self._block) >= self._network.block.n_drafts:
             return None
         return self._follow(token)
 
@@ -91,8 +91,10 @@ class DSparkSession:
         with map_errors():
             rows: list[Any] = []
             best = [mx.array(text[-1:])]
-            for row in range(min(n, self._network.n_drafts)):
-                rows.append(self._network.spread(self._network.follow(self._scores[row : row + 1], best[-1])))
+            for row in range(min(n, self._network.block.n_drafts)):
+                rows.append(
+                    self._network.vocabulary.spread(self._network.follow(self._scores[row : row + 1], best[-1]))
+                )
                 best.append(mx.argmax(rows[-1], axis=-1))
             chain = DeviceDraft(mx.concatenate(best[1:]))
             scores = mx.concatenate(rows)
@@ -118,5 +120,5 @@ class DSparkSession:
         self._block.append(token)
         with map_errors():
             scores = self._network.follow(self._scores[row : row + 1], mx.array([token]))
-            logits: Logits = read(self._network.spread(scores))[0][0]
+            logits: Logits = read(self._network.vocabulary.spread(scores))[0][0]
         return logits
