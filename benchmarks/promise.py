@@ -7,7 +7,8 @@ One engine, whose statistics persist from text to text. Each prompt runs plainly
 order; its ratio is the median over the repeats of autopilot tokens/s over plain tokens/s. The wrong draft is the same
 model with the rows of its head shifted by one token, so that it is as sure as before and wrong. Without a draft plain
 decoding runs against itself, which shows the noise of the machine. A round's host time is all between two steps except
-the forwards of target and draft. The runtime's settings are measured first. stdout ends with one JSON line.
+the forwards of target and draft. "said" compares the ratio that edgespec itself shows for an answer, median over the
+repeats, with the measured one. The runtime's settings are measured first. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import Adjustable
 from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
+from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
@@ -99,15 +101,17 @@ def fits(engine: Engine, prompt: BenchPrompt, size: int) -> bool:
         return False
 
 
-def run_once(engine: Engine, speculation: Speculation, request: Request, draft: TimedModel) -> tuple[float, list[Any]]:
-    """(tokens per second after the first token, the steps with the seconds of the draft's forwards so far)."""
+def run_once(
+    engine: Engine, speculation: Speculation, request: Request, draft: TimedModel
+) -> tuple[Metrics, list[tuple[Step, float]]]:
+    """(metrics, the steps with the seconds of the draft's forwards so far)."""
     engine.speculation = speculation
-    steps: list[Any] = []
+    steps: list[tuple[Step, float]] = []
     for event in engine.stream(request):
         if isinstance(event, Step):
             steps.append((event, draft.seconds))
         elif isinstance(event, Finished):
-            return event.metrics.tokens_per_second or 0.0, steps
+            return event.metrics, steps
     raise AssertionError("the last event is Finished")
 
 
@@ -131,12 +135,15 @@ def compare(
     draft: TimedModel,
 ) -> dict[str, Any]:
     """Plain decoding and `other` on all prompts at one temperature."""
-    ratios, hosts = defaultdict(list), defaultdict(list)
+    ratios, said, hosts = defaultdict(list), defaultdict(list), defaultdict(list)
     for turn, prompt in product(range(repeats), prompts):
         request = Request(prompt.turns[0], SamplingParams(temperature=temperature), tokens)
         speeds = {}
         for speculation in (PLAIN, other) if turn % 2 == 0 else (other, PLAIN):
-            speeds[speculation], steps = run_once(engine, speculation, request, draft)
+            metrics, steps = run_once(engine, speculation, request, draft)
+            speeds[speculation] = metrics.tokens_per_second or 0.0
+            if speculation is other and metrics.times_plain:
+                said[prompt.id].append(metrics.times_plain)
             arm = "plain arm, plain" if speculation is PLAIN else "autopilot, "
             for kind, host in host_times(steps):
                 hosts[arm if speculation is PLAIN else arm + kind].append(host)
@@ -145,8 +152,16 @@ def compare(
     medians = {name: statistics.median(each) for name, each in ratios.items()}
     return summarize(medians, {name: statistics.median(each) for name, each in hosts.items()}, prompts) | {
         "temperature": temperature,
+        "said": compare_said({name: statistics.median(each) for name, each in said.items()}, medians),
         "rounds": {name: len(each) for name, each in hosts.items()},
     }
+
+
+def compare_said(said: dict[str, float], measured: dict[str, float]) -> dict[str, Any]:
+    """How far the ratio that is shown lies from the measured one, over prompts; negative where too little is shown."""
+    errors = [said[name] / measured[name] - 1 for name in said if name in measured]
+    quantiles = np.quantile(errors, [0.0, 0.1, 0.5, 0.9, 1.0]).tolist() if errors else []
+    return {"prompts": len(errors), "error": [round(each, 3) for each in quantiles]}
 
 
 def summarize(ratios: dict[str, float], hosts: dict[str, float], prompts: Sequence[BenchPrompt]) -> dict[str, Any]:

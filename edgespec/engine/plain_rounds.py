@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
-
 from edgespec.controller.cost_model import Profile
 
-_KEPT = 32  # measurements
+_DECAY = 0.99  # of the weight of a measurement, with each later one
 _MIN_MEASURED = 3  # without which nothing is said
 _POSITIONS = 64  # that share an expected time
 
@@ -15,13 +12,16 @@ _POSITIONS = 64  # that share an expected time
 class PlainRounds:
     """Rounds of an engine without a draft, with all that they take: forward, sampling, commit, the reader of steps.
 
-    A round after more tokens takes longer as the profile says; the measurements are kept as multiples of that.
+    A round after more tokens takes longer as the profile says; the measurements are kept as multiples of that. Their
+    mean counts and not their median: moments in which the machine was busy are part of the time of an answer too.
     """
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
         self._forwards: object = None  # what it says of the target
-        self._multiples: dict[int, deque[float]] = {}  # by number of peers
+        self._multiples: dict[
+            int, tuple[float, float, int]
+        ] = {}  # by number of peers: (their sum, their weight, their number)
         self._expected: dict[tuple[int, int], float] = {}
 
     def expect(self, profile: Profile | None) -> None:
@@ -36,13 +36,14 @@ class PlainRounds:
 
     def add(self, n_peers: int, position: int, seconds: float) -> None:
         """A round at `position`, shared with `n_peers` other generations that had no draft either."""
-        measured = self._multiples.setdefault(n_peers, deque(maxlen=_KEPT))
-        measured.append(seconds / self._expect(n_peers, position))
+        total, weight, n = self._multiples.get(n_peers, (0.0, 0.0, 0))
+        multiple = seconds / self._expect(n_peers, position)
+        self._multiples[n_peers] = _DECAY * total + multiple, _DECAY * weight + 1, n + 1
 
     def estimate(self, n_peers: int, position: int) -> float | None:
         """Seconds of such a round; None where too few were measured."""
-        measured = self._multiples.get(n_peers, ())
-        return median(measured) * self._expect(n_peers, position) if len(measured) >= _MIN_MEASURED else None
+        total, weight, n = self._multiples.get(n_peers, (0.0, 0.0, 0))
+        return total / weight * self._expect(n_peers, position) if n >= _MIN_MEASURED else None
 
     def _expect(self, n_peers: int, position: int) -> float:
         key = n_peers, position // _POSITIONS

@@ -18,4 +18,5 @@ def test_promise(program: Program) -> None:
         assert row["prompts"] == 2 and 0 < row["slowest"] <= row["worst_decile"] <= row["fastest"]
         assert row["slowest"] <= row["mean"] <= row["fastest"] and 0 <= row["below"] <= 1
         assert row["host_us"]["plain arm, plain"] > 0
+        assert row["said"]["prompts"] <= 2 and sorted(row["said"]["error"]) == row["said"]["error"]
         assert set(row["host_us"]) <= {"plain arm, plain", *(f"autopilot, {kind}" for kind in KINDS)}
