@@ -16,7 +16,9 @@ Convention = Callable[[HeadSpec, int], list[HeadSpec]]
 def list_conventions(kind: HeadKind, backend: BackendName) -> tuple[Convention, ...]:
     """What may be wrong with a head's spec and makes a difference on `backend`.
 
-    llama.cpp reads all but the layers from the file itself.
+    llama.cpp takes norms and feedback from the file itself. Medusa and Hydra heads have one convention. Two more need
+    no probe, since tensors tell: ids of a reduced vocabulary ascend in one reading only, and norms' weights that are
+    stored less 1 have means near 0.
     """
     return _CONVENTIONS.get(kind, {}).get(backend, ())
 
@@ -68,16 +70,19 @@ def _join(layers: Sequence[int] | None) -> str:
     return ", ".join(map(str, layers)) if layers else "the last hidden state"
 
 
-_FLAGS = {"norm_before_residual": "norm_before_residual", "feeds_normed": "norm_output"}  # by the keys of files
-_CONVENTIONS: Mapping[HeadKind, Mapping[BackendName, tuple[Convention, ...]]] = {
+_FLAGS = {  # by the keys of files
+    "norm_before_residual": "norm_before_residual",
+    "feeds_normed": "norm_output",
+    "predicts_at_root": "sample_from_anchor",
+}
+_BLOCK = (_flip("predicts_at_root"), _shift_layers)
+_CONVENTIONS: Mapping[HeadKind, Mapping[BackendName, tuple[Convention, ...]]] = {  # what matters most comes first
     "eagle3": {
         "llamacpp": (_shift_layers,),
-        "mlx": (_flip("norm_before_residual"), _flip("feeds_normed"), _shift_layers),  # what matters most comes first
+        "mlx": (_flip("norm_before_residual"), _flip("feeds_normed"), _shift_layers),
     },
     "eagle": {"mlx": (_swap_final_norm,)},
     "mtp": {"mlx": (_swap_final_norm, _flip("feeds_normed"))},
     "dflash": {"llamacpp": (_shift_layers,), "mlx": (_shift_layers,)},
-    "dspark": {"llamacpp": (_shift_layers,), "mlx": (_shift_layers,)},
-    "medusa": {"mlx": (_swap_final_norm,)},
-    "hydra": {"mlx": (_swap_final_norm,)},
+    "dspark": {"llamacpp": _BLOCK, "mlx": _BLOCK},
 }

@@ -22,12 +22,10 @@ class EagleNetwork:
     H is the hidden size of both. A pair is a token and the state of the token before it.
     """
 
-    layers = ()
-
     def __init__(self, spec: HeadSpec, shape: LayerShape, weights: HeadWeights, target: TargetParts) -> None:
         """Raises InvalidModelFile for tensors of other shapes, Unsupported for a head that the target does not fit."""
         target.check(spec)
-        size = target.hidden_size
+        self.layers, size = spec.layers or (), target.hidden_size
         self._eps = shape.eps
         self._fc = weights.linear("fc", size, 2 * size)
         self._embed = target.find_embedding(weights, size)

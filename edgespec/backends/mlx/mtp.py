@@ -26,7 +26,6 @@ class MtpNetwork:
     H is the hidden size of both. A pair is a token and the state of the token before it.
     """
 
-    layers = ()
     depth = 1
 
     def __init__(
@@ -37,7 +36,7 @@ class MtpNetwork:
         Raises InvalidModelFile for tensors of other shapes, Unsupported for a head that the target does not fit.
         """
         target.check(spec)
-        size = target.hidden_size
+        self.layers, size = spec.layers or (), target.hidden_size
         self._eps, self._feeds_normed = shape.eps, spec.feeds_normed
         self._fc = weights.linear("fc", size, 2 * size)
         self._norms = {name: weights.vector(name, size, shifts[name]) for name in (*_OUTER_NORMS, "attention_norm")}
