@@ -16,7 +16,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.arrays import Logits, Rng
 from edgespec.core.batching import Yield
 from edgespec.core.draft_tree import DraftTree
-from edgespec.core.drafter import Drafter, DraftSession, Outcome, TokenDraw
+from edgespec.core.drafter import BlockSession, Drafter, DraftSession, Outcome, TokenDraw
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Session
 from edgespec.core.sampling import Sampler, SamplingParams
@@ -87,6 +87,28 @@ class ComputedHead:
         return self._session.rollout(text, window, n)
 
 
+class ComputedBlocks:
+    """A session that drafts blocks and counts the tokens of the text that it computes."""
+
+    def __init__(self, session: BlockSession) -> None:
+        self._session = session
+        self.block_size = session.block_size
+        self.tokens = 0
+
+    def begin(self, text: Sequence[int]) -> None:
+        self._session.begin(text)
+
+    def unread(self, text: Sequence[int]) -> int:
+        return self._session.unread(text)
+
+    def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
+        self.tokens += min(self._session.unread(text), window)
+        return self._session.block(text, window, n)
+
+    def close(self) -> None:
+        self._session.close()
+
+
 class Pair:
     """A session of the target and a drafter for it, driven as the loop drives them."""
 
@@ -95,7 +117,8 @@ class Pair:
         self.target = subject.target.open_session(lambda: None)
         source, session, head = subject.loaded.source, None, None
         if isinstance(source, AttachedHead):
-            head = ComputedHead(source.open_session(self.target, lambda: None))
+            opened = source.open_session(self.target, lambda: None)
+            head = ComputedBlocks(opened) if isinstance(opened, BlockSession) else ComputedHead(opened)
         elif isinstance(source, AttachedDraft):
             session = source.open_session(self.target, lambda: None)
         elif source is not None:

@@ -23,6 +23,7 @@ from edgespec.drafters import SELF, DrafterSpec, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from tests.backends.eagle3_heads import make_head, make_head_folder
+from tests.backends.medusa_heads import make_hydra, make_medusa
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
@@ -35,7 +36,7 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
-HEADS = {"llama.cpp": ("eagle3",), "mlx": ("eagle3",)}
+HEADS = {"llama.cpp": ("eagle3",), "mlx": ("eagle3", "medusa", "hydra")}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
@@ -137,7 +138,7 @@ class Loader:
     def _attach_head(self, runtime: str, kind: str) -> AttachedHead:
         key = runtime, kind
         if key not in self._models:
-            path = self._make_head(runtime)
+            path = self._make_head(runtime, kind)
             spec = read_head(path)
             assert spec is not None
             self._models[key] = self._model(runtime, "target").attach_head(
@@ -147,13 +148,17 @@ class Loader:
         assert isinstance(found, AttachedHead)
         return found
 
-    def _make_head(self, runtime: str) -> Path:
+    def _make_head(self, runtime: str, kind: str) -> Path:
         """A head of random weights."""
         if runtime != "mlx":
             return make_head(self._folder / f"{runtime}.gguf").path
         config = json.loads((PARD / "config.json").read_text())
         size, vocab_size = config["hidden_size"], config["vocab_size"]
-        return make_head_folder(self._folder / "head", target_size=size, layers=(0, 1, 1), vocab_size=vocab_size)
+        if kind == "medusa":
+            return make_medusa(self._folder / kind, size=size, vocab_size=vocab_size)
+        if kind == "hydra":
+            return make_hydra(self._folder / kind, size=size, vocab_size=vocab_size)
+        return make_head_folder(self._folder / kind, target_size=size, layers=(0, 1, 1), vocab_size=vocab_size)
 
 
 def _open_toy(runtime: str, which: str) -> Model:

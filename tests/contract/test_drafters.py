@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from edgespec.backends import BackendName
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.drafters import drafter_specs
+from edgespec.planner import heads as planner_heads
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import ADOPTING, METHODS, NAMES, TOYS, Loader, Subject, installed
 
@@ -27,10 +29,15 @@ def subject(request: pytest.FixtureRequest, loader: Loader) -> Subject:
 
 
 def test_every_drafter_of_the_registry_is_run_on_toy_and_other_runtimes(loader: Loader) -> None:
-    """A drafter that needs a part of the target is run where the runtime has such parts."""
+    """A drafter that needs a part of the target is run where the runtime has such parts; a head where it is run."""
+    names: dict[BackendName, str] = {"llamacpp": "llama.cpp", "mlx": "mlx"}
+    runnable = planner_heads._RUNNABLE
     for spec in drafter_specs().values():
         runs = {name.split(" on ")[1] for name in NAMES if loader.load(name).drafter == spec.name}
-        assert runs == ({*METHODS} if spec.needs in ("target", "head") else {*TOYS, *METHODS}), spec.name
+        if spec.needs == "head":
+            assert runs == {names[backend] for backend in names if spec.name in runnable[backend]}, spec.name
+        else:
+            assert runs == ({*METHODS} if spec.needs == "target" else {*TOYS, *METHODS}), spec.name
 
 
 def test_the_toy_has_no_drafts_of_its_parts(loader: Loader) -> None:
