@@ -20,7 +20,7 @@ from edgespec.registry.resolve import LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
 _RUNNABLE: dict[BackendName, list[HeadKind]] = {
-    "llamacpp": ["eagle3"],
+    "llamacpp": ["eagle3", "dflash", "dspark"],
     "mlx": ["eagle3", "medusa", "hydra"],
     "toy": [],
 }

@@ -22,6 +22,7 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
+from tests.backends.dflash_heads import Dialect, make_dflash
 from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.backends.medusa_heads import make_hydra, make_medusa
 from tests.models import DRAFT, REPOSITORY, TARGET
@@ -36,7 +37,7 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
-HEADS = {"llama.cpp": ("eagle3",), "mlx": ("eagle3", "medusa", "hydra")}
+HEADS = {"llama.cpp": ("eagle3", "dflash", "dspark"), "mlx": ("eagle3", "medusa", "hydra")}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
@@ -150,6 +151,9 @@ class Loader:
 
     def _make_head(self, runtime: str, kind: str) -> Path:
         """A head of random weights."""
+        if kind in ("dflash", "dspark") and runtime != "mlx":
+            path = self._folder / f"{kind} {runtime}.gguf"
+            return make_dflash(path, Dialect(markov=True if kind == "dspark" else None, is_reduced=True))
         if runtime != "mlx":
             return make_head(self._folder / f"{runtime}.gguf").path
         config = json.loads((PARD / "config.json").read_text())

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.llamacpp import eagle3
+from edgespec.backends.llamacpp import dflash, eagle3
 from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.heads import HeadKind, HeadSpec
 
 Opener = Callable[[LlamaWeights, Path, HeadSpec, Callable[[float], None], CheckCancelled], AttachedHead]
 
-_OPENERS: dict[HeadKind, Opener] = {"eagle3": eagle3.open_head}
+_OPENERS: dict[HeadKind, Opener] = {
+    "eagle3": eagle3.open_head,
+    "dflash": dflash.open_head,
+    "dspark": dflash.open_head,
+}
 
 
 def open_head(
