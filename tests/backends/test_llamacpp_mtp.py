@@ -1,0 +1,295 @@
+"""MTP layers on llama.cpp: random weights against numpy, and a state that is always that of a fresh session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.mtp import open_head
+from edgespec.backends.llamacpp.pair_session import PairHead
+from edgespec.backends.options import LoadOptions
+from edgespec.controller.fixed import FixedLength
+from edgespec.core.protocols import Budget
+from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.errors import Cancelled, InvalidModelFile
+from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.head_file import read_head
+from edgespec.formats.heads import HeadSpec
+from tests.backends.llamacpp_pairs import Pair, generate, is_close, is_fresh
+from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_hybrid, make_mixture
+from tests.contract.runtimes import prefill
+from tests.models import TARGET
+
+CONTEXT = 512
+OPTIONS = LoadOptions(context_size=CONTEXT, threads=1, mtp=True)
+TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
+
+
+@dataclass
+class Subject:
+    """A model and the file that has its MTP layer."""
+
+    target: LlamaModel
+    head: PairHead
+    file: Path
+
+
+def spec_of(path: Path) -> HeadSpec:
+    spec = read_head(path)
+    assert spec is not None and spec.kind == "mtp"
+    return spec
+
+
+def open_subject(kind: str, folder: Path) -> Subject:
+    maker = make_hybrid if kind == "hybrid" else make_mixture
+    file = maker(folder / "model.gguf")
+    target = load(file, OPTIONS)
+    if kind == "alone":
+        file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
+    return Subject(target, open_head(target, file, spec_of(file)), file)
+
+
+@pytest.fixture(scope="module", params=["mixture", "alone", "hybrid"])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    found = open_subject(request.param, tmp_path_factory.mktemp("mtp"))
+    yield found
+    found.head.close()
+    found.target.close()
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixture(tmp_path_factory.mktemp("mtp") / "model.gguf")
+
+
+def states_of(target: LlamaModel, text: list[int]) -> np.ndarray:
+    """[n, H] the last hidden states of a fresh session that reads `text`."""
+    session = target.open_session()
+    features = session.tap(())
+    prefill(session, text)
+    rows = features.take(0, len(text)).copy()
+    session.close()
+    return rows
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_the_forward_pass_is_that_of_numpy(is_alone: bool, tmp_path: Path) -> None:
+    subject = open_subject("alone" if is_alone else "mixture", tmp_path)
+    text = TEXT[:140]  # four decodes of the head
+    rows, reference = states_of(subject.target, text[:-1]), NumpyLayer(subject.file)
+    pair = Pair(subject.target, subject.head, text)
+    logits = pair.read()
+    assert logits.shape == (4096,) and logits.dtype == np.float32 and logits.std() > 1
+    assert is_close(logits, reference.logits(rows, text[1:], []))
+    drafted: list[int] = []
+    for token in (40, 41, 42):
+        drafted.append(token)
+        stepped = pair.draft.step(token)
+        assert stepped is not None
+        assert is_close(stepped, reference.logits(rows, text[1:], drafted))
+    for other in (
+        reference.logits(rows, [*text[2:], 9], []),
+        reference.logits(np.roll(rows, 1, axis=0), text[1:], []),
+        reference.logits(rows[-1:], text[-1:], []),
+    ):
+        assert not is_close(logits, other)
+    pair.close()
+    subject.head.close()
+    subject.target.close()
+
+
+def test_the_last_hidden_state_gives_the_targets_logits(mixture: Path) -> None:
+    target = load(mixture, OPTIONS)
+    session = target.open_session()
+    features = session.tap((LAYERS,))
+    logits = prefill(session, TEXT[:50])
+    rows = features.take(0, 50)
+    assert rows.shape == (50, WIDTH)
+    assert is_close(logits, NumpyLayer(mixture).output(rows[-1]))
+    assert not is_close(logits, NumpyLayer(mixture).output(rows[-2]))
+    np.testing.assert_allclose(rows, states_of(target, TEXT[:50]), atol=0.02)
+    session.close()
+    target.close()
+
+
+def test_after_rounds_it_drafts_as_a_fresh_session(subject: Subject) -> None:
+    pair = Pair(subject.target, subject.head, TEXT[:50])
+    rng = np.random.default_rng(3)
+    for n_accepted in (2, 0, 3, 1, 3, 0, 2):
+        drafted = rng.integers(1, 4000, 3).tolist()
+        assert pair.draft.unread(pair.text) > 0
+        pair.read()
+        assert list(pair.draft.text) == pair.text
+        for token in drafted[:-1]:
+            pair.draft.step(token)
+        pair.verify(drafted, n_accepted, int(rng.integers(1, 4000)))
+        assert pair.draft.unread(pair.text) == n_accepted + 1
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.close()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 25, 49])
+def test_a_new_text_keeps_the_prefix_that_it_shares(subject: Subject, kept: int) -> None:
+    pair = Pair(subject.target, subject.head, TEXT[:50])
+    pair.read()
+    pair.draft.step(5)
+    pair.restart([*TEXT[:kept], *TEXT[100:130]])
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.restart(TEXT[:50])
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.close()
+
+
+def test_another_root_after_the_same_text(subject: Subject) -> None:
+    pair = Pair(subject.target, subject.head, TEXT[:50])
+    pair.read()
+    pair.restart([*TEXT[:49], 77])
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.close()
+
+
+def test_a_target_that_goes_back_to_its_checkpoint(subject: Subject) -> None:
+    pair = Pair(subject.target, subject.head, TEXT[:40])
+    pair.target.checkpoint()
+    pair.read()
+    pair.verify([5, 6, 7], 2, 8)
+    pair.read()
+    pair.restart([*TEXT[:39], 9, 10, 11])
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.close()
+
+
+def test_a_cancelled_read_is_done_again(subject: Subject) -> None:
+    is_cancelled = False
+
+    def check() -> None:
+        if is_cancelled:
+            raise Cancelled
+
+    pair = Pair(subject.target, subject.head, TEXT[:50])
+    pair.draft.close()
+    pair.target.close()
+    pair.target = subject.target.open_session()
+    pair.draft = subject.head.open_session(pair.target, check)
+    pair.restart(TEXT[:50])
+    pair.read()
+    pair.verify([5, 6, 7], 2, 8)
+    is_cancelled = True
+    with pytest.raises(Cancelled):
+        pair.read()
+    is_cancelled = False
+    assert pair.draft.unread(pair.text) == 3
+    assert is_fresh(subject.target, subject.head, pair)
+    pair.close()
+
+
+def test_a_window_reads_the_end_of_the_text_alone(mixture: Path) -> None:
+    target = load(mixture, OPTIONS)
+    head = open_head(target, mixture, spec_of(mixture))
+    pair = Pair(target, head, TEXT[:200])
+    logits = pair.draft.read(pair.text, 90)
+    assert logits is not None
+    expected = NumpyLayer(mixture).logits(states_of(target, TEXT[:199])[109:], TEXT[110:200], [])
+    assert is_close(logits, expected)
+    pair.close()
+    head.close()
+    target.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("nodes", [3, 9], ids=["chain", "tree"])
+def test_answers_are_those_of_plain_decoding(nodes: int, temperature: float, tmp_path: Path) -> None:
+    """With kernels whose results do not depend on the number of rows."""
+    file = make_mixture(tmp_path / "model.gguf", is_quantized=True)
+    target = load(file, replace(OPTIONS, exact=True))
+    assert target.is_row_invariant, "the router of the MTP layer, in F32, only drafts"
+    compare_answers(Subject(target, open_head(target, file, spec_of(file)), file), nodes, temperature)
+
+
+def test_greedy_answers_of_a_hybrid_are_those_of_plain_decoding(tmp_path: Path) -> None:
+    compare_answers(open_subject("hybrid", tmp_path), 3, 0.0)
+
+
+def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
+    """Closes the subject."""
+    session, plain = subject.target.open_session(), subject.target.open_session()
+    draft = subject.head.open_session(session, lambda: None)
+    drafter = SequentialDrafter("mtp", draft)
+    for prompt in (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], TEXT[200:210]):
+        tokens, n_tested = generate(session, FixedLength([drafter], Budget(3, nodes), 4096), prompt, temperature)
+        expected, _ = generate(plain, FixedLength([], Budget(0, 0), 4096), prompt, temperature)
+        assert tokens == expected
+        assert n_tested >= 20
+    draft.close()
+    session.close()
+    plain.close()
+    subject.head.close()
+    subject.target.close()
+
+
+def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> None:
+    target = load(mixture, OPTIONS)
+    head = open_head(target, mixture, spec_of(mixture))
+    assert head.extra_bytes == 0
+    pair = Pair(target, head, TEXT[:30])
+    pair.read()
+    pair.draft.close()
+    head.close()
+    pair.verify([5, 6], 1, 7)
+    pair.target.rewind(0)
+    expected = prefill(target.open_session(), TEXT[:30])
+    assert is_close(prefill(pair.target, TEXT[:30]), expected)
+    pair.target.close()
+    target.close()
+
+
+def test_layers_for_another_model_are_refused(mixture: Path, tmp_path: Path) -> None:
+    llama = load(TARGET, OPTIONS)
+    with pytest.raises(Unsupported, match=f"MTP layers for a hidden size of {WIDTH}; the model has 256"):
+        open_head(llama, mixture, spec_of(mixture))
+    wide = make_mixture(tmp_path / "wide.gguf", width=256, is_alone=True)
+    with pytest.raises(Unsupported, match=r"wide\.gguf has the MTP layer of another model"):
+        open_head(llama, wide, spec_of(wide))
+    session = llama.open_session()
+    with pytest.raises(Unsupported, match="does not give the last hidden state of 'llama' models"):
+        session.tap(())
+    session.close()
+    llama.close()
+    target = load(mixture, OPTIONS)
+    other = make_mixture(tmp_path / "other.gguf")
+    with pytest.raises(Unsupported, match="draft for the model in that file alone"):
+        open_head(target, other, spec_of(other))
+    target.close()
+
+
+def test_a_target_that_was_loaded_without_its_layer_has_none(mixture: Path) -> None:
+    target = load(mixture, LoadOptions(context_size=CONTEXT, threads=1))
+    with pytest.raises(Unsupported, match="was loaded without its MTP layers"):
+        open_head(target, mixture, spec_of(mixture))
+    prefill(target.open_session(), TEXT[:5])
+    target.close()
+
+
+def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path) -> None:
+    target = load(mixture, OPTIONS)
+
+    def refuse(file: Path, error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            open_head(target, file, spec_of(file))
+
+    refuse(make_mixture(tmp_path / "two.gguf", chained=2, is_alone=True), Unsupported, "has 2 MTP layers in a chain")
+    refuse(make_mixture(tmp_path / "a.gguf", left_out=("hnorm",), is_alone=True), InvalidModelFile, "lacks nextn.hnorm")
+    dense = make_mixture(tmp_path / "dense.gguf", left_out=("ffn_gate_inp",), is_alone=True)
+    refuse(dense, InvalidModelFile, "lacks ffn_gate_inp")
+    data = make_mixture(tmp_path / "cut.gguf", is_alone=True).read_bytes()
+    for size in (100, read_file(tmp_path / "cut.gguf").data_offset + 1000, len(data) - 5000):
+        (tmp_path / "cut.gguf").write_bytes(data[:size])
+        with pytest.raises(InvalidModelFile):
+            open_head(target, tmp_path / "cut.gguf", spec_of(mixture))
+    target.close()
