@@ -43,7 +43,7 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
     `shapes` is empty where no weights are at hand: then the config alone decides. Raises InvalidModelFile for a head
     whose tensors are not those of its kind, or whose config contradicts them.
     """
-    own = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    own = {name.removeprefix("model."): shape for name, shape in _unpack(config, shapes).items()}
     settings = _Settings(config)
     match _find_kind(settings, own):
         case None:
@@ -63,6 +63,21 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
         case "gemma4-assistant":
             hidden_size, size = settings.integer("backbone_hidden_size") or 0, settings.integer("hidden_size") or 0
             return HeadSpec("gemma4-assistant", hidden_size, (), size, _vocabulary(settings, own), feeds_normed=True)
+
+
+def _unpack(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
+    """Shapes with those of matrices that MLX has quantized as they were before: each group of columns has a scale."""
+    table = config.get("quantization")
+    if not isinstance(table, dict):
+        return shapes
+    found = dict(shapes)
+    for name, scales in shapes.items():
+        stem = name.removesuffix(".scales")
+        own = table.get(stem)
+        group = (own if isinstance(own, dict) else table).get("group_size")
+        if stem != name and f"{stem}.weight" in shapes and len(scales) == 2 and type(group) is int:
+            found[f"{stem}.weight"] = (scales[0], scales[1] * group)
+    return found
 
 
 class _Settings:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgespec.backends.mlx.library import device, map_errors
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_file import find_weights
 from edgespec.formats.head_tensors import HEAD_HINT
 from edgespec.formats.torch_pickle import read_pickled_tensors
@@ -138,13 +138,15 @@ class HeadWeights:
 def read_arrays(folder: Path) -> dict[str, Any]:
     """Array by name of a folder's safetensors, which are read when they are needed; or else of its pickles.
 
-    Raises InvalidModelFile, CacheError, BackendError.
+    Raises InvalidModelFile, CacheError.
     """
     arrays: dict[str, Any] = {}
-    with map_errors():
-        for file in find_weights(folder):
+    for file in find_weights(folder):
+        try:
             if file.suffix == ".safetensors":
                 arrays |= mx.load(str(file))
             else:
                 arrays |= {name: mx.array(each) for name, each in read_pickled_tensors(file).items()}
+        except RuntimeError as error:
+            raise InvalidModelFile(f"MLX cannot read {file}: {reason_of(error)}.", hint=HEAD_HINT) from error
     return arrays

@@ -1,0 +1,203 @@
+"""Heads on MLX that read pairs, beside a session of their target: in step with it, and how much of them is accepted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.model import MlxModel
+from edgespec.backends.mlx.pair_session import PairSession
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.controller.fixed import FixedLength
+from edgespec.core.arrays import Logits
+from edgespec.core.loop import speculate
+from edgespec.core.protocols import Budget, CheckCancelled, Draft, Step
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import SampleMatching
+from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.formats.head_file import read_head
+from edgespec.formats.heads import HeadSpec
+from tests.contract.runtimes import prefill
+
+WHOLE = 10**6  # a window that no text fills
+CHAIN = Budget(3, 3)
+PROMPTS = (
+    "def read_lines(path):\n",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    "import os\nimport sys\n\n\ndef main():\n    parser = ",
+    "    def close(self):\n        if self._closed:\n",
+)
+
+
+def make_tokens(n: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    return found
+
+
+class Pair:
+    """A target's session and a head's, which follow a text whose last token the target does not hold."""
+
+    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
+        self.session: MlxSession = target.open_session()
+        self.draft: PairSession = head.open_session(self.session, lambda: None)
+        self.restart(text)
+
+    def restart(self, text: list[int]) -> None:
+        self.text = list(text)
+        prefill(self.session, self.text[:-1])
+        self.draft.begin(self.text)
+
+    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
+        """The target accepts `path`, and emits `root` after it."""
+        self.session.forward(self.text[-1], draft)
+        self.session.commit(path)
+        self.text += [*draft.tokens[list(path)].tolist(), root]
+
+    def read(self, window: int = WHOLE) -> Logits:
+        logits = self.draft.read(self.text, window)
+        assert logits is not None
+        return logits
+
+
+def is_close(a: Logits, b: Logits) -> bool:
+    known = np.isfinite(b)
+    return bool((np.isfinite(a) == known).all() and np.abs(a[known] - b[known]).max() < 5e-3)
+
+
+def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
+    """The head says what it would beside a fresh session, and so does its next step."""
+    other = Pair(target, head, pair.text)
+    assert is_close(pair.read(), other.read())
+    for token in (50, 7):
+        a, b = pair.draft.step(token), other.draft.step(token)
+        assert a is not None
+        assert b is not None
+        assert is_close(a, b)
+
+
+def tapped_features(target: MlxModel, spec: HeadSpec, text: list[int]) -> Any:
+    """[n - 1, width] what a head reads of the target, of all tokens of `text` but the last."""
+    session = target.open_session()
+    kept = session.tap(spec.layers or ())
+    prefill(session, text[:-1])
+    return np.array(kept.take(0, len(text) - 1)).astype(np.float64)
+
+
+class Reference(Protocol):
+    """The forward pass of a head over a whole text."""
+
+    def logits(self, features: Any, tokens: list[int], drafted: list[int]) -> Logits:
+        """[V] after pairs of `features` and `tokens`, and of drafted tokens with the head's own states."""
+
+
+def check_forward(target: MlxModel, head: MlxHead, reference: Reference, spec: HeadSpec) -> None:
+    """The head says what `reference` does, after a text and after two drafted tokens."""
+    pair = Pair(target, head, make_tokens(20))
+    features = tapped_features(target, spec, pair.text)
+    assert is_close(pair.read(), reference.logits(features, pair.text[1:], []))
+    pair.draft.step(9)
+    found = pair.draft.step(30)
+    assert found is not None
+    assert is_close(found, reference.logits(features, pair.text[1:], [9, 30]))
+    assert not is_close(pair.read(), found), "nothing was tested"
+
+
+def read_spec(folder: Path, **changes: Any) -> HeadSpec:
+    spec = read_head(folder)
+    assert spec is not None
+    return replace(spec, **changes)
+
+
+@dataclass
+class Answers:
+    """Answers to PROMPTS, and what was accepted of their drafts.
+
+    texts     their tokens
+    tested    rounds in which a drafted token was compared, by depth from 0 on
+    accepted  rounds in which it was accepted, likewise
+    rounds    in all
+    """
+
+    texts: list[list[int]] = field(default_factory=list)
+    tested: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+    rounds: int = 0
+
+    @property
+    def rate(self) -> float:
+        """The share of compared tokens that was accepted."""
+        return self.accepted.total() / self.tested.total()
+
+    @property
+    def by_depth(self) -> list[float]:
+        """Likewise at each depth."""
+        return [self.accepted[depth] / self.tested[depth] for depth in sorted(self.tested)]
+
+    @property
+    def tokens_per_round(self) -> float:
+        return (self.rounds + self.accepted.total()) / self.rounds
+
+    def add(self, events: Iterable[object]) -> None:
+        """The events of one answer."""
+        self.texts.append([])
+        for event in events:
+            if isinstance(event, Step):
+                self.texts[-1] += event.tokens
+                self.tested.update(range(event.n_tested))
+                self.accepted.update(range(event.n_accepted))
+                self.rounds += event.index > 0
+
+
+def answer(
+    target: MlxModel,
+    head: MlxHead | None,
+    *,
+    budget: Budget = CHAIN,
+    temperature: float = 0.0,
+    prompts: Sequence[str] = PROMPTS,
+) -> Answers:
+    """Answers to prompts, with the drafts of a head or without."""
+    found = Answers()
+    for prompt in prompts:
+        session = target.open_session()
+        drafters = [] if head is None else [SequentialDrafter(head.name, head.open_session(session, lambda: None))]
+        controller = FixedLength(drafters, budget if drafters else Budget(0, 0), target.tokenizer.vocab_size)
+        verifier = SampleMatching(Sampler(SamplingParams(temperature=temperature), []), CounterRng(7))
+        tokens = target.tokenizer.encode(prompt, parse_special=False)
+        found.add(speculate(session, controller, verifier, tokens, max_tokens=40, stop=frozenset()))
+        assert not controller.failures
+        for drafter in drafters:
+            drafter.close()
+        session.close()
+    return found
+
+
+class LateFeatures:
+    """Features of which each row but the first is that of the position before."""
+
+    def __init__(self, features: Any) -> None:
+        self._features = features
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._features, name)
+
+    def take(self, first: int, last: int) -> Any:
+        rows = self._features.take(max(first - 1, 0), last)
+        return rows[:-1] if first else mx.concatenate([rows[:1], rows[:-1]])
+
+    def release(self, position: int) -> None:
+        """Keep all."""
+
+
+def open_late(network: Any, target: MlxSession, features: Any, check: CheckCancelled) -> PairSession:
+    """A session whose features are shifted by one position."""
+    late: Any = LateFeatures(features)
+    return PairSession(network, target, late, check)

@@ -1,0 +1,212 @@
+"""Random-weight EAGLE-1/2 and MTP heads in folders, and their forward pass in numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from safetensors.numpy import save_file
+
+from edgespec.backends.llamacpp.taps import Floats
+from edgespec.core.arrays import Logits
+
+HEADS, KV_HEADS, HEAD_WIDTH, FFN, EPS, ROPE_BASE = 4, 2, 32, 192, 1e-5, 10_000.0
+_GROUP = 32  # weights that share a scale
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a head has beyond llama's layer, and how its file is written.
+
+    shift        of the norms' weights in the file
+    is_deepseek  whether its names are DeepSeek's, as layer 6
+    """
+
+    is_gated: bool = False
+    is_normed: bool = False
+    is_biased: bool = False
+    rotated: float = 1.0
+    shift: float = 0.0
+    is_deepseek: bool = False
+    n_layers: int = 1
+
+
+LLAMA = Look()
+QWEN = Look(is_gated=True, is_normed=True, rotated=0.5, shift=-1.0)
+
+
+def make_tensors(kind: str, size: int, look: Look, seed: int = 12) -> dict[str, Floats]:
+    """By the names of a Hugging Face folder of this kind, 'eagle' or 'mtp'."""
+    rng, keys, queries = np.random.default_rng(seed), KV_HEADS * HEAD_WIDTH, HEADS * HEAD_WIDTH
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Floats:
+        return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / np.sqrt(columns))
+
+    def norm(n: int, low: float = 0.6, high: float = 1.4) -> Floats:
+        return rng.uniform(low, high, n).astype(np.float32) + np.float32(look.shift)
+
+    def layer(prefix: str) -> dict[str, Floats]:
+        found = {
+            "self_attn.q_proj.weight": matrix((1 + look.is_gated) * queries, size, 1.5),
+            "self_attn.k_proj.weight": matrix(keys, size, 1.5),
+            "self_attn.v_proj.weight": matrix(keys, size),
+            "self_attn.o_proj.weight": matrix(size, queries, 2.0),
+            "mlp.gate_proj.weight": matrix(FFN, size),
+            "mlp.up_proj.weight": matrix(FFN, size),
+            "mlp.down_proj.weight": matrix(size, FFN),
+            "post_attention_layernorm.weight": norm(size),
+            "input_layernorm.weight": norm(size),
+        }
+        if look.is_biased:
+            found |= {
+                f"self_attn.{c}_proj.bias": matrix(len(found[f"self_attn.{c}_proj.weight"]), 1)[:, 0] for c in "qkv"
+            }
+        if look.is_normed:
+            found |= {f"self_attn.{c}_norm.weight": norm(HEAD_WIDTH) for c in "qk"}
+        return {prefix + name: each for name, each in found.items()}
+
+    if kind == "eagle":
+        w = {"fc.weight": matrix(size, 2 * size)}
+        for i in range(look.n_layers):
+            w |= layer(f"layers.{i}.")
+        del w["layers.0.input_layernorm.weight"]
+        return w | ({"fc.bias": matrix(size, 1)[:, 0]} if look.is_biased else {})
+    outer, names = "mtp.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    if look.is_deepseek:
+        outer, names = "model.layers.6.", ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    arrays = matrix(size, 2 * size), norm(size, 0.1, 0.4), norm(size, 0.3, 0.7), norm(size)
+    w = {f"{outer}{name}.weight": each for name, each in zip(names, arrays, strict=True)}
+    return w | layer(outer if look.is_deepseek else "mtp.layers.0.")
+
+
+def make_config(kind: str, size: int, vocab_size: int, look: Look = LLAMA) -> dict[str, Any]:
+    config = {
+        "architectures": ["LlamaForCausalLMEagle" if kind == "eagle" else "LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": size,
+        "num_hidden_layers": look.n_layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_WIDTH,
+        "intermediate_size": FFN,
+        "rms_norm_eps": EPS,
+        "max_position_embeddings": 2048,
+        "vocab_size": vocab_size,
+    }
+    if look.rotated == 1.0:
+        return config | {"rope_theta": ROPE_BASE}
+    return config | {"rope_parameters": {"rope_theta": ROPE_BASE, "partial_rotary_factor": look.rotated}}
+
+
+def write_folder(path: Path, tensors: Mapping[str, Floats], config: Mapping[str, Any]) -> Path:
+    path.mkdir()
+    save_file(dict(tensors), path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def make_pair_folder(path: Path, kind: str, *, size: int, vocab_size: int, look: Look = LLAMA) -> Path:
+    """A head of random weights."""
+    return write_folder(path, make_tensors(kind, size, look), make_config(kind, size, vocab_size, look))
+
+
+def quantize(path: Path, source: Path, bits: int) -> dict[str, Floats]:
+    """Write a copy of a folder with matrices of fewer bits, as mlx-lm does; returns their values."""
+    arrays: dict[str, Any] = {}
+    values: dict[str, Floats] = {}
+    for name, each in mx.load(str(source / "model.safetensors")).items():
+        if each.ndim == 2:
+            packed = mx.quantize(each, _GROUP, bits)
+            stem = name.removesuffix("weight")
+            arrays |= {stem + part: x for part, x in zip(("weight", "scales", "biases"), packed, strict=True)}
+            each = mx.dequantize(*packed, _GROUP, bits)
+        else:
+            arrays[name] = each
+        values[name] = np.array(each)
+    path.mkdir()
+    mx.save_safetensors(str(path / "model.safetensors"), arrays)
+    config = json.loads((source / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization": {"group_size": _GROUP, "bits": bits}}))
+    return values
+
+
+class NumpyHead:
+    """The forward pass over all pairs of a text at once, in double precision."""
+
+    def __init__(self, tensors: Mapping[str, Any], look: Look, embeddings: Floats, output: Floats) -> None:
+        names = (
+            "model.layers.6.eh_proj",
+            "model.layers.6.enorm",
+            "model.layers.6.hnorm",
+            "model.layers.6.shared_head.norm",
+        )
+        plain = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+        renamed = {f"{a}.weight": f"{b}.weight" for a, b in zip(names, plain, strict=True)}
+        self.w = {
+            renamed.get(name, name.replace("model.layers.6.", "layers.0.")).removeprefix("mtp."): np.float64(each)
+            for name, each in tensors.items()
+        }
+        for name, each in self.w.items():
+            if "norm" in name:
+                self.w[name] = each - look.shift
+        self.look, self.embeddings, self.output = look, embeddings, output
+        self.is_mtp = "pre_fc_norm_hidden.weight" in self.w
+
+    def logits(self, features: Floats, tokens: list[int], drafted: list[int]) -> Logits:
+        """[V] after pairs of `features` and `tokens`, and of drafted tokens with the head's own states."""
+        states = np.float64(features)
+        for token in [*drafted, None]:
+            found = self._run(states, tokens)[-1:]
+            if token is not None:
+                states, tokens = np.concatenate([states, found]), [*tokens, token]
+        return (found[0] @ self.output.T).astype(np.float32)
+
+    def _run(self, states: Floats, tokens: list[int]) -> Floats:
+        w, embedded = self.w, self.embeddings[tokens]
+        if self.is_mtp:
+            embedded = _norm(embedded) * w["pre_fc_norm_embedding.weight"]
+            states = _norm(states) * w["pre_fc_norm_hidden.weight"]
+        h = np.concatenate([embedded, states], axis=1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
+        for i in range(self.look.n_layers):
+            h = self._layer(h, f"layers.{i}.")
+        return _norm(h) * w["norm.weight"] if self.is_mtp else h
+
+    def _layer(self, h: Floats, prefix: str) -> Floats:
+        w = {name.removeprefix(prefix): each for name, each in self.w.items() if name.startswith(prefix)}
+        n, x = len(h), _norm(h) * w["input_layernorm.weight"] if "input_layernorm.weight" in w else h
+        heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+        q, k, v = (
+            (x @ w[f"self_attn.{c}_proj.weight"].T + w.get(f"self_attn.{c}_proj.bias", 0.0)).reshape(n, heads[c], -1)
+            for c in "qkv"
+        )
+        q, gate = q[..., :HEAD_WIDTH], q[..., HEAD_WIDTH:]
+        if self.look.is_normed:
+            q, k = _norm(q) * w["self_attn.q_norm.weight"], _norm(k) * w["self_attn.k_norm.weight"]
+        q, k, v = self._rotate(q), self._rotate(k).repeat(2, axis=1), v.repeat(2, axis=1)
+        scores = np.where(np.tri(n, dtype=bool), np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_WIDTH), -np.inf)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        attended = np.einsum("hij,jhd->ihd", weights, v)
+        if self.look.is_gated:
+            attended = attended / (1 + np.exp(-gate))
+        h = h + attended.reshape(n, -1) @ w["self_attn.o_proj.weight"].T
+        y = _norm(h) * w["post_attention_layernorm.weight"]
+        z = y @ w["mlp.gate_proj.weight"].T
+        return h + (z / (1 + np.exp(-z)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+
+    def _rotate(self, x: Floats) -> Floats:
+        """Rotary embedding of the two halves of a head's first numbers; position is the row."""
+        width = int(HEAD_WIDTH * self.look.rotated)
+        angles = np.arange(len(x))[:, None] * ROPE_BASE ** (-np.arange(width // 2) / (width // 2))
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b, rest = x[..., : width // 2], x[..., width // 2 : width], x[..., width:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def _norm(x: Floats) -> Floats:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
