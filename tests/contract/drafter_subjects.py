@@ -25,6 +25,9 @@ from edgespec.formats.head_file import read_head
 from tests.backends.dflash_heads import Dialect, make_dflash
 from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.backends.medusa_heads import make_hydra, make_medusa
+from tests.backends.mlx_dflash_heads import make_folder
+from tests.backends.mtp_heads import make_mixture
+from tests.backends.pair_heads import make_pair_folder
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
@@ -37,7 +40,10 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
-HEADS = {"llama.cpp": ("eagle3", "dflash", "dspark"), "mlx": ("eagle3", "medusa", "hydra")}
+HEADS = {
+    "llama.cpp": ("eagle3", "mtp", "dflash", "dspark"),
+    "mlx": ("eagle3", "eagle", "mtp", "medusa", "hydra", "dflash", "dspark"),
+}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
@@ -99,7 +105,7 @@ class Loader:
         """A subject of NAMES."""
         drafter, runtime = name.split(" on ")
         spec = drafter_specs().get(drafter) or drafter_specs()[SELF]
-        target = self._model(runtime, "target")
+        target = self._model(runtime, _target_of(drafter, runtime))
         source: Model | AttachedDraft | AttachedHead | None = None
         if spec.needs == "model":
             source = self._model(runtime, drafter)
@@ -119,7 +125,7 @@ class Loader:
     def _model(self, runtime: str, which: str) -> Model:
         key = runtime, which
         if key not in self._models:
-            self._models[key] = _OPEN.get(runtime, _open_toy)(runtime, which)
+            self._models[key] = _OPEN.get(runtime, _open_toy)(runtime, which, self._folder)
         found = self._models[key]
         assert not isinstance(found, AttachedDraft | AttachedHead)
         return found
@@ -142,7 +148,7 @@ class Loader:
             path = self._make_head(runtime, kind)
             spec = read_head(path)
             assert spec is not None
-            self._models[key] = self._model(runtime, "target").attach_head(
+            self._models[key] = self._model(runtime, _target_of(kind, runtime)).attach_head(
                 spec, path, progress=lambda fraction: None, check=lambda: None
             )
         found = self._models[key]
@@ -151,6 +157,8 @@ class Loader:
 
     def _make_head(self, runtime: str, kind: str) -> Path:
         """A head of random weights."""
+        if kind == "mtp" and runtime != "mlx":
+            return _mixture(runtime, self._folder)
         if kind in ("dflash", "dspark") and runtime != "mlx":
             path = self._folder / f"{kind} {runtime}.gguf"
             return make_dflash(path, Dialect(markov=True if kind == "dspark" else None, is_reduced=True))
@@ -158,6 +166,10 @@ class Loader:
             return make_head(self._folder / f"{runtime}.gguf").path
         config = json.loads((PARD / "config.json").read_text())
         size, vocab_size = config["hidden_size"], config["vocab_size"]
+        if kind in ("dflash", "dspark"):
+            return make_folder(self._folder / kind, kind, size=size, layers=(1, 2), vocab_size=vocab_size)
+        if kind in ("eagle", "mtp"):
+            return make_pair_folder(self._folder / kind, kind, size=size, vocab_size=vocab_size)
         if kind == "medusa":
             return make_medusa(self._folder / kind, size=size, vocab_size=vocab_size)
         if kind == "hydra":
@@ -165,25 +177,37 @@ class Loader:
         return make_head_folder(self._folder / kind, target_size=size, layers=(0, 1, 1), vocab_size=vocab_size)
 
 
-def _open_toy(runtime: str, which: str) -> Model:
+def _target_of(drafter: str, runtime: str) -> str:
+    """The model that `drafter` drafts for. llama.cpp runs no MTP layers of the packaged one's architecture."""
+    return "mixture" if drafter == "mtp" and runtime != "mlx" else "target"
+
+
+def _mixture(runtime: str, folder: Path) -> Path:
+    """A model with an MTP layer, made once."""
+    path = folder / f"mixture {runtime}.gguf"
+    return path if path.exists() else make_mixture(path, is_quantized=True)
+
+
+def _open_toy(runtime: str, which: str, folder: Path) -> Model:
     """Target and draft are of one kind, so that recurrent drafts are run too. The whole text decides the next token."""
     rule = LetterModel(order=CONTEXT, noise=0.0 if which == "target" else 1.0)
     return ToyRuntimeModel(runtime.removeprefix("toy-"), rule, LoadOptions(context_size=CONTEXT))
 
 
-def _open_llama(runtime: str, which: str) -> Model:
+def _open_llama(runtime: str, which: str, folder: Path) -> Model:
     """In the mode whose results do not depend on the number of rows, unless its context is shared."""
-    path = {"target": TARGET, "model": DRAFT, "pard": PARD / "model.gguf"}[which]
-    options = LoadOptions(context_size=CONTEXT, threads=1)
+    paths = {"target": TARGET, "model": DRAFT, "pard": PARD / "model.gguf"}
+    path = _mixture(runtime, folder) if which == "mixture" else paths[which]
+    options = LoadOptions(context_size=CONTEXT, threads=1, mtp=which == "mixture")
     return load_llama(path, replace(options, caches=2) if runtime == SHARED else replace(options, exact=True))
 
 
-def _open_mlx(runtime: str, which: str) -> Model:
+def _open_mlx(runtime: str, which: str, folder: Path) -> Model:
     """The PARD model drafts for itself, as an ordinary model and by blocks: two layers of width 128."""
     return load_mlx(PARD, LoadOptions(context_size=CONTEXT))
 
 
-_OPEN: dict[str, Callable[[str, str], Model]] = {"llama.cpp": _open_llama, SHARED: _open_llama, "mlx": _open_mlx}
+_OPEN: dict[str, Callable[[str, str, Path], Model]] = {"llama.cpp": _open_llama, SHARED: _open_llama, "mlx": _open_mlx}
 
 
 @contextmanager
