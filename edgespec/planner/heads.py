@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from edgespec.backends import BackendName
 from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
-from edgespec.formats.head_file import read_head
+from edgespec.formats.head_config import read_config_head
+from edgespec.formats.head_file import find_weights, read_head
 from edgespec.formats.head_gguf import read_gguf_head
 from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference, parse_reference
-from edgespec.registry.resolve import LocalMlx, Source, read_metadata
+from edgespec.registry.resolve import HubMlx, LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
 _RUNNABLE: dict[BackendName, list[HeadKind]] = {
-    "llamacpp": ["eagle3", "dflash", "dspark"],
-    "mlx": ["eagle3", "medusa", "hydra"],
+    "llamacpp": ["eagle3", "mtp", "dflash", "dspark"],
+    "mlx": ["eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra"],
     "toy": [],
 }
 _RUNTIMES: Mapping[BackendName, str] = {"llamacpp": "llama.cpp", "mlx": "MLX", "toy": "the toy runtime"}
-_NAMES = {
+KIND_NAMES = {
     "eagle3": "an EAGLE-3 head",
     "eagle": "an EAGLE head",
     "mtp": "an MTP head",
@@ -35,7 +37,6 @@ _NAMES = {
     "medusa": "a set of Medusa heads",
     "hydra": "a set of Hydra heads",
 }
-
 # llama.cpp has no graph for these. With numpy on one thread, an output matrix of 128,256 x 4,096 takes 97 ms a head,
 # and five of them are 10.5 GB to read, twice an 8B model of 4 bits a weight.
 _OUTSIDE = ": its matrices would be multiplied outside of llama.cpp, which takes longer than it saves"
@@ -48,29 +49,37 @@ Refusal = Callable[[str, HeadSpec], EdgespecError | None]
 
 
 def find_head(metadata: ModelMetadata) -> HeadSpec | None:
-    """The trained head that is all that a file or folder holds; None for a model. Raises InvalidModelFile."""
-    head = read_gguf_head(metadata) if isinstance(metadata, Header) else read_head(metadata.path)
-    return _alone(head)
+    """The trained head that a file or folder holds, beside a model or alone. Raises InvalidModelFile, CacheError."""
+    return read_gguf_head(metadata) if isinstance(metadata, Header) else read_head(metadata.path)
 
 
-def read_draft(source: Source, hub: Hub) -> tuple[ModelMetadata, HeadSpec | None]:
+def read_draft(source: Source, hub: Hub, *, is_head: bool) -> tuple[ModelMetadata, HeadSpec | None]:
     """The metadata of a draft, and what it says of the trained head if that is all that the file or folder holds.
 
-    Folders of heads need no tokenizer. Raises as read_metadata does.
+    Folders of heads need no tokenizer. Of a folder on the hub the tensors' shapes are read where its config names a
+    head, or where it `is_head` as the user says. Raises as read_metadata does.
     """
-    if isinstance(source, LocalMlx) and (head := _alone(read_head(source.path))) is not None:
-        size = sum(file.stat().st_size for file in source.path.glob("*.safetensors"))
+    if isinstance(source, LocalMlx):
+        if (head := _alone(read_head(source.path))) is None:
+            return read_metadata(source, hub), None
+        size = sum(file.stat().st_size for file in find_weights(source.path))
         return read_config(source.path, source.path.name, size), head
     metadata = read_metadata(source, hub)
-    return metadata, find_head(metadata)
+    if isinstance(metadata, Header):
+        return metadata, _alone(read_gguf_head(metadata))
+    head = read_config_head(metadata.config, {})
+    if isinstance(source, HubMlx) and (is_head or head is not None):
+        head = read_config_head(metadata.config, hub.shapes(source.model))
+    return metadata, _alone(head)
 
 
 def choose_head_drafter(
-    spec: DrafterSpec, reference: Reference, head: HeadSpec | None, target: ModelMetadata
+    spec: DrafterSpec, reference: Reference | str, head: HeadSpec | None, model: ModelMetadata, target: ModelMetadata
 ) -> DrafterSpec:
     """The drafter for the draft at `reference`, which the user has asked for as `spec`: that of a head, if it is one.
 
-    Heads of other kinds are refused before, see `refuse_draft`. Raises DraftRefused for a head that does not fit.
+    `model` is the metadata of the draft. Heads of kinds that do not run are refused before, see `refuse_draft`. Raises
+    DraftRefused for a head that does not fit.
     """
     if head is None:
         if spec.needs == "head":
@@ -78,14 +87,24 @@ def choose_head_drafter(
                 f"{reference} is no trained head.", hint=f"Use --draft {reference}, without '{spec.name}:'."
             )
         return spec
-    if spec.name not in ("model", head.kind):
+    drafter = drafter_of(head.kind)
+    if spec.name not in ("model", drafter.name):
         raise DraftRefused(f"{reference} is a head of the kind '{head.kind}', no {spec.name}.", hint=_OTHER)
-    size = _hidden_size(target)
-    if size is not None and head.hidden_size and head.hidden_size != size:
-        raise DraftRefused(
-            f"{reference} is a head for a hidden size of {head.hidden_size:,}; the target has {size:,}.", hint=_OTHER
-        )
-    return drafter_specs()[head.kind]
+    for what, theirs, ours in (
+        ("hidden size", head.hidden_size, _hidden_size(target)),
+        ("vocabulary", _vocab_size(model, head), _vocab_size(target)),
+    ):
+        if ours and theirs and theirs != ours:
+            raise DraftRefused(
+                f"{reference} is {KIND_NAMES[head.kind]} for a {what} of {theirs:,}; the target has {ours:,}.",
+                hint=_OTHER,
+            )
+    return drafter
+
+
+def drafter_of(kind: HeadKind) -> DrafterSpec:
+    """The drafter for heads of `kind`; a Gemma 4 assistant is an MTP head."""
+    return drafter_specs()["mtp" if kind == "gemma4-assistant" else kind]
 
 
 def _alone(head: HeadSpec | None) -> HeadSpec | None:
@@ -99,61 +118,90 @@ def _hidden_size(metadata: ModelMetadata) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | None:
+    """Of a target, or of the target of a head, where its metadata says. Vocabularies of GGUF files are compared whole.
+
+    A head may score only a part of its target's tokens.
+    """
+    if isinstance(model, Header):
+        tokens = model.metadata.get("tokenizer.ggml.tokens")
+        return len(tokens) if head is None and isinstance(tokens, list) else None
+    inner = model.config.get("transformer_layer_config")
+    stated = inner.get("vocab_size") if isinstance(inner, dict) else None
+    return stated if isinstance(stated, int) else model.integer("vocab_size")
+
+
 def refuse_target(name: str, head: HeadSpec) -> EdgespecError:
     """The error for a head that is given as the model."""
     return InvalidModelFile(
-        f"{name} is {_describe(head)}; it drafts for a model and writes no text by itself.",
+        f"{name} is {describe(head)}; it drafts for a model and writes no text by itself.",
         hint="Name the model that it was trained for.",
     )
 
 
 def refuse_draft(backend: BackendName, name: str, head: HeadSpec) -> EdgespecError | None:
     """The error for a head that is given as the draft; None where `backend` runs heads of its kind."""
-    if head.kind in _RUNNABLE[backend]:
+    return refuse_kind(backend, name, head.kind, describe(head))
+
+
+def refuse_kind(backend: BackendName, name: str, kind: HeadKind, described: str = "") -> EdgespecError | None:
+    """As `refuse_draft`, of a head whose files are not read."""
+    if kind in _RUNNABLE[backend]:
         return None
-    reason = _REASONS.get((backend, head.kind), "")
+    reason = _REASONS.get((backend, kind), "")
     return DraftRefused(
-        f"{name} is {_describe(head)}, which edgespec does not run on {_RUNTIMES[backend]}{reason}.",
+        f"{name} is {described or KIND_NAMES[kind]}, which edgespec does not run on {_RUNTIMES[backend]}{reason}.",
         hint="Use --draft ngram, or name a draft model.",
     )
 
 
 @contextmanager
-def refusing_heads(
-    named: Reference | str | None, refuse: Refusal
-) -> Iterator[Callable[[ModelMetadata], ModelMetadata]]:
-    """Yield a check that passes a model's metadata on and raises the error of `refuse` for those of a head.
+def refusing_heads(named: Reference | str | None, refuse: Refusal) -> Iterator[None]:
+    """Where a local file or folder turns out to be no model, raise the error of `refuse` if it holds a head.
 
-    A local file or folder that turns out to be no model is refused in the same way where it holds a head. Heads that
-    lie in their target's file are part of a model.
+    Heads that lie in their target's file are part of a model. A head that `refuse` lets pass has the format of another
+    runtime.
     """
-
-    def check(model: ModelMetadata) -> ModelMetadata:
-        if (head := find_head(model)) and (error := refuse(str(named), head)):
-            raise error
-        return model
-
     try:
-        yield check
+        yield
     except (InvalidModelFile, UnknownModel) as first:
+        path = _find_local(named)
         try:
-            head = _alone(_read_local(named))
+            head = _alone(read_head(path)) if path is not None else None
         except InvalidModelFile:
             if isinstance(first, InvalidModelFile):  # which says more of a damaged model
                 raise first from None
             raise
-        if head and (error := refuse(str(named), head)):
+        if path is None or head is None:
+            raise
+        if error := refuse(str(named), head):
             raise error from None
+        if isinstance(first, UnknownModel):
+            raise refuse_format(str(named), head.kind, is_folder=path.is_dir()) from None
         raise
 
 
-def _read_local(named: Reference | str | None) -> HeadSpec | None:
+def refuse_format(name: str, kind: HeadKind, *, is_folder: bool) -> DraftRefused:
+    """The error for a folder that is named on llama.cpp, or a GGUF file on MLX."""
+    if is_folder:
+        return DraftRefused(
+            f"{name} is {KIND_NAMES[kind]} in Hugging Face's format; llama.cpp reads heads as GGUF files.",
+            hint="Convert it: convert_hf_to_gguf.py HEAD --target-model-dir TARGET, of llama.cpp.",
+        )
+    return DraftRefused(
+        f"{name} is {KIND_NAMES[kind]} in a GGUF file; MLX reads heads as folders with config.json and safetensors.",
+        hint="Name the folder that the file was made from, or use --backend llamacpp.",
+    )
+
+
+def _find_local(named: Reference | str | None) -> Path | None:
     if isinstance(named, str):
         with suppress(UnknownModel):
             named = parse_reference(named)
-    return read_head(named.path) if isinstance(named, LocalPath) else None
+    return named.path if isinstance(named, LocalPath) else None
 
 
-def _describe(head: HeadSpec) -> str:
+def describe(head: HeadSpec) -> str:
+    """What a head is, in a few words."""
     size = f" for a model of hidden size {head.hidden_size:,}" if head.hidden_size else ""
-    return _NAMES[head.kind] + size
+    return KIND_NAMES[head.kind] + size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,31 +11,19 @@ from edgespec.backends import BackendName, FileBackend, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.engine.drafting import Rule
-from edgespec.errors import DoesNotFit, DraftRefused, EdgespecError, UnknownModel
-from edgespec.formats.gguf import Header
-from edgespec.formats.heads import HeadSpec
+from edgespec.errors import DoesNotFit
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import Alias, Reference, parse_reference
-from edgespec.planner.draft_request import AUTO, DraftTerm, naming_drafters, parse_draft
-from edgespec.planner.heads import choose_head_drafter, read_draft, refuse_draft, refuse_target, refusing_heads
+from edgespec.hub.reference import parse_reference
+from edgespec.planner.draft_finder import DraftFinder
+from edgespec.planner.draft_finder import PlannedDrafter as PlannedDrafter
+from edgespec.planner.draft_finder import PlannedModel as PlannedModel
+from edgespec.planner.draft_request import AUTO, parse_draft
+from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
-from edgespec.registry.resolve import (
-    ResolvedPair,
-    Source,
-    detect_backend,
-    fetch_source,
-    find_pard_token,
-    read_metadata,
-    resolve_pair,
-    resolve_source,
-)
-from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
-
-_EXAMPLES = {"pard": "pard:REF", "eagle3": "eagle3:REF"}  # how a model of the user's is named for a drafter
+from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
+from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Registry, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +37,7 @@ class LoadConfig:
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
     force       load even if it does not fit in memory
+    fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
     """
 
     model: str | None = None
@@ -60,6 +48,7 @@ class LoadConfig:
     acceptance: Rule = "auto"
     load: LoadOptions = field(default_factory=LoadOptions)
     force: bool = False
+    fetch_heads: bool = False
 
 
 class Reporter(Protocol):
@@ -73,37 +62,6 @@ class Reporter(Protocol):
 
     def loading(self, name: str, fraction: float) -> None:
         """`fraction` of a model is loaded, 0.0 to 1.0."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDrafter:
-    """A drafter before anything is loaded for it.
-
-    model       its draft model
-    self_draft  how the target drafts for itself
-    mask_token  of a PARD model
-    head        what the file of `model` says, where that is a trained head
-    """
-
-    spec: DrafterSpec
-    model: PlannedModel | None = None
-    self_draft: SelfDraftSpec | None = None
-    mask_token: int | None = None
-    head: HeadSpec | None = None
-
-    @property
-    def label(self) -> str:
-        """What the user calls it."""
-        return str((self.model.reference if self.model else None) or self.self_draft or self.spec.name)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """A draft model before it is loaded."""
-
-    reference: Reference
-    source: Source
-    metadata: ModelMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +85,7 @@ class Plan:
 
     @property
     def models(self) -> list[PlannedModel]:
-        """The draft models."""
+        """The draft models and trained heads; the target itself for a head in its own file."""
         return [each.model for each in self.drafters if each.model is not None]
 
     @property
@@ -141,14 +99,19 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
-    with refusing_heads(request.model, refuse_target) as check:
+    with refusing_heads(request.model, refuse_target):
         backend = choose_backend(request, registry, hub)
         resolved = resolve_pair(request.model, backend, registry, hub)
-        facts = check(read_metadata(resolved.target, hub, reporter.download))
-    finder = _DraftFinder(backend, facts, resolved, registry, hub)
-    drafters = finder.find_all(reporter) if request.draft == AUTO else finder.find(parse_draft(request.draft))
+        facts = read_metadata(resolved.target, hub, reporter.download)
+    own_head = find_head(facts)
+    if own_head is not None and not own_head.in_target:
+        raise refuse_target(str(request.model), own_head)
+    target = PlannedModel(parse_reference(request.model or DEFAULT_ALIAS), resolved.target, facts)
+    finder = DraftFinder(backend, target, own_head, resolved, registry, hub, request.fetch_heads)
+    drafters = finder.find_all(reporter.notice) if request.draft == AUTO else finder.find(parse_draft(request.draft))
     options = _set_context_size(request.load, facts, reporter)
     drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)
+    options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.acceptance if resolved.draft in drafts else None
     return Plan(
@@ -174,79 +137,6 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     if request.backend in ("llamacpp", "mlx"):
         return request.backend
     return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx())
-
-
-@dataclass(frozen=True, slots=True)
-class _DraftFinder:
-    """Finds the drafters for one target."""
-
-    backend: FileBackend
-    target: ModelMetadata
-    pair: ResolvedPair
-    registry: Registry
-    hub: Hub
-
-    def find_all(self, reporter: Reporter) -> list[PlannedDrafter]:
-        """All that are available: those that need nothing, and the models that the registry pairs with the target."""
-        found = []
-        for spec in drafter_specs().values():
-            if spec.needs == "nothing":
-                found.append(PlannedDrafter(spec))
-            elif spec.needs == "model" and (reference := self._paired(spec)) is not None:
-                try:
-                    found.append(self._find_model(spec, reference))
-                except EdgespecError as refusal:
-                    reporter.notice(f"Drafting without {reference}: {refusal.message}")
-        return found
-
-    def find(self, terms: Sequence[DraftTerm]) -> list[PlannedDrafter]:
-        """Those that the user named. Raises DraftRefused."""
-        found = []
-        for term in terms:
-            if term.spec.needs not in ("model", "head"):
-                found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
-                continue
-            with naming_drafters(term.reference):
-                reference = parse_reference(term.reference) if term.reference is not None else self._paired(term.spec)
-                if reference is None:
-                    kind = {"pard": "PARD model", "model": "draft model"}.get(term.spec.name, f"{term.spec.name} head")
-                    raise DraftRefused(
-                        f"no {kind} is paired with this target.",
-                        hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
-                    )
-                found.append(self._find_model(term.spec, reference))
-        return found
-
-    def _paired(self, spec: DrafterSpec) -> Reference | None:
-        """The model that the registry names for `spec` and this target."""
-        return {"pard": self.pair.pard, "model": self.pair.draft}.get(spec.name)
-
-    def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
-        """Raises DraftRefused for a model that cannot draft for the target."""
-        if isinstance(reference, Alias):
-            pair = self.registry.get(reference.name).pair(self.backend)
-            if pair is None:
-                raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
-            reference = pair.target
-        with refusing_heads(reference, partial(refuse_draft, self.backend)) as check:
-            source = resolve_source(reference, self.backend, self.hub)
-            facts, head = read_draft(source, self.hub)
-            check(facts)
-        spec = choose_head_drafter(spec, reference, head, self.target)
-        has_vocabulary = head is None or isinstance(facts, Header)  # folders of heads have no tokenizer
-        if has_vocabulary and (reason := find_tokenizer_mismatch(self.target, facts)):
-            raise DraftRefused(
-                f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
-            )
-        token = find_pard_token(facts)
-        if token is None and reference == self.pair.pard:
-            token = self.pair.pard_token
-        if spec.name == "pard" and token is None:
-            raise DraftRefused(
-                f"{reference} names no mask token, so it is not known to be a PARD model.",
-                hint="Set pard and pard_token for the target in models.toml.",
-            )
-        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token, head=head)
 
 
 def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
@@ -285,8 +175,12 @@ def _check_memory(
     )
     while True:
         models = [each for each in drafters if each.model is not None]
+        drafts = [each.model.metadata for each in models if each.model is not None and each.head is None]
+        heads = [
+            (each.model.metadata, each.head) for each in models if each.model is not None and each.head is not None
+        ]
         try:
-            return drafters, check([each.model.metadata for each in models if each.model is not None])
+            return drafters, check(drafts, heads=heads)
         except DoesNotFit:
             if not models or request.draft != AUTO:
                 raise

@@ -92,10 +92,10 @@ def test_a_random_head_is_seldom_right(heard: Heard, tmp_path: Path) -> None:
 
 def test_a_head_that_does_not_fit_is_refused(heard: Heard, tmp_path: Path, head: Path) -> None:
     draft = TARGET.with_name("draft.gguf")
-    with pytest.raises(DraftRefused, match=r"a head for a hidden size of 256; the target has 128\."):
+    with pytest.raises(DraftRefused, match=r"an EAGLE-3 head for a hidden size of 256; the target has 128\."):
         load(heard, str(head), target=draft)
     with pytest.raises(DraftRefused, match="is no trained head") as refused:
         load(heard, f"eagle3:{draft}")
     assert refused.value.hint == f"Use --draft {draft}, without 'eagle3:'."
-    with pytest.raises(DraftRefused, match="no eagle3 head is paired"):
+    with pytest.raises(DraftRefused, match="there is no eagle3 head"):
         load(heard, "eagle3")

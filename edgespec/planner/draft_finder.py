@@ -1,0 +1,239 @@
+"""The drafters for one target: those that a user names, and those that 'auto' finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edgespec.backends import FileBackend
+from edgespec.backends.attached_draft import SelfDraftSpec
+from edgespec.drafters import DrafterSpec, drafter_specs
+from edgespec.errors import DraftRefused, EdgespecError, UnknownModel
+from edgespec.formats.gguf import Header
+from edgespec.formats.heads import HeadKind, HeadSpec
+from edgespec.formats.metadata import ModelMetadata
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, LocalPath, Reference, parse_reference
+from edgespec.planner.draft_request import DraftTerm, naming_drafters
+from edgespec.planner.heads import (
+    KIND_NAMES,
+    choose_head_drafter,
+    drafter_of,
+    read_draft,
+    refuse_draft,
+    refuse_kind,
+    refusing_heads,
+)
+from edgespec.planner.sidecars import list_sidecars
+from edgespec.registry.heads import find_with_head
+from edgespec.registry.resolve import ResolvedPair, Source, find_pard_token, resolve_source
+from edgespec.registry.schema import Registry
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+
+_EXAMPLES = {"pard": "pard:REF", "model": "REF"}  # how a model of the user's is named for a drafter
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDrafter:
+    """A drafter before anything is loaded for it.
+
+    model       its draft model or trained head; for a head in the target's own file the target
+    self_draft  how the target drafts for itself
+    mask_token  of a PARD model
+    head        what the file of `model` says, where that is a trained head
+    """
+
+    spec: DrafterSpec
+    model: PlannedModel | None = None
+    self_draft: SelfDraftSpec | None = None
+    mask_token: int | None = None
+    head: HeadSpec | None = None
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        named = None if self.is_in_target or self.model is None else self.model.reference
+        return str(named or self.self_draft or self.spec.name)
+
+    @property
+    def is_in_target(self) -> bool:
+        """Whether it is a head in the target's own file."""
+        return self.head is not None and self.head.in_target
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A draft model before it is loaded."""
+
+    reference: Reference
+    source: Source
+    metadata: ModelMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFinder:
+    """Finds the drafters for one target.
+
+    reference  what names the target
+    own_head   the head in the target's own file
+    may_fetch  whether 'auto' takes a head that must be downloaded
+    """
+
+    backend: FileBackend
+    target: PlannedModel
+    own_head: HeadSpec | None
+    pair: ResolvedPair
+    registry: Registry
+    hub: Hub
+    may_fetch: bool = False
+
+    def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
+        """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
+
+        `notice` hears what was left out, and which head was taken.
+        """
+        found = []
+        for spec in drafter_specs().values():
+            if spec.needs == "nothing":
+                found.append(PlannedDrafter(spec))
+            elif spec.needs == "model" and (reference := self._paired(spec)) is not None:
+                try:
+                    found.append(self._find_model(spec, reference))
+                except EdgespecError as refusal:
+                    notice(f"Drafting without {reference}: {refusal.message}")
+        try:
+            head, told = self._find_head(None)
+        except DraftRefused as refusal:
+            notice(f"Drafting without a head: {refusal.message}")
+        else:
+            if head is not None:
+                notice(told)
+                found.append(head)
+        return found
+
+    def find(self, terms: Sequence[DraftTerm]) -> list[PlannedDrafter]:
+        """Those that the user named. Raises DraftRefused."""
+        found = []
+        for term in terms:
+            if term.spec.needs not in ("model", "head"):
+                found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
+            elif term.reference is not None:
+                with naming_drafters(term.reference):
+                    found.append(self._find_model(term.spec, parse_reference(term.reference)))
+            elif term.spec.needs == "head":
+                found.append(self._find_named_head(term.spec))
+            elif (reference := self._paired(term.spec)) is not None:
+                found.append(self._find_model(term.spec, reference))
+            else:
+                kind = "PARD model" if term.spec.name == "pard" else "draft model"
+                raise DraftRefused(
+                    f"no {kind} is paired with this target.",
+                    hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
+                )
+        return found
+
+    def _paired(self, spec: DrafterSpec) -> Reference | None:
+        """The model that the registry names for `spec` and this target."""
+        return {"pard": self.pair.pard, "model": self.pair.draft}.get(spec.name)
+
+    def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
+        """Raises DraftRefused for a model or head that cannot draft for the target."""
+        if isinstance(reference, Alias):
+            pair = self.registry.get(reference.name).pair(self.backend)
+            if pair is None:
+                raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
+            reference = pair.target
+        with refusing_heads(reference, partial(refuse_draft, self.backend)):
+            source = resolve_source(reference, self.backend, self.hub)
+            facts, head = read_draft(source, self.hub, is_head=spec.needs == "head")
+        if head is not None and (error := refuse_draft(self.backend, str(reference), head)):
+            raise error
+        spec = choose_head_drafter(spec, reference, head, facts, self.target.metadata)
+        has_vocabulary = head is None or isinstance(facts, Header)  # folders of heads have no tokenizer
+        if has_vocabulary and (reason := find_tokenizer_mismatch(self.target.metadata, facts)):
+            raise DraftRefused(
+                f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
+            )
+        token = find_pard_token(facts)
+        if token is None and reference == self.pair.pard:
+            token = self.pair.pard_token
+        if spec.name == "pard" and token is None:
+            raise DraftRefused(
+                f"{reference} names no mask token, so it is not known to be a PARD model.",
+                hint="Set pard and pard_token for the target in models.toml.",
+            )
+        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token, head=head)
+
+    def _find_named_head(self, spec: DrafterSpec) -> PlannedDrafter:
+        head, _ = replace(self, may_fetch=True)._find_head(spec)
+        if head is None:
+            raise DraftRefused(
+                f"there is no {spec.name} head in the target's file, beside it or in the registry.",
+                hint=f"Use --draft ngram, or name one: --draft {spec.name}:REF.",
+            )
+        return head
+
+    def _find_head(self, spec: DrafterSpec | None) -> tuple[PlannedDrafter | None, str]:
+        """The first head that fits, which is one for `spec` if given, and a sentence that says what was taken.
+
+        None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
+        """
+        refusals = []
+        for place, find in self._list_heads(spec):
+            try:
+                found = find()
+            except EdgespecError as refusal:
+                refusals.append(refusal)
+                continue
+            assert found.head is not None
+            named = "" if found.is_in_target else f"{found.label}, "
+            return found, f"Drafting with {named}{KIND_NAMES[found.head.kind]} {place}."
+        if missing := self._find_left_out(spec):
+            refusals.append(missing)
+        if refusals:
+            reasons = "; ".join(each.message.removesuffix(".") for each in refusals)
+            raise DraftRefused(f"{reasons}.", hint=refusals[0].hint)
+        return None, ""
+
+    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
+        """(where it is, what reads it) of the heads that are there, the best known first."""
+        kind = self.pair.head_kind
+        if self.pair.head and kind and spec in (None, drafter_of(kind)):
+            yield "that the registry pairs with the target", partial(self._find_paired_head, self.pair.head, kind)
+        if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
+            yield "in the target's own file", partial(self._find_own_head, self.own_head)
+        for path in list_sidecars(self.target.source, self.hub):
+            find = partial(self._find_model, spec or drafter_specs()["model"], LocalPath(path))
+            yield "that lies beside the target", find
+
+    def _find_paired_head(self, reference: Reference, kind: HeadKind) -> PlannedDrafter:
+        if error := refuse_kind(self.backend, str(reference), kind):
+            raise error
+        is_here = not isinstance(reference, HubRepo | HubQuant | HubFile) or self.hub.find_cached(reference) is not None
+        if not is_here and not self.may_fetch:
+            pull = f"`edgespec pull {self.pair.name}`"
+            raise DraftRefused(
+                f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",
+                hint=f"Run {pull}.",
+            )
+        return self._find_model(drafter_of(kind), reference)
+
+    def _find_own_head(self, head: HeadSpec) -> PlannedDrafter:
+        if error := refuse_kind(self.backend, "the head in the target's file", head.kind):
+            raise error
+        return PlannedDrafter(drafter_of(head.kind), self.target, head=head)
+
+    def _find_left_out(self, spec: DrafterSpec | None) -> DraftRefused | None:
+        """Says which repository has the MTP head that the target's GGUF file lacks."""
+        model = self.target.metadata
+        mtp = drafter_of("mtp")
+        if spec not in (None, mtp) or not isinstance(model, Header) or self.own_head is not None:
+            return None
+        reference = self.pair.with_head or find_with_head(model, self.pair.name, self.registry)
+        if reference is None or refuse_kind(self.backend, "", "mtp") is not None:
+            return None
+        return DraftRefused(
+            f"the target's file was made without the model's MTP head; {reference} has it.",
+            hint=f"Use --model {reference}.",
+        )
