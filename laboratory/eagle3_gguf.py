@@ -56,7 +56,7 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
     writer.add_uint32("eagle3.target_hidden_size", spec.hidden_size)
     writer.add_bool("eagle3.norm_before_residual", spec.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", spec.norm_before_fc == "all")
-    vocab_size = _copy_vocabulary(source, writer)
+    vocab_size = copy_vocabulary(source, writer)
     for neutral, name in _GGUF_NAMES.items():
         if neutral in names:
             array = weights[names[neutral]].astype(np.float32)
@@ -92,7 +92,7 @@ def _architecture(source: gguf.GGUFReader) -> str:
     return str(source.fields["general.architecture"].contents())
 
 
-def _copy_vocabulary(source: gguf.GGUFReader, writer: gguf.GGUFWriter) -> int:
+def copy_vocabulary(source: gguf.GGUFReader, writer: gguf.GGUFWriter) -> int:
     """Copy all keys of the tokenizer; returns the number of tokens."""
     for key, field in source.fields.items():
         if key.startswith("tokenizer."):

@@ -104,6 +104,8 @@ def make_dflash(
         m.matrix("markov_w1", m.vocab_size, RANK, gain=3.0)
         m.matrix("markov_w2", rows, RANK, gain=3.0)
         m.writer.add_bool("dflash.sample_from_anchor", dialect.markov)
+        m.matrix("conf_proj", 1, HIDDEN + RANK)
+        m.writer.add_tensor("conf_proj.bias", np.ones(1, np.float32))
     m.save()
     return path
 
