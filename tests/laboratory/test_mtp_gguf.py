@@ -1,0 +1,119 @@
+"""The embedded target as a model with an MTP layer: the same model, and its trained layer drafts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.llamacpp.model import load as load_model
+from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Notice, Request
+from edgespec.planner.plan import LoadConfig
+from edgespec.service.load import LoadedModel, Loader
+from laboratory.mtp_gguf import convert
+from tests.contract.runtimes import prefill
+from tests.models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
+from tests.reporter import Heard
+
+TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "mtp-python-6m"
+PROMPTS = ("def read_lines(path):", "class Config:\n    def __init__(self", "import os\n\n\ndef list_files(folder")
+TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 100).tolist()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(the target with the trained layer, the layer alone)"""
+    folder = tmp_path_factory.mktemp("mtp")
+    convert(TRAINED, TARGET, folder / "model.gguf")
+    convert(TRAINED, TARGET, folder / "alone.gguf", is_alone=True)
+    return folder / "model.gguf", folder / "alone.gguf"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    yield Heard()
+
+
+def logits_of(path: Path) -> np.ndarray:
+    """[V] after TEXT."""
+    model = load_model(path, LoadOptions(context_size=256, threads=1))
+    session = model.open_session()
+    z = prefill(session, TEXT).copy()
+    session.close()
+    model.close()
+    return z
+
+
+def test_the_model_is_the_llama_that_it_was_made_of(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Up to the order of sums: the packaged model in 8 bits, and one in single precision of the head's width."""
+    assert np.abs(logits_of(files[0]) - logits_of(TARGET)).max() < 0.15, "as much as the number of rows changes"
+    llama(tmp_path / "llama.gguf", width=256)
+    convert(TRAINED, tmp_path / "llama.gguf", tmp_path / "mixture.gguf")
+    found, wanted = logits_of(tmp_path / "mixture.gguf"), logits_of(tmp_path / "llama.gguf")
+    assert wanted.std() > 1
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+def load(heard: Heard, target: Path, draft: str, draft_max: int | None = 3) -> LoadedModel:
+    options = LoadOptions(threads=1, context_size=512, exact=True)
+    return Loader(heard, lambda: None).load(LoadConfig(str(target), load=options, draft=draft, draft_max=draft_max))
+
+
+def generate(engine: Engine, temperature: float = 0.0) -> tuple[list[tuple[int, ...]], int, int]:
+    """(the tokens of each text, how many were drafted, how many of these accepted); nothing else was said."""
+    texts, drafted, accepted = [], 0, 0
+    for prompt in PROMPTS:
+        for event in engine.stream(Request(prompt, SamplingParams(temperature=temperature), 64, seed=5)):
+            assert not isinstance(event, Notice), event
+            if isinstance(event, Step):
+                drafted, accepted = drafted + event.n_drafted, accepted + event.n_accepted
+            elif isinstance(event, Finished):
+                texts.append(event.tokens)
+    return texts, drafted, accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(heard: Heard, files: tuple[Path, Path], temperature: float) -> None:
+    model, alone = files
+    plain = load(heard, model, "none")
+    wanted, drafted, _ = generate(plain.engine, temperature)
+    plain.engine.close()
+    assert not drafted
+    for draft in ("mtp", f"mtp:{alone}"):
+        loaded = load(heard, model, draft)
+        found, drafted, accepted = generate(loaded.engine, temperature)
+        assert found == wanted
+        assert accepted > drafted * (0.35 if temperature == 0 else 0.2), "trained for this target"
+        loaded.engine.close()
+
+
+def test_the_autopilot_prices_it_beside_lookups(heard: Heard, files: tuple[Path, Path]) -> None:
+    loaded = load(heard, files[0], "mtp+ngram", None)
+    costs = loaded.engine.draft_stats.costs
+    assert costs.has_cost("mtp") and costs.unit_s("mtp") > 0
+    found, _, _ = generate(loaded.engine)
+    loaded.engine.close()
+    plain = load(heard, files[0], "none")
+    assert found == generate(plain.engine)[0]
+    plain.engine.close()
+
+
+def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
+    sliding_window(tmp_path / "gemma.gguf")
+    with pytest.raises(ValueError, match="no llama"):
+        convert(TRAINED, tmp_path / "gemma.gguf", tmp_path / "out.gguf")
+    with pytest.raises(ValueError, match="hidden size of 256, the target of 128"):
+        convert(TRAINED, DRAFT, tmp_path / "out.gguf")
+    with pytest.raises(ValueError, match=r"the head lacks mtp\.fc\.weight"):
+        convert(TRAINED.with_name("eagle3-python-6m"), TARGET, tmp_path / "out.gguf")
