@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CacheError, InvalidModelFile
+from edgespec.formats.head_config import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "*.tiktoken")
@@ -105,9 +106,9 @@ class Folder:
 
 
 def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
-    """A folder that may lack its weights. Raises InvalidModelFile, CacheError."""
+    """A folder that may lack its weights. Raises InvalidModelFile for a config of no model and no head, CacheError."""
     config = read_json(path / "config.json")
-    if not isinstance(config.get("model_type"), str):
+    if not isinstance(config.get("model_type"), str) and read_config_head(config, {}) is None:
         raise InvalidModelFile(f"{path / 'config.json'} names no model_type.", hint=_PULL)
     return Folder(path, name, config, weight_bytes)
 

@@ -20,7 +20,7 @@ from edgespec.units import gib
 MICRO_BATCH = 512
 
 _MAX_WAITING = 2048  # hidden states that a session keeps for a head, see backends.features
-_READ_PAIRS = ("eagle3", "eagle", "mtp")  # heads that on MLX keep a state of each position
+_READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
 
 _KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}

@@ -119,6 +119,15 @@ def test_damaged_vocabularies(tmp_path: Path, content: str) -> None:
         _ = with_vocabulary(tmp_path / "m", content).vocabulary
 
 
+def test_a_model_type_that_only_heads_may_leave_out(tmp_path: Path) -> None:
+    """Published Medusa heads name none."""
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2}')
+    assert read_config(tmp_path, "m", 1).config == {"medusa_num_heads": 2}
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(InvalidModelFile, match="names no model_type"):
+        read_config(tmp_path, "m", 1)
+
+
 def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(CacheError, match="cannot be read"):
