@@ -37,7 +37,8 @@ N_TOKENS = 256  # of the text
 MIN_TOKENS = 32
 _DEPTH = 2  # compared tokens after each position
 _FIRST = 2  # tokens of the text before the first position
-_SIGNIFICANCE = 1e-3  # chance of such a lead if both readings were equally good
+_SWITCH = 0.01  # chance of such a lead if both readings were equally good, at which the better one is taken
+_GIVE_UP = 0.001  # and at which the worse one is compared no further
 _ROWS = 64  # of a forward whose scores are read
 _LOOK = 64  # positions between two looks at whether a reading is worse beyond doubt
 
@@ -130,7 +131,7 @@ class HeadProbe:
                         continue
                     hits, other = tried[best], self._try(reading, tried[best])
                     tried[reading] = other
-                    if other is not None and (hits is None or is_better(other, hits)):
+                    if other is not None and (hits is None or is_better(other, hits, _SWITCH)):
                         best, was_changed = reading, True
         trials = {each: _summarize(each, hits) for each, hits in tried.items() if hits is not None}
         if best not in trials and self._refusal is not None:
@@ -164,7 +165,7 @@ class HeadProbe:
                 hits.append([each == right for each, right in zip(chosen, self._choices[i : i + 2], strict=True)])
                 if i % _LOOK == _LOOK - 1:
                     self._progress(name, i / n)
-                    if rival is not None and is_better(rival, np.array(hits)):
+                    if rival is not None and is_better(rival, np.array(hits), _GIVE_UP):
                         break
         self._progress(name, 1.0)
         return np.array(hits)
@@ -198,13 +199,13 @@ class HeadProbe:
         return right / n
 
 
-def is_better(a: Hits, b: Hits) -> bool:
-    """Whether `a` is right more often than `b` at the positions that both have, by more than chance."""
+def is_better(a: Hits, b: Hits, chance: float) -> bool:
+    """Whether `a` is right more often than `b` at the positions that both have, with at most this chance by luck."""
     n = min(len(a), len(b))
-    lead = a[:n].sum(axis=1) - b[:n].sum(axis=1, dtype=int)
+    lead = a[:n].sum(axis=1, dtype=int) - b[:n].sum(axis=1, dtype=int)
     wins, losses = int((lead > 0).sum()), int((lead < 0).sum())
     n = wins + losses
-    return wins > losses and sum(comb(n, k) for k in range(wins, n + 1)) <= _SIGNIFICANCE * 2**n
+    return wins > losses and sum(comb(n, k) for k in range(wins, n + 1)) <= chance * 2**n
 
 
 def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int) -> tuple[int, int]:

@@ -1,0 +1,292 @@
+"""Heads whose files state a convention wrongly are read right, once; useless ones are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends import FileBackend, Model, open_model
+from edgespec.backends.attached_draft import AttachedHead
+from edgespec.backends.llamacpp.model import LlamaModel
+from edgespec.backends.llamacpp.model import load as load_llama
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.drafter import BlockSession, DraftSession
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.drafters.sequential import ModelDraftSession
+from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
+from edgespec.formats.head_file import read_head
+from edgespec.formats.heads import HeadSpec
+from edgespec.hub.hub import Hub
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, is_better
+from edgespec.planner.plan import LoadConfig, plan
+from edgespec.planner.probe_store import ProbeStore
+from edgespec.registry.schema import load_registry
+from edgespec.service.head_probe import attach_head, probe_head
+from edgespec.service.load import LoadedModel, Loader
+from tests.models import TARGET
+from tests.reporter import Heard
+from tests.trained_heads import EAGLE3, LAYERS, convert, make_ids_absolute, make_useless, state_layers, tamper
+
+OPTIONS = LoadOptions(threads=1, context_size=512)
+TAMPERED: dict[str, Callable[[Path], Path]] = {
+    "layers + 1": lambda path: state_layers(path, (2, 4, 6)),
+    "layers - 1": lambda path: state_layers(path, (0, 2, 4)),
+    "norm_before_residual": lambda path: tamper(path, {"norm_before_residual": True}),
+    "norm_output": lambda path: tamper(path, {"norm_output": True}),
+    "absolute ids": make_ids_absolute,
+    "none": lambda path: tamper(path, {}),
+}
+Load = Callable[[LoadConfig], LoadedModel]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("EDGESPEC_CACHE_DIR", "EDGESPEC_CONFIG_DIR", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "EDGESPEC_CACHE_DIR" / "calibration"
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tampered head by name, as a GGUF file."""
+    folder, made = tmp_path_factory.mktemp("heads"), dict[str, Path]()
+
+    def make(name: str) -> Path:
+        if name not in made:
+            maker = make_useless if name == "useless" else TAMPERED[name]
+            made[name] = convert(maker(folder / name.replace(" ", "")))
+        return made[name]
+
+    return make
+
+
+def open_target(backend: FileBackend) -> Model:
+    return open_model(backend, TARGET, OPTIONS, progress=lambda fraction: None, check=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def mlx() -> Iterator[Model]:
+    target = open_target("mlx")
+    yield target
+    target.close()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Model]:
+    target = open_target("llamacpp")
+    yield target
+    target.close()
+
+
+def probe(target: Model, backend: FileBackend, path: Path, n_tokens: int = 256) -> tuple[HeadSpec, ProbeResult]:
+    spec = read_head(path)
+    assert spec is not None
+    return spec, HeadProbe(target, path, backend, lambda: None, n_tokens=n_tokens).run(spec)
+
+
+@pytest.mark.parametrize("name", [name for name in TAMPERED if name != "none"])
+def test_mlx_reads_a_tampered_head_right(mlx: Model, tmp_path: Path, name: str) -> None:
+    spec, result = probe(mlx, "mlx", TAMPERED[name](tmp_path / "head"), 256 if "layers" in name else 128)
+    chosen = result.chosen
+    assert (chosen.spec.layers, chosen.spec.norm_before_residual, chosen.spec.feeds_normed) == (LAYERS, False, False)
+    assert result.stated is not None
+    gains = [a - b for a, b in zip(chosen.agreement, result.stated.agreement, strict=True)]
+    if name == "absolute ids":
+        assert result.stated == chosen and chosen.spec == spec
+    else:
+        assert min(gains) >= 0 and max(gains) > 0.05
+    assert result.lookups < 0.2 < 0.4 < min(chosen.agreement)
+
+
+@pytest.mark.parametrize("name", ["layers + 1", "layers - 1", "absolute ids", "none"])
+def test_llamacpp_reads_a_tampered_head_right(llama: Model, files: Callable[[str], Path], name: str) -> None:
+    spec, result = probe(llama, "llamacpp", files(name))
+    assert result.chosen.spec == replace(spec, layers=LAYERS)
+    assert min(result.chosen.agreement) > 0.4
+    if name == "layers + 1":  # llama.cpp does not give the output of the last layer
+        assert result.stated is None
+    elif name == "layers - 1":
+        assert result.stated is not None and result.stated.agreement[0] < result.chosen.agreement[0] - 0.05
+    else:
+        assert result.stated == result.chosen
+
+
+class Copy(AttachedHead):
+    """The target's own weights, which agree with it everywhere."""
+
+    name = "eagle3"
+    extra_bytes = 0
+
+    def __init__(self, target: Model, *, is_block: bool) -> None:
+        self.tokenizer = target.tokenizer
+        self._target = target
+        self._is_block = is_block
+
+    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+        session = ModelDraftSession(self._target.open_session(check), self.tokenizer.vocab_size)
+        return Block(session) if self._is_block else session
+
+    def close(self) -> None: ...
+
+
+class Block:
+    """Greedy continuations of a DraftSession as blocks."""
+
+    block_size = 4
+
+    def __init__(self, session: ModelDraftSession) -> None:
+        self._session = session
+        self.begin, self.unread, self.close = session.begin, session.unread, session.close
+
+    def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
+        rows = [self._session.read(text, window)]
+        assert rows[0] is not None
+        while len(rows) < n:
+            rows.append(self._session.step(int(rows[-1].argmax())))  # type: ignore[union-attr]
+        return rows  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_the_target_agrees_with_itself(is_block: bool) -> None:
+    class Target(LlamaModel):
+        def attach_head(self, *_: object, **__: object) -> Copy:  # type: ignore[override]
+            return Copy(self, is_block=is_block)
+
+    target = load_llama(TARGET, OPTIONS)
+    target.__class__ = Target
+    spec = HeadSpec("eagle3", 256, LAYERS, 256, 4096)
+    result = HeadProbe(target, Path("x"), "llamacpp", lambda: None, n_tokens=64).run(spec)
+    first, second = result.chosen.agreement
+    assert first > 0.98 and (0.3 < second < 0.98 if is_block else second > 0.98)
+    assert result.chosen.spec == spec == result.trials[0].spec and len(result.trials) == 3
+    target.close()
+
+
+@pytest.fixture
+def load(heard: Heard) -> Iterator[Load]:
+    with ExitStack() as closing:
+
+        def loading(request: LoadConfig) -> LoadedModel:
+            loaded = Loader(heard, lambda: None).load(request)
+            closing.callback(loaded.engine.close)
+            return loaded
+
+        yield loading
+
+
+def config(path: Path, draft: str = "", **options: object) -> LoadConfig:
+    """For a fixed length, which measures nothing."""
+    return LoadConfig(draft=draft or str(path), draft_max=2, load=replace(OPTIONS, **options))  # type: ignore[arg-type]
+
+
+def test_probed_once_and_told_at_each_load(
+    load: Load, heard: Heard, files: Callable[[str], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files("layers - 1")
+    loaded = load(config(path))
+    (told,) = heard.notices
+    assert told.startswith("The head's layers were read as 1, 3, 5 (the file says 0, 2, 4): agreement 4")
+    assert list(loaded.engine.drafters) == ["eagle3"]
+    monkeypatch.setattr(HeadProbe, "run", None)  # a second probe would fail
+    load(config(path))
+    load(config(path, f"{path}+ngram", threads=2))
+    assert heard.notices == [told] * 3
+    (file,) = cache.glob("head-*.json")
+    file.write_text(file.read_text().replace('"agreement"', '"disagreement"'))
+    load(config(path))
+    assert "is read as its file says, since it could not be probed: 'NoneType'" in heard.notices[-1]
+
+
+def test_a_head_as_its_file_says_is_not_mentioned(
+    load: Load, heard: Heard, files: Callable[[str], Path], cache: Path
+) -> None:
+    load(config(files("none")))
+    assert heard.notices == []
+    (file,) = cache.glob("head-*.json")
+    (entry,) = json.loads(file.read_text())["entries"]
+    assert entry["probe"]["reading"] == {} and entry["probe"]["agreement"] == entry["probe"]["stated_agreement"]
+
+
+def test_a_useless_head_is_refused(load: Load, heard: Heard, files: Callable[[str], Path]) -> None:
+    path = files("useless")
+    for _ in range(2):
+        with pytest.raises(DraftRefused, match=r"agrees less with this target than lookups do: .* at 0% .* at 10%\."):
+            load(config(path))
+    assert heard.notices == []
+
+
+def test_auto_goes_on_without_a_useless_head(llama: Model, heard: Heard, files: Callable[[str], Path]) -> None:
+    path = files("useless")
+    planned = plan(config(path), load_registry(), Hub.from_environment(), heard)
+    (drafter,) = planned.drafters
+    assert attach_head(llama, drafter, (TARGET, path), planned, "auto", heard, lambda: None) is None
+    (told,) = heard.notices
+    assert told.startswith(f"Drafting without {path}: {path} agrees less")
+
+
+def test_a_probe_that_fails_takes_the_file_at_its_word(load: Load, heard: Heard, files: Callable[[str], Path]) -> None:
+    path = files("layers - 1")
+    loaded = load(config(path, context_size=24))
+    assert heard.notices == [
+        f"The head {path} is read as its file says, since it could not be probed: a probe needs a text of 32 tokens, "
+        "and has 22."
+    ]
+    assert list(loaded.engine.drafters) == ["eagle3"]
+
+
+def test_a_cancelled_probe_ends_the_load(files: Callable[[str], Path], heard: Heard, cache: Path) -> None:
+    probed: list[str] = []
+
+    class Told(Heard):
+        def loading(self, name: str, fraction: float) -> None:
+            probed.extend([name] if " as layers " in name else [])
+
+    def check() -> None:
+        if len(probed) > 2:
+            raise Cancelled
+
+    path = files("none")
+    with pytest.raises(Cancelled):
+        Loader(Told(), check).load(config(path))
+    assert probed[0] == f"{path.name} as layers 1, 3, 5" and not list(cache.glob("head-*"))
+
+
+def test_a_probe_by_hand_replaces_what_is_stored(files: Callable[[str], Path], heard: Heard) -> None:
+    path = files("none")
+    spec, first = probe_head(config(path), 64, heard, lambda: None)
+    _, second = probe_head(config(path), 128, heard, lambda: None)
+    assert (first.chosen.positions, second.chosen.positions) == (62, 126)
+    stored = ProbeStore(TARGET, path).load("llamacpp", spec)
+    assert stored is not None and stored.chosen == second.chosen
+    assert ProbeStore(TARGET, path).load("mlx", spec) is None
+    assert ProbeStore(TARGET, path).load("llamacpp", replace(spec, layers=(0, 1, 2))) is None
+    for draft in ("ngram", "none"):
+        with pytest.raises(InvalidRequest, match="names no trained head"):
+            probe_head(config(path, draft), 64, heard, lambda: None)
+
+
+def test_a_lead_has_to_be_more_than_chance() -> None:
+    right, wrong = np.ones((60, 2), bool), np.zeros((60, 2), bool)
+    mostly = right.copy()
+    mostly[::8] = False
+    assert not any(is_better(*pair, chance=0.1) for pair in ((wrong, right), (right, right), (mostly, right)))
+    assert is_better(right, mostly, 0.01) and not is_better(right, mostly, 0.001), "8 positions"
+    assert not is_better(right[:9], wrong, 0.001) and is_better(right[:10], wrong, 0.001), "those that both have"
+
+
+def test_the_fixture_is_what_these_tests_take_it_for() -> None:
+    spec = read_head(EAGLE3)
+    assert spec is not None and spec.layers == LAYERS
