@@ -162,7 +162,7 @@ class Block:
 @pytest.mark.parametrize("is_block", [False, True])
 def test_the_target_agrees_with_itself(is_block: bool) -> None:
     class Target(LlamaModel):
-        def attach_head(self, *_: object, **__: object) -> Copy:  # type: ignore[override]
+        def attach_head(self, *_: object, **__: object) -> Copy:
             return Copy(self, is_block=is_block)
 
     target = load_llama(TARGET, OPTIONS)
