@@ -10,6 +10,7 @@ import click
 from edgespec.cli.options import backend_option, draft_option, parse_backend
 
 if TYPE_CHECKING:
+    from edgespec.hub.cache import CachedModel
     from edgespec.hub.reference import Reference
 
 
@@ -26,7 +27,7 @@ _backend_option = backend_option("Runtime whose model an alias stands for.")
 @click.option("--force", is_flag=True, help="Download even if memory looks insufficient.")
 @click.option("--verify", is_flag=True, help="Read the downloaded files in full and compare their hashes.")
 def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: bool, verify: bool) -> None:
-    """Download a model and its draft model, or resume a download.
+    """Download a model with its draft model and trained head, or resume a download.
 
     Reads the headers first: the tokenizers must match and memory must suffice.
     """
@@ -38,9 +39,11 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
-    request = LoadConfig(model, parse_backend(backend), draft, load=LoadOptions(context_size=ctx), force=force)
+    options = LoadOptions(context_size=ctx)
+    request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
-    for source in (planned.target, *(each.source for each in planned.models)):
+    sources = [planned.target, *(each.source for each in planned.models)]
+    for source in (each for i, each in enumerate(sources) if each not in sources[:i]):  # a head may be in the target
         if verify and isinstance(source, HubGguf | HubMlx):
             hub.verify(source.model, lambda name: click.echo(f"checking {name}", err=True))
         click.echo(str(fetch(source, hub, reporter)))
@@ -55,12 +58,15 @@ def list_command(as_json: bool) -> None:
     """
     from edgespec.hub.hub import Hub
     from edgespec.registry.external_models import find_external_models
+    from edgespec.registry.heads import is_head
     from edgespec.registry.schema import load_registry
     from edgespec.units import gib
 
     entries = load_registry().entries.values()
-    cached = Hub.from_environment().list_models()
-    others = find_external_models(exclude=[model.path for model in cached])
+    downloads = Hub.from_environment().list_models()
+    heads = [each for each in downloads if is_head(each.path)]
+    cached = [each for each in downloads if each not in heads]
+    others = find_external_models(exclude=[model.path for model in downloads])
     if as_json:
         result = {
             "aliases": [
@@ -71,10 +77,8 @@ def list_command(as_json: bool) -> None:
                 }
                 for e in entries
             ],
-            "cached": [
-                {"model": str(m.reference), "kind": m.kind, "bytes": m.size, "commit": m.commit, "path": str(m.path)}
-                for m in cached
-            ],
+            "cached": [_describe_cached(each) for each in cached],
+            "heads": [_describe_cached(each) for each in heads],
             "elsewhere": [{"name": m.name, "path": str(m.path), "bytes": m.size} for m in others],
         }
         click.echo(json.dumps(result, ensure_ascii=False))
@@ -87,6 +91,10 @@ def list_command(as_json: bool) -> None:
         click.echo("No models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download.")
     for found in sorted(cached, key=lambda m: -m.last_used_s):
         click.echo(f"{gib(found.size):>10}  {found.kind:4}  {found.reference}")
+    if heads:
+        click.echo("\nTrained heads, which draft for their targets:")
+    for head in heads:
+        click.echo(f"{gib(head.size):>10}  {head.kind:4}  {head.reference}")
     if others:
         click.echo("\nOther programs' models; --model PATH loads them:")
     for other in others:
@@ -98,7 +106,7 @@ def list_command(as_json: bool) -> None:
 @_backend_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm_command(model: str, backend: str, yes: bool) -> None:
-    """Remove a downloaded model; an alias removes its target and keeps its draft model."""
+    """Remove a downloaded model; an alias removes its target and keeps its draft model and head."""
     from edgespec.errors import UnknownModel
     from edgespec.hub.hub import Hub
     from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
@@ -122,5 +130,13 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
 def _pair_to_json(pair: Any) -> dict[str, object] | None:
     if pair is None:
         return None
-    drafts = {name: None if (draft := getattr(pair, name)) is None else str(draft) for name in ("draft", "pard")}
-    return {"target": str(pair.target), **drafts, "verified": pair.verified}
+    names = ("draft", "pard", "head")
+    drafts = {name: None if (draft := getattr(pair, name)) is None else str(draft) for name in names}
+    verified = {"verified": pair.verified, "head_verified": pair.head_verified}
+    return {"target": str(pair.target), **drafts, "head_kind": pair.head_kind, **verified}
+
+
+def _describe_cached(model: CachedModel) -> dict[str, object]:
+    """A downloaded model or head."""
+    place = {"commit": model.commit, "path": str(model.path)}
+    return {"model": str(model.reference), "kind": model.kind, "bytes": model.size, **place}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +33,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     from edgespec.planner.report import describe_plan, describe_settings, describe_speed, format_plan
     from edgespec.registry.schema import load_registry
 
-    request = load_config(model, {**options, "force": True})
+    request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     hub = Hub.from_environment()
     planned = plan(request, load_registry(), hub, TerminalReporter())
     facts = describe_plan(planned) | describe_settings(planned, hub)

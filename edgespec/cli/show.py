@@ -45,6 +45,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
         "draft": None if resolved.draft is None else str(resolved.draft),
         **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
+        **({"head": str(resolved.head)} if resolved.head is not None else {}),
         "context": context,
         "weights_bytes": cost.weights,
         "kv_bytes": cost.kv,
@@ -86,7 +87,7 @@ def _describe_folder(folder: Folder) -> dict[str, Any]:
 
     return {
         "file": folder.name,
-        "architecture": folder.config["model_type"],
+        "architecture": folder.config.get("model_type", "none"),
         "layers": folder.integer("num_hidden_layers"),
         "embedding": folder.integer("hidden_size"),
         "trained_context": folder.trained_context,

@@ -25,6 +25,7 @@ from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference
 from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
+from edgespec.registry.heads import is_head
 from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_pair, resolve_source
 from edgespec.registry.schema import Registry
 
@@ -98,7 +99,7 @@ class Entry:
 def build_catalogue(
     registry: Registry, hub: Hub, backend: FileBackend, memory: Memory, *, context: int = DEFAULT_CONTEXT
 ) -> list[Entry]:
-    """Aliases in file order, then other downloads (last used first), then models of other programs.
+    """Aliases in file order, then other downloads (last used first), then models of other programs; no trained heads.
 
     An alias without a model for `backend` has the other runtime's. Fits are for `context` tokens, or the trained
     context if that is shorter. The first call reads the header of every local model. Raises CacheError.
@@ -130,7 +131,7 @@ def build_catalogue(
     cached = sorted(hub.list_models(), key=lambda model: -model.last_used_s)
     for model in cached:
         files = _stat(model.path, model.kind, model.size)
-        if files and model.path not in shown:
+        if files and model.path not in shown and not _is_head(files):
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _find_paired_draft(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
@@ -172,6 +173,11 @@ def _find_files(reference: Reference, backend: FileBackend, local: Hub) -> Files
     except _UNUSABLE:
         return None
     return _stat(path, "mlx" if isinstance(source, HubMlx | LocalMlx) else "gguf", size) if size else None
+
+
+@lru_cache(maxsize=1024)
+def _is_head(files: Files) -> bool:
+    return is_head(files.path)
 
 
 def _stat(path: Path, kind: Kind, size: int) -> Files | None:

@@ -14,6 +14,8 @@ from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.hub.cache import snapshot_path
 from edgespec.hub.hub import Hub
+from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.memory import estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import estimate_speed
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
@@ -35,13 +37,14 @@ def report_plan(
 
 
 def describe_plan(planned: Plan) -> dict[str, Any]:
-    """Memory and draft, which need no measurement."""
+    """Memory, draft models and trained heads, which need no measurement."""
     fit = planned.fit
     return {
         "name": planned.name,
         "backend": planned.backend,
         "draft": "+".join(each.label for each in planned.drafters) or "none",
-        "draft_models": [str(model.reference) for model in planned.models],
+        "draft_models": [str(each.model.reference) for each in planned.drafters if each.model and not each.head],
+        "heads": [_describe_head(each, planned) for each in planned.drafters if each.head],
         "context": fit.context,
         "weights_bytes": fit.target.weights,
         "kv_bytes": fit.target.kv,
@@ -50,6 +53,21 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "free_bytes": fit.memory.usable,
         "fits": fit.headroom >= 0,
         "fits_without_draft": fit.target.total <= fit.memory.usable,
+    }
+
+
+def _describe_head(drafter: PlannedDrafter, planned: Plan) -> dict[str, Any]:
+    assert drafter.head is not None
+    assert drafter.model is not None
+    options, context = planned.options, planned.fit.context
+    cost = estimate_head(drafter.model.metadata, drafter.head, context, options.kv_type, options.caches)
+    return {
+        "head": drafter.label,
+        "kind": drafter.head.kind,
+        "in_target": drafter.head.in_target,
+        "weights_bytes": cost.weights,
+        "kv_bytes": cost.kv,
+        "scratch_bytes": cost.compute,
     }
 
 
@@ -110,9 +128,15 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         f"  target: weights {gib(facts['weights_bytes'])}, "
         f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}, scratch memory {gib(scratch)}"
     )
+    heads, heads_bytes = facts["heads"], sum(_add_up(head) for head in facts["heads"])
     models = "draft models" if len(facts["draft_models"]) > 1 else "draft model"
-    if facts["draft_bytes"]:
-        yield f"  {models}: {gib(facts['draft_bytes'])} (weights, KV cache, scratch memory)"
+    if facts["draft_models"]:
+        yield f"  {models}: {gib(facts['draft_bytes'] - heads_bytes)} (weights, KV cache, scratch memory)"
+    for head in heads:
+        place = "in the target's file" if head["in_target"] else f"weights {gib(head['weights_bytes'])}"
+        states = " and states" if facts["backend"] == "mlx" else ""
+        cache = f"KV cache{states} {gib(head['kv_bytes'])}"
+        yield f"  {head['kind']} head: {place}, {cache}, scratch memory {gib(head['scratch_bytes'])}"
     if "settings" in facts:
         stored = facts["settings"]
         lines = RuntimeSettings.from_dict(stored).describe() if stored else ["settings of llama.cpp: not measured yet"]
@@ -120,7 +144,8 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:
-        yield f"  fits without the {models}; `run` with --draft auto leaves out what does not fit"
+        added = " and ".join([models] * bool(facts["draft_models"]) + ["head"] * bool(heads))
+        yield f"  fits without the {added}; `run` with --draft auto leaves out what does not fit"
     if "plain_tokens_per_second" not in facts:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
@@ -145,6 +170,11 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         yield "  speculation cannot pay with this quantization on this machine"
     else:
         yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+
+
+def _add_up(head: Mapping[str, Any]) -> int:
+    total: int = head["weights_bytes"] + head["kv_bytes"] + head["scratch_bytes"]
+    return total
 
 
 def format_costs(profile: Profile) -> Iterator[str]:

@@ -29,6 +29,7 @@ from urllib.parse import unquote
 
 from edgespec.formats.gguf import MAGIC
 from edgespec.hub.file_selection import is_model_file, list_parts
+from edgespec.registry.heads import is_head
 
 Program = Literal["lm studio", "ollama", "llama.cpp"]
 
@@ -82,7 +83,7 @@ def find_external_models(
     """The models in `folders` (default: those of the environment), sorted by name. Raises nothing.
 
     A file counts once, even if it has several names or links, and not at all if it is one of `exclude`. Models whose
-    name or path cannot be printed are left out.
+    name or path cannot be printed are left out, and trained heads.
     """
     candidates: list[ExternalModel] = []
     for folder in list_model_folders() if folders is None else folders:
@@ -128,7 +129,7 @@ def _list_lm_studio_folders() -> Iterator[Path]:
 
 def _scan_folder(folder: ModelFolder) -> Iterator[ExternalModel]:
     for path in _walk_files(folder.path):
-        if is_model_file(path.name) and (size := read_gguf_size(path)) is not None:
+        if is_model_file(path.name) and (size := read_gguf_size(path)) is not None and not is_head(path):
             shown = path.relative_to(folder.path).as_posix()
             if match := _SNAPSHOT.fullmatch(shown):
                 shown = f"{match['repo'].replace('--', '/', 1)}/{match['file']}"

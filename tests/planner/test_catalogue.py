@@ -294,7 +294,7 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
         f"   1.1 MiB  llama.cpp: draft  {path}",
     ]
     listed = json.loads(cli("list", "--json", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout)
-    assert list(listed) == ["aliases", "cached", "elsewhere"] and len(listed["aliases"]) == len(aliases)
+    assert list(listed) == ["aliases", "cached", "heads", "elsewhere"] and not listed["heads"] and len(listed["aliases"]) == len(aliases)
     assert [(each["model"], each["path"]) for each in listed["cached"]] == [(f"hf:{REPO}/{FILE}", str(link))]
     assert listed["elsewhere"] == [{"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size}]
     nothing = cli("list", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no")
