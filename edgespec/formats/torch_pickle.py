@@ -11,15 +11,16 @@ import math
 import pickletools
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from edgespec.errors import CacheError, InvalidModelFile
 
+T = TypeVar("T")
 _MAX_PICKLE_BYTES = 2**20  # a thousand tensors take about 150 kB
 _MAX_DIMENSIONS = 8
 _HINT = "Use the head's safetensors release, or convert it with a program that you trust."
@@ -76,17 +77,16 @@ class _Refused(Exception):
 
 def read_pickled_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shape by name of a pickled state dict; its weights are not read. Raises InvalidModelFile, CacheError."""
-    return {name: tensor.shape for name, tensor in _open(path)[0].items()}
+    return _read_all(path, lambda archive, tensor: tensor.shape)
 
 
 def read_pickled_tensors(path: Path) -> dict[str, np.ndarray]:
     """Array by name of a pickled state dict; bfloat16 becomes float32. Raises InvalidModelFile, CacheError."""
-    tensors, data = _open(path, with_data=True)
-    return {name: _read(tensor, data[tensor.entry]) for name, tensor in tensors.items()}
+    return _read_all(path, lambda archive, tensor: _read(tensor, archive.read(tensor.entry)))
 
 
-def _open(path: Path, *, with_data: bool = False) -> tuple[dict[str, StoredTensor], dict[str, bytes]]:
-    """The tensors of a file and, if asked for, the bytes of their storages."""
+def _read_all(path: Path, read: Callable[[zipfile.ZipFile, StoredTensor], T]) -> dict[str, T]:
+    """What `read` returns of each tensor, by name; one at a time, since files have several GB."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -103,8 +103,7 @@ def _open(path: Path, *, with_data: bool = False) -> tuple[dict[str, StoredTenso
             if order in entries and archive.read(order) != b"little":
                 raise _Refused("it is not little-endian")
             tensors = _check_state(_run(archive.read(pickled)), root, entries)
-            needed = {tensor.entry for tensor in tensors.values()} if with_data else set()
-            return tensors, {name: archive.read(name) for name in sorted(needed)}
+            return {name: read(archive, tensor) for name, tensor in tensors.items()}
     except _Refused as refusal:
         raise InvalidModelFile(f"{path} is not read: {refusal}.", hint=_HINT) from None
     except _DAMAGE as error:
