@@ -1,4 +1,4 @@
-"""A race of plain and speculative decoding on one prompt, one after the other, side by side."""
+"""A race of plain and speculative decoding on one prompt, side by side: plain as expected, then as measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
@@ -24,21 +23,30 @@ from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Toast
+from edgespec.tui.race_clock import LaneClock, describe_race
 from edgespec.tui.sanitize import sanitize
 
 FRAME_S = 1 / 30
 
 
 class Race(ModalScreen[None]):
-    """One column each, and the result below. Esc stops the race and closes the screen."""
+    """One column each, and the result below. Esc stops the race and closes the screen.
+
+    Speculative decoding runs first; beside it the text appears at the pace of plain decoding as it was measured before.
+    Then plain decoding runs itself.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "Back")]
 
-    def __init__(self, client: EngineClient, request: Request, speculation: Speculation) -> None:
+    def __init__(
+        self, client: EngineClient, request: Request, speculation: Speculation, plain_speed: float | None
+    ) -> None:
+        """`plain_speed` is in tokens/s; None where it was not measured."""
         super().__init__()
         self._client = client
         self._request = request if request.seed is not None else replace(request, seed=1)
-        self._lanes = (Lane("plain", Speculation()), Lane("speculative", speculation))
+        self._plain, self._fast = Lane("plain", Speculation()), Lane("speculative", speculation)
+        self._plain_speed = plain_speed
         self._job: Stream[Event] | None = None
         self._is_closed = False
 
@@ -46,8 +54,11 @@ class Race(ModalScreen[None]):
         with Vertical(classes="dialog") as dialog:
             dialog.border_subtitle = "Esc closes"
             with Horizontal():
-                yield from self._lanes
-            yield Static("Running: plain decoding first, then speculative.", id="race-result", markup=False)
+                yield self._plain
+                yield self._fast
+            yield Static(
+                "Running: speculative decoding; plain decoding is verified next.", id="race-result", markup=False
+            )
 
     def on_mount(self) -> None:
         self._run()
@@ -55,12 +66,14 @@ class Race(ModalScreen[None]):
     @work(exclusive=True)
     async def _run(self) -> None:
         try:
-            for lane in self._lanes:
+            for lane in (self._fast, self._plain):
                 if self._is_closed:
                     return
                 self._job = self._client.stream(self._request, lane.speculation)
                 async for batch in self._job.batches():
                     lane.add(batch)
+                    if lane is self._fast:
+                        self._plain.expect(lane, self._plain_speed)
                     await asyncio.sleep(FRAME_S)
             self._finish()
         except Cancelled:  # before it had begun
@@ -70,16 +83,11 @@ class Race(ModalScreen[None]):
                 self._show_result(str(Toast.from_error(error)))
 
     def _finish(self) -> None:
-        plain, speculative = (lane.finished for lane in self._lanes)
-        if plain is None or speculative is None or "cancelled" in (plain.reason, speculative.reason):
+        plain, fast = self._plain.finished, self._fast.finished
+        if plain is None or fast is None or "cancelled" in (plain.reason, fast.reason):
             self._show_result("The race was stopped.")
             return
-        speculative_s, plain_s = _measure_decode(speculative.metrics), _measure_decode(plain.metrics)
-        ratio = f"{plain_s / speculative_s:.2f}x plain" if speculative_s and plain_s else "too short to compare"
-        texts = "the same text" if plain.tokens == speculative.tokens else "different texts (a near tie, or sampling)"
-        self._show_result(
-            f"{ratio}: {speculative_s:.2f} s against {plain_s:.2f} s for {len(speculative.tokens)} tokens; {texts}"
-        )
+        self._show_result(describe_race(plain.tokens, fast.tokens, self._plain.clock, self._fast.clock))
 
     def _show_result(self, text: str) -> None:
         self.query_one("#race-result", Static).update(Text(text))
@@ -98,6 +106,7 @@ class Lane(Vertical):
         super().__init__(classes="lane")
         self.speculation = speculation
         self.finished: Finished | None = None
+        self.clock = LaneClock()
         self._title = title
         self._stats = LiveStats()
         self._output = ""
@@ -114,17 +123,22 @@ class Lane(Vertical):
         for event in events:
             if isinstance(event, Step):
                 self._stats.add(event)
+                self.clock.add(event)
             elif isinstance(event, Piece):
                 self._output += sanitize(event.text)
             elif isinstance(event, Finished):
                 self.finished = event
+        self.clock.mark(len(self._output))
         self._text.update(Text(self._output))
         rate, mean = self._stats.acceptance.rate, self._stats.mean_speed
         accepted = "" if rate is None else f", {rate:.0%} accepted"
         speed = f"{mean:.1f} tok/s" if mean else "-"
         self._header.update(Text(f"{self._title}{accepted}\n{self._stats.tokens} tokens, {speed}"))
 
-
-def _measure_decode(metrics: Metrics) -> float:
-    """Seconds from the first token to the last."""
-    return (metrics.tpot_s or 0.0) * (metrics.emitted_tokens - 1)
+    def expect(self, other: Lane, speed: float | None) -> None:
+        """Show as much of the other lane's text as `speed` tokens/s would have written by now, if that is known."""
+        speed = other._stats.plain_speed or speed
+        if speed and other.clock.tokens:
+            n = min(1 + int(other.clock.seconds * speed), other.clock.tokens)
+            self._text.update(Text(other._output[: other.clock.characters_of(n)], "dim"))
+            self._header.update(Text(f"{self._title}, expected\n{n} tokens, {speed:.1f} tok/s", "dim"))

@@ -238,7 +238,7 @@ def test_race() -> None:
     async def test(chat: Driver) -> None:
         await chat.errs("/race", "no question to race")
         await chat.send("/race hello")
-        assert "for 40 tokens; the same text" in await run_race(chat)
+        assert "over 40 tokens: " in await run_race(chat)
         assert not chat.turns
         text = await chat.ask("hello")
         await chat.hears("/spec off", "off")
@@ -261,7 +261,7 @@ def test_race() -> None:
 def test_a_race_of_real_models_when_the_program_begins() -> None:
     async def main() -> None:
         async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
-            assert "for 12 tokens; the same text" in await run_race(chat)
+            assert "over 12 tokens: " in await run_race(chat)
             assert (await chat.ask("import os\nimport")).strip()
 
     asyncio.run(main())

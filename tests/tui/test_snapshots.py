@@ -102,7 +102,7 @@ def tab(name: str) -> Show:
 async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     plain = rounds([replace(piece, origin="") for piece in pieces_of(ANSWER)], drafted=0)
     fast = rounds(pieces_of(ANSWER))
-    script.generations = [[*plain, finished(plain)], [*fast, finished(fast)]]
+    script.generations = [[*fast, finished(fast)], [*plain, finished(plain)]]
     await app.run_command("race Fibonacci, please")
     await pilot.pause()
     assert isinstance(app.screen, Race)
