@@ -58,6 +58,25 @@ def make_mixture(
     return path
 
 
+def make_dense(path: Path) -> Path:
+    """A hy_v3 without experts, whose queries and keys are normed."""
+    m = GgufBuilder(path, "hy_v3", layers=LAYERS + 1, width=WIDTH)
+    m.attention(heads=HEADS, kv_heads=KV_HEADS, head_width=HEAD_WIDTH)
+    m.writer.add_feed_forward_length(FFN)
+    m.writer.add_expert_feed_forward_length(EXPERT)
+    m.writer.add_nextn_predict_layers(1)
+    m.embeddings(WIDTH)
+    for i in range(LAYERS + 1):
+        b = f"blk.{i}"
+        _write_attention(m, b, WIDTH, second_norm="ffn_norm")
+        for name in ("attn_q_norm", "attn_k_norm"):
+            _write_norm(m, f"{b}.{name}", HEAD_WIDTH)
+        _write_ffn(m, f"{b}.ffn_{{}}", WIDTH, FFN)
+    _write_fusion(m, f"blk.{LAYERS}", WIDTH)
+    m.save()
+    return path
+
+
 def make_hybrid(path: Path) -> Path:
     """The qwen35 of tests.models with an MTP layer."""
     hybrid(path.with_suffix(".base"))
@@ -77,15 +96,13 @@ def make_hybrid(path: Path) -> Path:
     m.matrix(f"{b}.attn_v", width // heads, width)
     m.matrix(f"{b}.attn_output", width, width, gain=2.0)
     _write_ffn(m, f"{b}.ffn_{{}}", width, ffn)
-    for name in ("enorm", "hnorm", "shared_head_norm"):
-        _write_norm(m, f"{b}.nextn.{name}", width)
-    m.matrix(f"{b}.nextn.eh_proj", width, 2 * width)
+    _write_fusion(m, b, width)
     m.save()
     return path
 
 
-def _write_attention(m: GgufBuilder, b: str, width: int) -> None:
-    for name in ("attn_norm", "post_attention_norm"):
+def _write_attention(m: GgufBuilder, b: str, width: int, second_norm: str = "post_attention_norm") -> None:
+    for name in ("attn_norm", second_norm):
         _write_norm(m, f"{b}.{name}", width)
     m.matrix(f"{b}.attn_q", HEADS * HEAD_WIDTH, width, gain=1.5)
     m.matrix(f"{b}.attn_k", KV_HEADS * HEAD_WIDTH, width, gain=1.5)
@@ -108,6 +125,10 @@ def _write_mtp_layer(m: GgufBuilder, b: str, width: int, left_out: tuple[str, ..
     m.writer.add_tensor(f"{b}.exp_probs_b.bias", np.zeros(1, np.float32))
     if "ffn_gate_inp" not in left_out:
         m.writer.add_tensor(f"{b}.ffn_gate_inp.weight", m.rng.standard_normal((1, width), dtype=np.float32))
+    _write_fusion(m, b, width, left_out)
+
+
+def _write_fusion(m: GgufBuilder, b: str, width: int, left_out: tuple[str, ...] = ()) -> None:
     for name in ("enorm", "hnorm", "shared_head_norm"):
         if name not in left_out:
             _write_norm(m, f"{b}.nextn.{name}", width)
@@ -119,7 +140,7 @@ def _write_norm(m: GgufBuilder, name: str, n: int) -> None:
 
 
 class NumpyLayer:
-    """The forward pass of the MTP layer of `make_mixture` over all pairs of a text at once."""
+    """The forward pass of the MTP layer of `make_mixture` or `make_dense` over all pairs of a text at once."""
 
     def __init__(self, path: Path) -> None:
         tensors = {
@@ -149,18 +170,25 @@ class NumpyLayer:
         embedded = _norm(self._embeddings[tokens].astype(np.float64)) * w["nextn.enorm"]
         x = np.concatenate([embedded, _norm(h) * w["nextn.hnorm"]], axis=1) @ w["nextn.eh_proj"].T
         y = _norm(x) * w["attn_norm"]
-        q = _rotate((y @ w["attn_q"].T).reshape(n, HEADS, HEAD_WIDTH))
-        k = _rotate((y @ w["attn_k"].T).reshape(n, KV_HEADS, HEAD_WIDTH)).repeat(HEADS // KV_HEADS, axis=1)
+        q, k = (y @ w["attn_q"].T).reshape(n, HEADS, HEAD_WIDTH), (y @ w["attn_k"].T).reshape(n, KV_HEADS, HEAD_WIDTH)
+        if "attn_q_norm" in w:
+            q, k = _norm(q) * w["attn_q_norm"], _norm(k) * w["attn_k_norm"]
+        q, k = _rotate(q), _rotate(k).repeat(HEADS // KV_HEADS, axis=1)
         v = (y @ w["attn_v"].T).reshape(n, KV_HEADS, HEAD_WIDTH).repeat(HEADS // KV_HEADS, axis=1)
         scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_WIDTH)
         weights = np.exp(scores - scores.max(axis=2, keepdims=True)) * np.tri(n)
         weights /= weights.sum(axis=2, keepdims=True)
         x = x + np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ w["attn_output"].T
+        return _norm(x + self._mix(x)) * w["nextn.shared_head_norm"]
+
+    def _mix(self, x: Floats) -> Floats:
+        w = self._w
+        if "ffn_gate" in w:
+            return _feed_forward(_norm(x) * w["ffn_norm"], *(w[f"ffn_{name}"] for name in ("gate", "up", "down")))
         y = _norm(x) * w["post_attention_norm"]
         routed = _feed_forward(y, *(w[f"ffn_{name}_exps"][0] for name in ("gate", "up", "down")))
         shared = _feed_forward(y, *(w[f"ffn_{name}_shexp"] for name in ("gate", "up", "down")))
-        x = x + routed / (1 + np.exp(-y @ w["ffn_gate_inp"].T)) + shared
-        return _norm(x) * w["nextn.shared_head_norm"]
+        return routed / (1 + np.exp(-y @ w["ffn_gate_inp"].T)) + shared
 
 
 def _feed_forward(x: Floats, gate: Floats, up: Floats, down: Floats) -> Floats:

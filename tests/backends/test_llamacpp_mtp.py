@@ -15,14 +15,14 @@ from edgespec.backends.llamacpp.mtp import open_head
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
-from edgespec.core.protocols import Budget
+from edgespec.core.protocols import Budget, Draft
 from edgespec.drafters.sequential import SequentialDrafter
 from edgespec.errors import Cancelled, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.backends.llamacpp_pairs import Pair, generate, is_close, is_fresh
-from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_hybrid, make_mixture
+from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_dense, make_hybrid, make_mixture
 from tests.contract.runtimes import prefill
 from tests.models import TARGET
 
@@ -47,15 +47,14 @@ def spec_of(path: Path) -> HeadSpec:
 
 
 def open_subject(kind: str, folder: Path) -> Subject:
-    maker = make_hybrid if kind == "hybrid" else make_mixture
-    file = maker(folder / "model.gguf")
+    file = {"hybrid": make_hybrid, "dense": make_dense}.get(kind, make_mixture)(folder / "model.gguf")
     target = load(file, OPTIONS)
     if kind == "alone":
         file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
     return Subject(target, open_head(target, file, spec_of(file)), file)
 
 
-@pytest.fixture(scope="module", params=["mixture", "alone", "hybrid"])
+@pytest.fixture(scope="module", params=["mixture", "alone", "dense", "hybrid"])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     found = open_subject(request.param, tmp_path_factory.mktemp("mtp"))
     yield found
@@ -78,9 +77,9 @@ def states_of(target: LlamaModel, text: list[int]) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_the_forward_pass_is_that_of_numpy(is_alone: bool, tmp_path: Path) -> None:
-    subject = open_subject("alone" if is_alone else "mixture", tmp_path)
+@pytest.mark.parametrize("kind", ["mixture", "alone", "dense"])
+def test_the_forward_pass_is_that_of_numpy(kind: str, tmp_path: Path) -> None:
+    subject = open_subject(kind, tmp_path)
     text = TEXT[:140]  # four decodes of the head
     rows, reference = states_of(subject.target, text[:-1]), NumpyLayer(subject.file)
     pair = Pair(subject.target, subject.head, text)
@@ -115,6 +114,31 @@ def test_the_last_hidden_state_gives_the_targets_logits(mixture: Path) -> None:
     assert not is_close(logits, NumpyLayer(mixture).output(rows[-2]))
     np.testing.assert_allclose(rows, states_of(target, TEXT[:50]), atol=0.02)
     session.close()
+    target.close()
+
+
+def test_the_last_hidden_states_are_those_of_the_text(mixture: Path) -> None:
+    """After chains and trees, going back, and beside another session of the same context."""
+    target = load(mixture, replace(OPTIONS, caches=2))
+    session, beside = target.open_session(shared=True), target.open_session(shared=True)
+    features, text = session.tap(()), TEXT[:30]
+    prefill(beside, TEXT[60:90])
+    prefill(session, text)
+    tree = Draft(np.array([7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 1, 0, 2], np.int32))
+    for draft, path in ((tree, (1, 2, 4)), (Draft.chain([1, 2, 3]), (0, 1)), (tree, (0,)), (tree, ())):
+        beside.forward(6, Draft.chain([4, 5]))
+        session.forward(5, draft)
+        for each, kept in ((beside, ()), (session, path)):
+            each.commit(kept)
+        text = [*text, 5, *draft.tokens[list(path)].tolist()]
+        np.testing.assert_allclose(features.take(0, len(text)), states_of(target, text), atol=0.05)
+    session.rewind(33)
+    prefill(session, text := [*text[:25], *TEXT[90:110]])
+    assert not session.adopt(beside, 10), "hidden states are not copied"
+    prefill(session, text)
+    np.testing.assert_allclose(features.take(0, len(text)), states_of(target, text), atol=0.05)
+    session.close()
+    beside.close()
     target.close()
 
 
