@@ -44,5 +44,7 @@ def _check_rope(header: Header) -> None:
     if not 0 <= (rotated := width if rotated is None else rotated) <= width or rotated % 2:
         raise header.invalid(f"it rotates {rotated} of {width} numbers of a key")
     sections = header.metadata.get("dflash.rope.dimension_sections")
-    if isinstance(sections, np.ndarray) and sections.any() and not (sections[0] > 0 and sections.min() >= 0):
-        raise header.invalid("its rotary embedding has impossible sections")
+    if isinstance(sections, int | np.ndarray):  # one number stands for all of them
+        numbers = [sections] * 4 if isinstance(sections, int) else [int(number) for number in sections]
+        if any(numbers) and (numbers[0] <= 0 or min(numbers) < 0 or sum(numbers) > width):
+            raise header.invalid(f"its rotary embedding has the sections {numbers} of {width} numbers")
