@@ -1,25 +1,18 @@
-"""Random-weight DFlash and DSpark heads as folders, their forward pass in numpy, and a driver of their sessions."""
+"""Random-weight DFlash and DSpark heads as folders, and their forward pass in numpy."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.backends.mlx.session import MlxSession
-from edgespec.core.protocols import Draft
-from edgespec.formats.head_file import read_head
-from edgespec.formats.heads import HeadSpec
-from tests.contract.runtimes import prefill
+from tests.backends import mlx_pairs
 
-WHOLE = 10**6  # a window that no text fills
 HEADS, KV_HEADS, HEAD_DIM, FFN, RANK, EPS, ROPE_BASE = 4, 2, 32, 96, 8, 1e-5, 10000.0
 
 
@@ -85,41 +78,14 @@ def make_folder(
     return path
 
 
-def read_spec(folder: Path, **changes: Any) -> HeadSpec:
-    spec = read_head(folder)
-    assert spec is not None
-    return replace(spec, **changes)
+class Pair(mlx_pairs.Pair):
+    """With a head's session of any kind."""
 
-
-def make_tokens(n: int, seed: int = 0) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
-    return found
+    draft: Any
 
 
 def is_close(a: Any, b: Any) -> bool:
-    a, b = np.asarray(a), np.asarray(b)
-    known = np.isfinite(b)
-    return bool((np.isfinite(a) == known).all() and np.abs(a[known] - b[known]).max() < 5e-3)
-
-
-class Pair:
-    """A target's session and a head's, which follow a text whose last token the target does not hold."""
-
-    def __init__(self, target: MlxModel, head: MlxHead, text: Sequence[int]) -> None:
-        self.session: MlxSession = target.open_session()
-        self.draft: Any = head.open_session(self.session, lambda: None)
-        self.restart(text)
-
-    def restart(self, text: Sequence[int]) -> None:
-        self.text = list(text)
-        prefill(self.session, self.text[:-1])
-        self.draft.begin(self.text)
-
-    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
-        """The target accepts `path`, and emits `root` after it."""
-        self.session.forward(self.text[-1], draft)
-        self.session.commit(path)
-        self.text += [*draft.tokens[list(path)].tolist(), root]
+    return mlx_pairs.is_close(np.asarray(a), np.asarray(b))
 
 
 def normed(x: Any, weight: Any) -> Any:

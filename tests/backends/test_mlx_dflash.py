@@ -17,8 +17,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
-from tests.backends.mlx_dflash_heads import WHOLE, NumpyHead, Pair, is_close, make_folder, make_tokens, read_spec
-from tests.contract.runtimes import prefill
+from tests.backends.mlx_dflash_heads import NumpyHead, Pair, is_close, make_folder
+from tests.backends.mlx_pairs import WHOLE, make_tokens, read_spec, tapped_features
 from tests.models import TARGET
 
 LAYERS = (1, 3, 6)
@@ -51,13 +51,6 @@ def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
     assert is_close(block(pair), block(Pair(target, head, pair.text)))
 
 
-def read_features(target: MlxModel, layers: tuple[int, ...], text: list[int]) -> Any:
-    session = target.open_session()
-    kept = session.tap(layers)
-    prefill(session, text)
-    return np.array(kept.take(0, len(text))).astype(np.float64)
-
-
 @pytest.mark.parametrize(
     ("config", "windows", "is_causal"),
     [
@@ -82,7 +75,7 @@ def test_the_forward_pass_is_that_of_numpy(
     folder = make(tmp_path / "head", target, config=config)
     pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
     reference = NumpyHead(folder, target, windows, is_causal)
-    features = read_features(target, LAYERS, pair.text[:-1])
+    features = tapped_features(target, read_spec(folder), pair.text)
     rows = block(pair)
     assert len(rows) == 5, "the first row of a block predicts nothing"
     expected = reference.scores(reference.output(features, pair.text[-1]))
@@ -94,7 +87,7 @@ def test_a_window_over_all_layers(target: MlxModel, tmp_path: Path) -> None:
     table = {"mask_token_id": 3, "target_layer_ids": [0, 2, 5], "use_swa": True, "swa_window_size": 8}
     folder = make(tmp_path / "head", target, config={"dflash_config": table})
     pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
-    features = read_features(target, LAYERS, pair.text[:-1])
+    features = tapped_features(target, read_spec(folder), pair.text)
     reference = NumpyHead(folder, target, (8, 8))
     assert is_close(block(pair), reference.scores(reference.output(features, pair.text[-1]))[1:])
 
@@ -107,7 +100,7 @@ def test_a_reduced_vocabulary(target: MlxModel, tmp_path: Path) -> None:
     pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
     reference = NumpyHead(folder, target)
     expected = np.full((5, 4096), -np.inf)
-    output = reference.output(read_features(target, LAYERS, pair.text[:-1]), pair.text[-1])
+    output = reference.output(tapped_features(target, read_spec(folder), pair.text), pair.text[-1])
     expected[:, ids] = reference.scores(output)[1:]
     assert is_close(block(pair), expected)
 

@@ -16,16 +16,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, InvalidModelFile
-from tests.backends.mlx_dflash_heads import (
-    WHOLE,
-    NumpyHead,
-    Pair,
-    is_close,
-    make_folder,
-    make_tokens,
-    read_spec,
-)
-from tests.contract.runtimes import prefill
+from tests.backends.mlx_dflash_heads import NumpyHead, Pair, is_close, make_folder
+from tests.backends.mlx_pairs import WHOLE, make_tokens, read_spec, tapped_features
 from tests.models import TARGET
 
 LAYERS = (1, 3, 6)
@@ -74,11 +66,9 @@ def test_the_forward_pass_is_that_of_numpy(
 ) -> None:
     folder = make(tmp_path / "head", target, config=config)
     pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
-    tapped = target.open_session()
-    kept = tapped.tap(LAYERS)
-    prefill(tapped, pair.text[:-1])
+    features = tapped_features(target, read_spec(folder), pair.text)
     reference = NumpyHead(folder, target)
-    scores = reference.scores(reference.output(np.array(kept.take(0, 19)).astype(np.float64), pair.text[-1]))
+    scores = reference.scores(reference.output(features, pair.text[-1]))
     chosen = make_tokens(6 - first, seed=4)
     found = follow(pair, chosen)
     assert found.pop() is None, "the block ends"
