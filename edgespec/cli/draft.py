@@ -187,5 +187,5 @@ def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
             yield f"{describe(each.spec):{width}}  {each.agreement[0]:7.0%}  {each.agreement[1]:7.0%}"
     yield f"{'lookups':{width}}  {result.lookups:7.0%}"
     change = describe_change(stated, result.chosen.spec)
-    yield f"the head's {change}" if change else "the head is read as its file says"
+    yield f"the head's {change}" if result.is_corrected else "the head is read as its file says"
     yield f"{whole} positions, {result.seconds:.1f} s"

@@ -75,6 +75,11 @@ class ProbeResult:
     trials: tuple[Trial, ...] = ()
 
     @property
+    def is_corrected(self) -> bool:
+        """Whether the head is read otherwise than its file says."""
+        return self.chosen != self.stated
+
+    @property
     def is_useless(self) -> bool:
         """Whether the head agrees less than lookups."""
         return self.chosen.agreement[0] < self.lookups

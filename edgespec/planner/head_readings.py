@@ -30,7 +30,8 @@ def complete(spec: HeadSpec, n_layers: int) -> HeadSpec:
 
 def describe(spec: HeadSpec) -> str:
     """A reading in a few words: 'layers 1, 3, 5, norm_output'."""
-    parts = [f"layers {_join(spec.layers)}" if spec.layers else "the last hidden state"]
+    word = "layer" if spec.layers and len(spec.layers) == 1 else "layers"
+    parts = [f"{word} {_join(spec.layers)}" if spec.layers else _join(spec.layers)]
     return ", ".join(parts + [words for name, words in _FLAGS.items() if getattr(spec, name)])
 
 

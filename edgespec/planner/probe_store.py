@@ -34,18 +34,20 @@ class ProbeStore:
 
     def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
         """Store `result`. If the folder cannot be written, the next load probes again."""
-        save_entry(self.path, {"setting": _setting(backend, spec), "probe": to_dict(spec, result)}, "probe")
+        save_entry(self.path, {"setting": _setting(backend, spec), "probe": _to_dict(spec, result)}, "probe")
 
 
-def to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
-    """`result` as JSON has it, without the trials; `spec` is what the head's file says."""
-    stated = asdict(spec)
-    changes = {name: value for name, value in asdict(result.chosen.spec).items() if value != stated[name]}
+def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
+    """`result` as JSON has it, without the trials; readings are what differs from `spec`, what the head's file says."""
+
+    def trial(tried: Trial) -> dict[str, Any]:
+        stated = asdict(spec)
+        reading = {name: value for name, value in asdict(tried.spec).items() if value != stated[name]}
+        return {"reading": reading, "agreement": list(tried.agreement), "positions": tried.positions}
+
     return {
-        "reading": changes,
-        "agreement": list(result.chosen.agreement),
-        "positions": result.chosen.positions,
-        "stated_agreement": list(result.stated.agreement) if result.stated else None,
+        "chosen": trial(result.chosen),
+        "stated": trial(result.stated) if result.stated else None,
         "lookups": result.lookups,
         "seconds": result.seconds,
     }
@@ -53,12 +55,14 @@ def to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
 
 def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
     """Raises KeyError, TypeError, ValueError for values of other types."""
-    changes = {name: _check(spec, name, value) for name, value in dict(found["reading"]).items()}
-    positions = int(found["positions"])
-    chosen = Trial(replace(spec, **changes), _pair(found["agreement"]), positions)
-    was = found["stated_agreement"]
-    stated = None if was is None else Trial(spec, _pair(was), positions)
-    return ProbeResult(stated, chosen, float(found["lookups"]), float(found["seconds"]))
+
+    def trial(tried: dict[str, Any]) -> Trial:
+        reading = {name: _check(spec, name, value) for name, value in dict(tried["reading"]).items()}
+        first, second = tried["agreement"]
+        return Trial(replace(spec, **reading), (float(first), float(second)), int(tried["positions"]))
+
+    stated = None if found["stated"] is None else trial(found["stated"])
+    return ProbeResult(stated, trial(found["chosen"]), float(found["lookups"]), float(found["seconds"]))
 
 
 def _check(spec: HeadSpec, name: str, value: object) -> Any:
@@ -67,11 +71,6 @@ def _check(spec: HeadSpec, name: str, value: object) -> Any:
     if name in {each.name for each in fields(spec)} and isinstance(value, bool):
         return value
     raise ValueError(f"{name} is {value!r}")
-
-
-def _pair(values: list[float]) -> tuple[float, float]:
-    first, second = values
-    return float(first), float(second)
 
 
 def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edgespec.backends import Model, open_model, require
-from edgespec.backends.attached_draft import AttachedHead
+from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, DraftRefused, EdgespecError, InvalidRequest, reason_of
 from edgespec.formats.heads import HeadSpec
@@ -48,7 +48,8 @@ def attach_head(
         return None
     if result is None:
         reporter.notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
-    elif change := describe_change(spec, result.chosen.spec):
+    elif result.is_corrected:
+        change = describe_change(spec, result.chosen.spec)
         reporter.notice(f"The head's {change}: {describe_agreement(result)}.")
     return head
 
@@ -113,7 +114,7 @@ def _find_reading(
         return result, ""
     try:
         result = HeadProbe(target, paths[1], planned.backend, check, reporter.loading).run(spec)
-    except Cancelled:
+    except (Cancelled, Unsupported):  # the latter where no reading can be run
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the load goes on
         return None, reason_of(error)

@@ -217,7 +217,22 @@ def test_a_head_as_its_file_says_is_not_mentioned(
     assert heard.notices == []
     (file,) = cache.glob("head-*.json")
     (entry,) = json.loads(file.read_text())["entries"]
-    assert entry["probe"]["reading"] == {} and entry["probe"]["agreement"] == entry["probe"]["stated_agreement"]
+    assert entry["probe"]["chosen"] == entry["probe"]["stated"] and entry["probe"]["chosen"]["reading"] == {}
+
+
+def test_usual_layers_are_no_correction(llama: Model, tmp_path: Path) -> None:
+    path = convert(state_layers(tmp_path / "head", (2, 3, 3)))
+    stated = read_head(path)
+    assert stated is not None
+    silent = replace(stated, layers=None)
+    result = HeadProbe(llama, path, "llamacpp", lambda: None, n_tokens=32).run(silent)
+    assert result.stated is not None and result.stated.spec.layers == (2, 3, 3)
+    store = ProbeStore(TARGET, path)
+    for chosen in (result.stated, replace(result.stated, spec=replace(stated, layers=LAYERS))):
+        store.save("llamacpp", silent, replace(result, chosen=chosen))
+        found = store.load("llamacpp", silent)
+        assert found == replace(result, chosen=chosen, trials=())
+        assert found.is_corrected == (chosen != result.stated)
 
 
 def test_a_useless_head_is_refused(load: Load, heard: Heard, files: Callable[[str], Path]) -> None:
