@@ -17,12 +17,13 @@ from edgespec.backends.mlx.pair_session import PairSession
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
+from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, CheckCancelled, Draft, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
-from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.contract.runtimes import prefill
@@ -168,7 +169,7 @@ def answer(
     found = Answers()
     for prompt in prompts:
         session = target.open_session()
-        drafters = [] if head is None else [SequentialDrafter(head.name, head.open_session(session, lambda: None))]
+        drafters = [] if head is None else [open_drafter(head, session)]
         controller = FixedLength(drafters, budget if drafters else Budget(0, 0), target.tokenizer.vocab_size)
         verifier = SampleMatching(Sampler(SamplingParams(temperature=temperature), []), CounterRng(7))
         tokens = target.tokenizer.encode(prompt, parse_special=False)
@@ -178,6 +179,20 @@ def answer(
             drafter.close()
         session.close()
     return found
+
+
+def measure(target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CHAIN) -> float:
+    """The share of compared tokens that was accepted. Answers must be those of plain decoding."""
+    found = answer(target, head, budget=budget)
+    assert found.texts == plain.texts
+    return found.rate
+
+
+def open_drafter(head: MlxHead, session: MlxSession) -> Drafter:
+    """The registry's drafter for a head's kind."""
+    opened = head.open_session(session, lambda: None)
+    resources = SlotResources(session, session.capabilities.vocab_size, head=opened)
+    return drafter_specs()[head.name].open(resources)
 
 
 class LateFeatures:

@@ -19,7 +19,7 @@ from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.heads import HeadSpec
-from tests.backends.mlx_pairs import CHAIN, Answers, answer, check_forward, open_late, read_spec
+from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
 from tests.models import REPOSITORY, TARGET
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
@@ -129,13 +129,6 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, changes: dict[str, 
 @pytest.fixture(scope="module")
 def plain(target: MlxModel) -> Answers:
     return answer(target, None)
-
-
-def measure(target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CHAIN) -> float:
-    """The share of compared tokens that was accepted. Answers must be those of plain decoding."""
-    found = answer(target, head, budget=budget)
-    assert found.texts == plain.texts
-    return found.rate
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,23 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.taps import Floats
+from edgespec.backends.mlx import mtp
+from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Draft
+from edgespec.core.protocols import Budget, Draft
 from edgespec.errors import InvalidModelFile
-from tests.backends.mlx_pairs import Pair, answer, check_forward, check_fresh, make_tokens, read_spec
+from tests.backends.mlx_pairs import (
+    Answers,
+    Pair,
+    answer,
+    check_forward,
+    check_fresh,
+    make_tokens,
+    measure,
+    open_late,
+    read_spec,
+)
 from tests.backends.pair_heads import (
     FFN,
     LLAMA,
@@ -28,8 +41,9 @@ from tests.backends.pair_heads import (
     write_folder,
 )
 from tests.mlx_models import CONFIGS, make_folder
-from tests.models import TARGET
+from tests.models import REPOSITORY, TARGET
 
+FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "mtp-python-6m"
 SIZE, VOCABULARY = 256, 4096
 LAYER = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 
@@ -124,6 +138,57 @@ def test_a_layer_in_the_folder_of_a_hybrid_target(tmp_path: Path) -> None:
     found = answer(target, head)
     assert found.texts == answer(target, None).texts
     assert found.tested.total() > 20
+
+
+@pytest.fixture(scope="module")
+def plain(target: MlxModel) -> Answers:
+    return answer(target, None)
+
+
+@pytest.fixture(scope="module")
+def trained(target: MlxModel) -> MlxHead:
+    return target.attach_head(read_spec(FOLDER), FOLDER)
+
+
+@pytest.fixture(scope="module")
+def rate(target: MlxModel, trained: MlxHead, plain: Answers) -> float:
+    return measure(target, trained, plain)
+
+
+def rewrite(path: Path, change: dict[str, Any]) -> Path:
+    """A copy of the trained head with other tensors."""
+    shutil.copytree(FOLDER, path)
+    mx.save_safetensors(str(path / "model.safetensors"), {**mx.load(str(FOLDER / "model.safetensors")), **change})
+    return path
+
+
+def test_a_trained_head_is_accepted(target: MlxModel, trained: MlxHead, plain: Answers, rate: float) -> None:
+    assert rate > 0.6
+    tree = answer(target, trained, budget=Budget(3, 8))
+    assert tree.texts == plain.texts
+    assert tree.tokens_per_round > answer(target, trained).tokens_per_round
+    assert answer(target, trained, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
+
+
+def test_wrong_readings_are_accepted_less(
+    target: MlxModel, trained: MlxHead, plain: Answers, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the text does not change, which `measure` checks."""
+    assert measure(target, MlxHead("mtp", trained._network, open_late, trained.tokenizer), plain) < rate - 0.1
+    weights = mx.load(str(FOLDER / "model.safetensors"))
+    halves = mx.split(weights["mtp.fc.weight"], 2, axis=1)
+    folder = rewrite(tmp_path / "swapped", {"mtp.fc.weight": mx.concatenate(halves[::-1], axis=1)})
+    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < 0.1
+    folder = rewrite(tmp_path / "less", {name: each - 1 for name, each in weights.items() if "norm" in name})
+    assert measure(target, target.attach_head(read_spec(folder), folder), plain) > rate - 0.05
+    monkeypatch.setattr(mtp, "_PLAIN_MEAN", -10.0)
+    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < rate - 0.3
+
+
+@pytest.mark.parametrize("changes", [{"layers": (6,)}, {"feeds_normed": False}], ids=str)
+def test_states_before_and_after_norms(target: MlxModel, plain: Answers, rate: float, changes: dict[str, Any]) -> None:
+    """The head norms what it reads, and the weights of this target's last norm are nearly equal: little changes."""
+    assert abs(measure(target, target.attach_head(read_spec(FOLDER, **changes), FOLDER), plain) - rate) < 0.1
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:

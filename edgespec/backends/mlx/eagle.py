@@ -17,7 +17,7 @@ from edgespec.formats.heads import HeadSpec
 
 
 class EagleNetwork:
-    """Predicts the target's last hidden states, after the final norm, which the target's output matrix scores.
+    """Predicts the target's last hidden states, which the target's output matrix scores.
 
     H is the hidden size of both. A pair is a token and the state of the token before it.
     """
