@@ -249,7 +249,7 @@ def _find_layers(table: Mapping[str, Any], keys: Iterable[str], shift: int) -> t
 
 
 def _find_fc(settings: _Settings, own: Shapes) -> tuple[int, int | None]:
-    """The head's size, and how many values its first matrix reads, of the tensors; None where there are none."""
+    """The head's size, and how many values its first matrix reads; None where the tensors do not tell."""
     stated = settings.integer("hidden_size")
     shape = own.get("fc.weight")
     if shape is None:
@@ -258,7 +258,7 @@ def _find_fc(settings: _Settings, own: Shapes) -> tuple[int, int | None]:
         raise InvalidModelFile(
             f"The head's fc.weight has the shape {shape}, its config.json the hidden size {stated}.", hint=HEAD_HINT
         )
-    return shape[0], shape[1]
+    return shape[0], shape[1] if "fc.scales" not in own else None  # of a quantized matrix, whose columns are packed
 
 
 def _check_width(width: int, parts: int, hidden_size: int) -> None:

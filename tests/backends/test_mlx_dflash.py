@@ -105,6 +105,23 @@ def test_a_reduced_vocabulary(target: MlxModel, tmp_path: Path) -> None:
     assert is_close(block(pair), expected)
 
 
+def test_quantized_matrices(target: MlxModel, tmp_path: Path) -> None:
+    """As MLX writes them, with scales and biases beside the weights."""
+    plain = make(tmp_path / "plain", target)
+    rounded: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
+    for name, weight in mx.load(str(plain / "model.safetensors")).items():
+        if weight.ndim == 2:
+            parts = mx.quantize(weight, group_size=32, bits=8)
+            rounded[name] = mx.dequantize(*parts, group_size=32, bits=8)
+            packed |= dict(zip((name, *(name.replace("weight", x) for x in ("scales", "biases"))), parts, strict=True))
+    folder = make(tmp_path / "packed", target, tensors=packed)
+    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    reference = NumpyHead(make(tmp_path / "rounded", target, tensors=rounded), target)
+    features = tapped_features(target, read_spec(folder), pair.text)
+    assert is_close(block(pair), reference.scores(reference.output(features, pair.text[-1]))[1:])
+
+
 def test_fewer_tokens_are_the_first_ones(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(20))
     rows = block(pair)
