@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.backends import open_model
 from edgespec.backends.devices import host_memory
 from edgespec.backends.isolated import ChildDied, run_in_child
-from edgespec.backends.llamacpp.shape import block_of, write_shape
+from edgespec.backends.llamacpp.shape import block_of, count_blocks, write_shape
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measure_rows
@@ -87,7 +87,7 @@ def _scale(header: Header, options: LoadOptions, folder: Path) -> Profile | None
     The difference of two noisy measurements is bounded: a block's byte takes at most the time it would if the
     embedding and output took none, and at least half of the mean over all bytes. No forward is faster than one row.
     """
-    blocks = header.own("block_count") or 1
+    blocks = count_blocks(header) or 1
     first, period = find_pattern(header)
     periods = 1 + max(1, _SAMPLE_BYTES // max(1, _bytes(header, first, first + period)))
     few, more = min(first + period, blocks), min(first + periods * period, blocks)
@@ -132,7 +132,7 @@ def _read_bytes(header: Header, first: int, end: int) -> float:
 
 def find_pattern(header: Header) -> tuple[int, int]:
     """(first, period): from block `first` on, every `period`-th block has tensors of the same names and shapes."""
-    blocks = header.own("block_count") or 1
+    blocks = count_blocks(header) or 1
     shapes: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(blocks)]
     for tensor in header.tensors:
         block = block_of(tensor)

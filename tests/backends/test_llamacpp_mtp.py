@@ -21,6 +21,7 @@ from edgespec.errors import Cancelled, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
+from edgespec.planner.speed import estimate_speed, find_pattern
 from tests.backends.llamacpp_pairs import Pair, generate, is_close, is_fresh
 from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_dense, make_hybrid, make_mixture
 from tests.contract.runtimes import prefill
@@ -317,3 +318,11 @@ def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path)
         with pytest.raises(InvalidModelFile):
             open_head(target, tmp_path / "cut.gguf", spec_of(mixture))
     target.close()
+
+
+def test_the_speed_of_a_model_is_that_of_its_own_layers(mixture: Path) -> None:
+    """The MTP layer, which has other tensors, is not one of the blocks that are measured."""
+    header = read_file(mixture)
+    assert find_pattern(header) == (0, 1)
+    found = estimate_speed(header, None, LoadOptions(threads=1))
+    assert found is not None and found.rows[1] > 0

@@ -17,6 +17,7 @@ from edgespec.backends.llamacpp.head_context import HeadContext
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header, join_parts
@@ -122,6 +123,5 @@ def _check_same(header: Header, target: Header, path: Path) -> None:
     is_same = header.architecture == target.architecture and all(
         header.own(key) == target.own(key) for key in _SAME_SHAPE
     )
-    trunks = [(each.own("block_count") or 0) - (each.own("nextn_predict_layers") or 0) for each in (header, target)]
-    if not is_same or trunks[0] != trunks[1]:
+    if not is_same or count_blocks(header) != count_blocks(target):
         raise Unsupported(f"{path.name} has the MTP layer of another model.", hint=OTHER_HEAD)

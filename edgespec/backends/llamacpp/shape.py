@@ -69,6 +69,11 @@ def _shape(tensor: TensorInfo) -> tuple[int, ...]:
     return (*reversed(tensor.shape[1:]), tensor.type.nbytes(tensor.shape[0]))
 
 
+def count_blocks(header: Header) -> int:
+    """Blocks of a model without its MTP layers, which come last."""
+    return (header.own("block_count") or 0) - (header.own("nextn_predict_layers") or 0)
+
+
 def block_of(tensor: TensorInfo) -> int:
     """The block that a tensor belongs to; -1 for tensors outside of blocks."""
     parts = tensor.name.split(".")

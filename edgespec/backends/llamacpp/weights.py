@@ -20,7 +20,7 @@ from edgespec.backends.llamacpp.rollback import (
     TrimmableCache,
 )
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.shape import block_of
+from edgespec.backends.llamacpp.shape import block_of, count_blocks
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.backends.settings import RuntimeSettings
@@ -246,8 +246,7 @@ def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
     if not options.exact or options.exact_width is not None or any(each.kind != "cpu" for each in lib.devices()):
         return False
     header = read_file(path)
-    trunk = (header.own("block_count") or 0) - (header.own("nextn_predict_layers") or 0)
-    tensors = {each.name: each for each in header.tensors if block_of(each) < trunk}
+    tensors = {each.name: each for each in header.tensors if block_of(each) < count_blocks(header)}
     if "output.weight" in tensors:
         tensors.pop("token_embd.weight", None)  # whose rows are only read
     return not any(len(each.shape) > 1 and each.type.name in _FLOATS for each in tensors.values())
