@@ -14,7 +14,7 @@ from edgespec.registry.schema import Registry
 
 _ARCHITECTURES = (b"eagle3", b"dflash", b"gemma4-assistant")  # of GGUF files that hold a head alone
 _MTP_KEY = b".nextn_predict_layers"
-_START_BYTES = 2**16  # of a GGUF file; its hyperparameters come before the vocabulary
+_START_BYTES = 2**20  # of a GGUF file; converters write its hyperparameters before the vocabulary
 _PARTS = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
 _ENDING = re.compile(r"[-.](?:ud[-.])?(?:i?q\d|tq\d|mxfp\d|nvfp\d|bf16|f16|f32)[a-z0-9_]*$")
 _SUFFIX = re.compile(r"-(?:mtp-)?gguf$|-mtp$")
@@ -23,7 +23,7 @@ _SUFFIX = re.compile(r"-(?:mtp-)?gguf$|-mtp$")
 def is_head(path: Path) -> bool:
     """Whether a file or folder holds a trained head and no model. False for what cannot be read.
 
-    Of most GGUF files only the first 64 KiB are read.
+    Of most GGUF files only the first MiB is read.
     """
     try:
         if path.is_file():

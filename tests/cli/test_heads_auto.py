@@ -1,0 +1,167 @@
+"""Heads that --draft auto finds, and those that cannot be used: the answer comes without them, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.backends import eagle3_heads
+from tests.backends.eagle3_heads import make_head
+from tests.backends.mtp_heads import make_mixture
+from tests.cli.conftest import Cli
+from tests.models import REPOSITORY, TARGET, sliding_window
+
+TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
+RUN = ("run", "def f(x):", "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--ctx", "128")
+
+
+def write_alias(tmp_path: Path) -> None:
+    """An alias `here` with a draft model, so that no self-draft is searched."""
+    (tmp_path / "config").mkdir(exist_ok=True)
+    given = [f'target = "{tmp_path}/target.gguf"', 'draft = "package:python-6m/draft.gguf"']
+    (tmp_path / "config" / "models.toml").write_text("\n".join(["[here.gguf]", *given, ""]))
+
+
+def write_random(path: Path) -> None:
+    make_head(path)
+
+
+def write_cut(path: Path) -> None:
+    data = make_head(path).path.read_bytes()
+    path.write_bytes(data[:-4000])
+
+
+def write_flipped_header(path: Path) -> None:
+    data = bytearray(make_head(path).path.read_bytes())
+    data[data.find(b"eagle3.block_count") + 3] ^= 1
+    path.write_bytes(data)
+
+
+def write_flipped_weights(path: Path) -> None:
+    data = bytearray(make_head(path).path.read_bytes())
+    for at in range(len(data) // 2, len(data), 1001):
+        data[at] ^= 0x7F
+    path.write_bytes(data)
+
+
+def write_layers(path: Path) -> None:
+    """The head reads a layer that the target does not have."""
+    data = make_head(path).path.read_bytes()
+    path.write_bytes(data.replace(np.array([2, 3, 5], "<i4").tobytes(), np.array([2, 3, 9], "<i4").tobytes(), 1))
+
+
+def write_other_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle3_heads, "HIDDEN", 128)
+    make_head(path, size=128)
+
+
+def write_other_words(path: Path) -> None:
+    data = make_head(path).path.read_bytes()
+    entry = (6).to_bytes(8, "little") + b"return"
+    assert entry in data
+    path.write_bytes(data.replace(entry, entry.replace(b"return", b"retorn"), 1))
+
+
+@pytest.mark.parametrize(
+    ("write", "code", "told"),
+    [
+        (write_random, 5, "agrees less with this target than lookups do"),
+        (write_cut, 5, "head.gguf is cut short"),
+        (write_flipped_header, 5, "head.gguf is not a usable model: eagle3.block_count is missing"),
+        (write_flipped_weights, 5, "d2t names tokens that the model does not have"),
+        (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),
+        (write_other_words, 5, "token"),
+    ],
+)
+def test_a_head_that_cannot_be_used(
+    cli: Cli, tmp_path: Path, write: Callable[[Path], None], code: int, told: str
+) -> None:
+    shutil.copy(TARGET, tmp_path / "target.gguf")
+    write_alias(tmp_path)
+    plain = cli(*RUN, "--model", "here", "--draft", "none")
+    write(tmp_path / "head.gguf")
+    found = cli(*RUN, "--model", "here")
+    assert (found.returncode, found.stdout) == (0, plain.stdout), found.stderr
+    (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting without ")]
+    assert told in left
+    named = cli(*RUN, "--model", "here", "--draft", str(tmp_path / "head.gguf"))
+    assert (named.returncode, named.stdout) == (code, ""), named.stderr
+    message, hint = named.stderr.rstrip().rsplit("error: ", 1)[1].split("\nhint: ")
+    assert told in message and "\n" not in message + hint
+
+
+def test_a_head_of_another_size(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(TARGET, tmp_path / "target.gguf")
+    write_alias(tmp_path)
+    write_other_size(tmp_path / "head.gguf", monkeypatch)
+    told = f"{tmp_path}/head.gguf is an EAGLE-3 head for a hidden size of 128; the target has 256."
+    found = cli(*RUN, "--model", "here")
+    assert found.returncode == 0 and f"note: Drafting without a head: {told}" in found.stderr
+    named = cli(*RUN, "--model", "here", "--draft", f"eagle3:{tmp_path}/head.gguf")
+    assert (named.returncode, named.stderr) == (5, f"error: {told}\nhint: Use --draft ngram, or another.\n")
+
+
+def test_an_architecture_that_gives_no_hidden_states(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle3_heads, "HIDDEN", 64)
+    sliding_window(tmp_path / "target.gguf")
+    make_head(tmp_path / "head.gguf", size=64)
+    named = cli(*RUN, "--model", f"{tmp_path}/target.gguf", "--draft", f"{tmp_path}/head.gguf")
+    assert named.returncode == 2 and named.stdout == ""
+    assert "error: llama.cpp does not give the hidden states of 'gemma3' models" in named.stderr
+
+
+@pytest.mark.parametrize("name", ["eagle4", "llamb3"])
+def test_a_sidecar_newer_than_the_runtime(cli: Cli, tmp_path: Path, name: str) -> None:
+    """auto does not know that it is a head; named, it is a model that llama.cpp cannot load."""
+    shutil.copy(TARGET, tmp_path / "target.gguf")
+    write_alias(tmp_path)
+    data = make_head(tmp_path / "head.gguf").path.read_bytes()
+    (tmp_path / "head.gguf").write_bytes(data.replace(b"eagle3", name.encode()))
+    found = cli(*RUN, "--model", "here")
+    assert found.returncode == 0 and "head" not in found.stderr
+    named = cli(*RUN, "--model", "here", "--draft", f"{tmp_path}/head.gguf")
+    assert named.returncode == 5 and f"unknown model architecture: '{name}'" in named.stderr
+    assert "upgrade llama-cpp-python" in named.stderr
+
+
+def test_models_named_as_heads(cli: Cli) -> None:
+    named = cli(*RUN, "--draft", f"eagle3:{TARGET}")
+    assert (named.returncode, named.stdout) == (5, "") and "is no trained head." in named.stderr
+    absent = cli(*RUN, "--draft", "mtp")
+    assert absent.returncode == 5
+    assert "there is no mtp head in the target's file, beside it or in the registry." in absent.stderr.lower()
+
+
+def test_the_registrys_head_drafts(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    lines = f'[python-6m.mlx]\nhead = "{TRAINED}"\nhead_kind = "eagle3"\n'
+    (tmp_path / "config" / "models.toml").write_text(lines)
+    found = cli(*RUN, "--backend", "mlx", "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["draft"] == f"ngram+package:python-6m/draft.gguf+{TRAINED}"
+    told = f"note: Drafting with {TRAINED}, an EAGLE-3 head that the registry pairs with the target."
+    assert found.stderr.count("note: Drafting with") == 1 and told in found.stderr
+    alone = cli(*RUN, "--backend", "mlx", "--json", "--draft", "eagle3", "--draft-max", "2")
+    assert json.loads(alone.stdout)["metrics"]["accepted_tokens"] > 0, alone.stderr
+    plan = json.loads(cli("plan", "--backend", "mlx", "--no-speed", "--json").stdout)
+    (head,) = plan["heads"]
+    assert (head["head"], head["kind"], head["in_target"]) == (str(TRAINED), "eagle3", False)
+    weights = (TRAINED / "model.safetensors").stat().st_size
+    assert head["weights_bytes"] == weights and plan["draft_bytes"] > weights + head["kv_bytes"]
+    shown = cli("plan", "--backend", "mlx", "--no-speed").stdout
+    assert "\n  draft model: " in shown and "\n  eagle3 head: weights " in shown and "KV cache and states" in shown
+
+
+def test_the_targets_own_layer_drafts(cli: Cli, tmp_path: Path) -> None:
+    make_mixture(tmp_path / "target.gguf")
+    told = "note: Drafting with an MTP head in the target's own file."
+    found = cli(*RUN, "--model", f"{tmp_path}/target.gguf", "--json")
+    assert found.returncode == 0 and told in found.stderr, found.stderr
+    own = cli(*RUN, "--model", f"{tmp_path}/target.gguf", "--json", "--draft", "mtp", "--draft-max", "2")
+    answer = json.loads(own.stdout)
+    assert answer["draft"] == "mtp" and answer["metrics"]["drafted_tokens"] > 0, own.stderr
