@@ -106,7 +106,7 @@ def list_command(as_json: bool) -> None:
 @_backend_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm_command(model: str, backend: str, yes: bool) -> None:
-    """Remove a downloaded model; an alias removes its target and keeps its draft model and head."""
+    """Remove a downloaded model; an alias removes its target alone."""
     from edgespec.errors import UnknownModel
     from edgespec.hub.hub import Hub
     from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.cli.conftest import COMMAND, Cli
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
@@ -106,3 +107,57 @@ def test_a_mismatching_draft_is_refused_before_any_download(
     assert "'retorn'" in done.stderr
     sent = sum(r.sent for r in server.log if r.path.endswith(".gguf"))
     assert sent < 2 * 600_000  # headers only: the two files hold seven megabytes
+
+
+def test_a_head_comes_with_its_target_once_it_is_pulled(
+    online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path
+) -> None:
+    served, config = tmp_path / "served" / "me", tmp_path / "config"
+    (served / "head-GGUF").mkdir()
+    make_head(served / "head-GGUF" / "head-Q8_0.gguf")
+    config.mkdir()
+    pair = f'target = "{REFERENCE}"\ndraft = "me/draft-GGUF"\nhead = "me/head-GGUF"\nhead_kind = "eagle3"\n'
+    (config / "models.toml").write_text(f"[here.gguf]\n{pair}")
+    assert cli("pull", "here", "--draft", "none").returncode == 0
+    before = cli("plan", "here", "--no-speed", "--json")
+    assert [head["head"] for head in json.loads(before.stdout)["heads"]] == ["me/head-GGUF"], "read by ranges"
+    assert not list((tmp_path / "hf").rglob("*head*.gguf"))
+    run = (
+        "run",
+        "def f",
+        "--model",
+        "here",
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+        "--threads",
+        "1",
+        "--ctx",
+        "64",
+    )
+    told = "Drafting without a head: me/head-GGUF, an EAGLE-3 head for this target, is not downloaded; "
+    assert f"{told}`edgespec pull here` does that." in cli(*run).stderr
+    pulled = cli("pull", "here")
+    assert pulled.returncode == 0 and len(pulled.stdout.splitlines()) == 3, pulled.stderr
+    assert "an EAGLE-3 head that the registry pairs with the target." in cli(*run, HF_HUB_OFFLINE="1").stderr
+    listed = json.loads(cli("list", "--json").stdout)
+    assert [head["model"] for head in listed["heads"]] == ["hf:me/head-GGUF/head-Q8_0.gguf"]
+    assert len(listed["cached"]) == 2 and "Trained heads, which draft for their targets:" in cli("list").stdout
+    assert cli("rm", "me/head-GGUF", "--yes").returncode == 0 and not json.loads(cli("list", "--json").stdout)["heads"]
+
+
+@pytest.mark.parametrize(("size", "told"), [(256, ""), (128, "for a hidden size of 128; the target has 256")])
+def test_a_heads_folder_is_checked_before_its_weights_are_fetched(
+    online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path, size: int, told: str
+) -> None:
+    head = make_head_folder(tmp_path / "served" / "me" / "head", target_size=size, layers=(2, 3, 5), vocab_size=4096)
+    done = cli("pull", "python-6m", "--backend", "mlx", "--draft", "eagle3:me/head")
+    sent = sum(r.sent for r in server.log if r.path.endswith(".safetensors"))
+    weights = (head / "model.safetensors").stat().st_size
+    if told:
+        assert done.returncode == 5 and told in done.stderr, done.stderr
+        assert sent < 100_000 < weights
+    else:
+        assert done.returncode == 0 and sent > weights, done.stderr
+        assert (Path(done.stdout.splitlines()[1]) / "model.safetensors").stat().st_size == weights
