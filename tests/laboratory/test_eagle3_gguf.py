@@ -83,11 +83,9 @@ def test_the_autopilot_prices_it_beside_lookups(heard: Heard, head: Path) -> Non
     plain.engine.close()
 
 
-def test_a_random_head_is_seldom_right(heard: Heard, tmp_path: Path) -> None:
-    loaded = load(heard, f"eagle3:{make_head(tmp_path / 'random.gguf').path}")
-    _, drafted, accepted = generate(loaded.engine)
-    assert accepted < 0.05 * drafted
-    loaded.engine.close()
+def test_a_random_head_is_refused(heard: Heard, tmp_path: Path) -> None:
+    with pytest.raises(DraftRefused, match="agrees less with this target than lookups do: its first choice is right"):
+        load(heard, f"eagle3:{make_head(tmp_path / 'random.gguf').path}")
 
 
 def test_a_head_that_does_not_fit_is_refused(heard: Heard, tmp_path: Path, head: Path) -> None:
