@@ -44,8 +44,19 @@ _DFLASH_EXTRAS = {
     "confidence": "confidence_head.proj.weight",
 }
 _PART = re.compile(r"\.(?:weight|bias|scales|biases)$")
-_UNSUPPORTED = {"mlp.experts.": "a mixture of experts", "mlp.switch_mlp.": "a mixture of experts",
-                "self_attn.kv_a_proj_with_mqa.": "latent attention"}  # fmt: skip
+_MIXTURE = {  # of an MTP layer; the experts' matrices lie in one tensor
+    "router": "mlp.gate",
+    **{neutral: f"mlp.switch_mlp.{neutral}_proj" for neutral in ("gate", "up", "down")},
+}
+_SHARED_EXPERT = {
+    "shared_router": "mlp.shared_expert_gate",
+    **{f"shared_{neutral}": f"mlp.shared_expert.{neutral}_proj" for neutral in ("gate", "up", "down")},
+}
+_UNSUPPORTED = {
+    "mlp.shared_experts.": "a mixture of experts that is not Qwen's",
+    "mlp.gate.e_score_correction_bias": "a mixture of experts that is not Qwen's",
+    "self_attn.kv_a_proj_with_mqa.": "latent attention",
+}
 _QWEN_MTP = re.compile(r"(?P<prefix>.*?)pre_fc_norm_hidden\.weight$")
 _DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
 _PREFIXES = ("midlayer.", "layers.0.", "blk.0.")  # SafeAI; speculators; GGUF
@@ -120,7 +131,9 @@ def mtp_names(names: Iterable[str]) -> dict[str, str]:
     """Neutral name -> the file's own name, of an MTP layer in safetensors, by Qwen's or DeepSeek's names.
 
     Always there: fc, embedding_norm, feature_norm, attention_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm.
-    Where the file has them: q_norm, k_norm, embedding, output (else the target's). The file may hold the target too.
+    Where the file has them: q_norm, k_norm, embedding, output (else the target's). Of a mixture of experts gate, up and
+    down are those of all experts; there are router and, for an expert that sees all tokens, shared_router, shared_gate,
+    shared_up, shared_down. The file may hold the target too.
     Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
     """
     own = {name: name for name in names}
@@ -143,6 +156,9 @@ def mtp_names(names: Iterable[str]) -> dict[str, str]:
     wanted = {neutral: f"{outer}{name}.weight" for neutral, name in wanted.items()} | _layer_names(prefix)
     wanted["attention_norm"] = f"{prefix}input_layernorm.weight"
     extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
+    if f"{prefix}mlp.gate.weight" in own:
+        wanted |= {neutral: f"{prefix}{name}.weight" for neutral, name in _MIXTURE.items()}
+        extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _SHARED_EXPERT.items()}
     return _find(own, "MTP", wanted, extra)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Look:
     """What a head has beyond llama's layer, and how its file is written.
 
     shift        of the norms' weights in the file
+    n_experts    of which two see a token, and one sees all
     is_deepseek  whether its names are DeepSeek's, as layer 6
     """
 
@@ -34,10 +35,12 @@ class Look:
     shift: float = 0.0
     is_deepseek: bool = False
     n_layers: int = 1
+    n_experts: int = 0
 
 
 LLAMA = Look()
 QWEN = Look(is_gated=True, is_normed=True, rotated=0.5, shift=-1.0)
+MIXTURE = replace(QWEN, n_experts=5)
 
 
 def make_tensors(kind: str, size: int, look: Look, seed: int = 12) -> dict[str, Floats]:
@@ -56,12 +59,17 @@ def make_tensors(kind: str, size: int, look: Look, seed: int = 12) -> dict[str, 
             "self_attn.k_proj.weight": matrix(keys, size, 1.5),
             "self_attn.v_proj.weight": matrix(keys, size),
             "self_attn.o_proj.weight": matrix(size, queries, 2.0),
-            "mlp.gate_proj.weight": matrix(FFN, size),
-            "mlp.up_proj.weight": matrix(FFN, size),
-            "mlp.down_proj.weight": matrix(size, FFN),
             "post_attention_layernorm.weight": norm(size),
             "input_layernorm.weight": norm(size),
         }
+        mlps = ["mlp."]
+        if look.n_experts:
+            mlps = ["mlp.shared_expert.", *(f"mlp.experts.{i}." for i in range(look.n_experts))]
+            found["mlp.gate.weight"] = matrix(look.n_experts, size, 2.0)
+            found["mlp.shared_expert_gate.weight"] = matrix(1, size)
+        for mlp in mlps:
+            found |= {f"{mlp}{part}_proj.weight": matrix(FFN, size) for part in ("gate", "up")}
+            found[f"{mlp}down_proj.weight"] = matrix(size, FFN)
         if look.is_biased:
             found |= {
                 f"self_attn.{c}_proj.bias": matrix(len(found[f"self_attn.{c}_proj.weight"]), 1)[:, 0] for c in "qkv"
@@ -94,6 +102,7 @@ def make_config(kind: str, size: int, vocab_size: int, look: Look = LLAMA) -> di
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_WIDTH,
         "intermediate_size": FFN,
+        "num_experts_per_tok": 2,
         "rms_norm_eps": EPS,
         "max_position_embeddings": 2048,
         "vocab_size": vocab_size,
@@ -115,12 +124,27 @@ def make_pair_folder(path: Path, kind: str, *, size: int, vocab_size: int, look:
     return write_folder(path, make_tensors(kind, size, look), make_config(kind, size, vocab_size, look))
 
 
+def stack_experts(tensors: Mapping[str, Floats], *, is_fused: bool) -> dict[str, Floats]:
+    """The tensors with the matrices of all experts in one: as in later files of Qwen, or as in mlx-lm's."""
+    found = {name: each for name, each in tensors.items() if ".experts." not in name}
+    prefix = "mtp.layers.0.mlp."
+    gate, up, down = (
+        np.stack([each for name, each in tensors.items() if ".experts." in name and f"{part}_proj" in name])
+        for part in ("gate", "up", "down")
+    )
+    if is_fused:
+        both = np.concatenate([gate, up], axis=1)
+        return found | {f"{prefix}experts.gate_up_proj": both, f"{prefix}experts.down_proj": down}
+    parts = {"gate": gate, "up": up, "down": down}
+    return found | {f"{prefix}switch_mlp.{part}_proj.weight": each for part, each in parts.items()}
+
+
 def quantize(path: Path, source: Path, bits: int) -> dict[str, Floats]:
     """Write a copy of a folder with matrices of fewer bits, as mlx-lm does; returns their values."""
     arrays: dict[str, Any] = {}
     values: dict[str, Floats] = {}
     for name, each in mx.load(str(source / "model.safetensors")).items():
-        if each.ndim == 2:
+        if each.ndim >= 2:
             packed = mx.quantize(each, _GROUP, bits)
             stem = name.removesuffix("weight")
             arrays |= {stem + part: x for part, x in zip(("weight", "scales", "biases"), packed, strict=True)}
@@ -196,8 +220,7 @@ class NumpyHead:
             attended = attended / (1 + np.exp(-gate))
         h = h + attended.reshape(n, -1) @ w["self_attn.o_proj.weight"].T
         y = _norm(h) * w["post_attention_layernorm.weight"]
-        z = y @ w["mlp.gate_proj.weight"].T
-        return h + (z / (1 + np.exp(-z)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+        return h + (_mix(w, y) if self.look.n_experts else _mlp(w, "mlp.", y))
 
     def _rotate(self, x: Floats) -> Floats:
         """Rotary embedding of the two halves of a head's first numbers; position is the row."""
@@ -206,6 +229,23 @@ class NumpyHead:
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         a, b, rest = x[..., : width // 2], x[..., width // 2 : width], x[..., width:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def _mlp(w: Mapping[str, Floats], prefix: str, y: Floats) -> Floats:
+    z = y @ w[f"{prefix}gate_proj.weight"].T
+    return (z / (1 + np.exp(-z)) * (y @ w[f"{prefix}up_proj.weight"].T)) @ w[f"{prefix}down_proj.weight"].T
+
+
+def _mix(w: Mapping[str, Floats], y: Floats) -> Floats:
+    """Each row by the two experts that the router prefers, and by the shared one."""
+    gate = 1 / (1 + np.exp(-y @ w["mlp.shared_expert_gate.weight"].T))
+    found = gate * _mlp(w, "mlp.shared_expert.", y)
+    for row, scores in enumerate(np.exp(y @ w["mlp.gate.weight"].T)):
+        best = np.argsort(-scores)[:2]
+        for expert in best:
+            share = scores[expert] / scores[best].sum()
+            found[row] += share * _mlp(w, f"mlp.experts.{expert}.", y[row : row + 1])[0]
+    return found
 
 
 def _norm(x: Floats) -> Floats:

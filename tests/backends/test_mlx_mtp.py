@@ -32,12 +32,14 @@ from tests.backends.mlx_pairs import (
 from tests.backends.pair_heads import (
     FFN,
     LLAMA,
+    MIXTURE,
     QWEN,
     Look,
     NumpyHead,
     make_config,
     make_tensors,
     quantize,
+    stack_experts,
     write_folder,
 )
 from tests.mlx_models import CONFIGS, make_folder
@@ -78,6 +80,23 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, embeddings: Floats,
     head = target.attach_head(spec, folder)
     assert head.extra_bytes == sum(each.nbytes for each in tensors.values())
     check_forward(target, head, NumpyHead(tensors, look, embeddings, embeddings), spec)
+
+
+@pytest.mark.parametrize("layout", ["experts", "fused", "stacked", "quantized"])
+def test_a_mixture_of_experts(target: MlxModel, embeddings: Floats, layout: str, tmp_path: Path) -> None:
+    tensors = values = make_tensors("mtp", SIZE, MIXTURE)
+    if layout != "experts":
+        tensors = stack_experts(tensors, is_fused=layout == "fused")
+    folder = write_head(tmp_path / "head", tensors, MIXTURE)
+    if layout == "quantized":
+        low = quantize(tmp_path / "low", folder, 8)
+        folder, prefix = tmp_path / "low", "mtp.layers.0.mlp."
+        values = {name: each for name, each in low.items() if "switch_mlp" not in name}
+        for part in ("gate", "up", "down"):
+            for i, each in enumerate(low[f"{prefix}switch_mlp.{part}_proj.weight"]):
+                values[f"{prefix}experts.{i}.{part}_proj.weight"] = each
+    spec = read_spec(folder)
+    check_forward(target, target.attach_head(spec, folder), NumpyHead(values, MIXTURE, embeddings, embeddings), spec)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +227,8 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "MLX cannot read .*F64", {"mtp.norm.weight": np.ones(256)})
     check(InvalidModelFile, "does not have one MTP layer", {"mtp.layers.1.mlp.up_proj.weight": wide})
     check(InvalidModelFile, "does not have one MTP layer", {"model.layers.6.eh_proj.weight": wide})
-    check(InvalidModelFile, "has a mixture of experts", {f"{layer}mlp.experts.0.up_proj.weight": wide})
+    check(InvalidModelFile, "experts that is not Qwen's", {f"{layer}mlp.shared_experts.up_proj.weight": wide})
+    check(InvalidModelFile, "lacks the tensor mtp.layers.0.mlp.switch_mlp", {f"{layer}mlp.gate.weight": wide})
     check(InvalidModelFile, "has latent attention", {f"{layer}self_attn.kv_a_proj_with_mqa.weight": wide})
     check(Unsupported, "vocabulary of 512 tokens; the model has 4,096", {"mtp.embed_tokens.weight": wide})
     small = write_folder(tmp_path / "small", make_tensors("mtp", 128, LLAMA), make_config("mtp", 128, VOCABULARY))

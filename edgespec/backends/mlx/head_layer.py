@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from edgespec.backends.mlx.head_weights import HeadWeights
 from edgespec.backends.mlx.keyvalues import KeyValues
@@ -24,20 +25,22 @@ _MAX_SIZE = 2**24
 class LayerShape:
     """What config.json says of a layer.
 
-    size     of its output
-    inner    rows of the MLP's first matrices
-    heads    of the queries, `kv_heads` of keys and values, with `head_dim` numbers each
-    eps      of its norms
-    rope     mlx-lm's module that rotates [1, heads, n, head_dim] from a position on
+    size       of its output
+    heads      of the queries, `kv_heads` of keys and values, with `head_dim` numbers each
+    eps        of its norms
+    rope       mlx-lm's module that rotates [1, heads, n, head_dim] from a position on
+    n_active   experts of a mixture that see a token; 1 where the config names none
+    is_scaled  whether the weights of these experts are scaled to a sum of 1
     """
 
     size: int
-    inner: int
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     rope: Any
+    n_active: int
+    is_scaled: bool
 
 
 def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> LayerShape:
@@ -65,14 +68,15 @@ def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> La
     try:
         return LayerShape(
             size,
-            integer("intermediate_size"),
             heads,
             integer("num_key_value_heads", heads),
             head_dim,
             float(eps),
             _make_rope(config, head_dim),
+            integer("num_experts_per_tok", 1),
+            config.get("norm_topk_prob") is not False,
         )
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise InvalidModelFile(
             f"{folder.name}/config.json describes no layer: {reason_of(error)}.", hint=HEAD_HINT
         ) from error
@@ -90,6 +94,50 @@ def _make_rope(config: Mapping[str, Any], head_dim: int) -> Any:
         config.get("rope_scaling") or table or None,
         config.get("max_position_embeddings"),
     )
+
+
+class Mlp:
+    """Llama's."""
+
+    def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
+        """Raises InvalidModelFile for tensors of other shapes."""
+        inner = weights.rows(f"{prefix}gate")
+        self._gate = weights.linear(f"{prefix}gate", inner, shape.size)
+        self._up = weights.linear(f"{prefix}up", inner, shape.size)
+        self._down = weights.linear(f"{prefix}down", shape.size, inner)
+
+    def __call__(self, x: Any) -> Any:
+        return self._down(nn.silu(self._gate(x)) * self._up(x))
+
+
+class ExpertMlp:
+    """Qwen's mixture of experts, with one that sees all tokens where the file has it."""
+
+    def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
+        """Raises InvalidModelFile for tensors of other shapes."""
+        self._shape = shape
+        count, inner = weights.shape(f"{prefix}router")[0], weights.shape(f"{prefix}gate")[-2]
+        if count < shape.n_active:
+            raise InvalidModelFile(f"The head has {count} experts, and a token {shape.n_active}.", hint=HEAD_HINT)
+        self._router = weights.linear(f"{prefix}router", count, shape.size)
+        self._experts = SwitchGLU(shape.size, inner, count)
+        self._experts.gate_proj = weights.experts(f"{prefix}gate", (count, inner, shape.size))
+        self._experts.up_proj = weights.experts(f"{prefix}up", (count, inner, shape.size))
+        self._experts.down_proj = weights.experts(f"{prefix}down", (count, shape.size, inner))
+        self._shared: Mlp | None = None
+        self._shared_gate: Any = None
+        if f"{prefix}shared_router" in weights:
+            self._shared = Mlp(weights, shape, f"{prefix}shared_")
+            self._shared_gate = weights.linear(f"{prefix}shared_router", 1, shape.size)
+
+    def __call__(self, x: Any) -> Any:
+        share = mx.softmax(self._router(x), axis=-1, precise=True)
+        chosen = mx.argpartition(share, kth=-self._shape.n_active, axis=-1)[..., -self._shape.n_active :]
+        share = mx.take_along_axis(share, chosen, axis=-1)
+        if self._shape.is_scaled:
+            share = share / share.sum(axis=-1, keepdims=True)
+        y = (self._experts(x, chosen) * share[..., None]).sum(axis=-2)
+        return y if self._shared is None else y + mx.sigmoid(self._shared_gate(x)) * self._shared(x)
 
 
 class HeadLayer:
@@ -119,9 +167,8 @@ class HeadLayer:
             if f"{prefix}{name}" in weights
         }
         self._ffn_norm = weights.vector(f"{prefix}ffn_norm", shape.size, shift)
-        self._gate = weights.linear(f"{prefix}gate", shape.inner, shape.size)
-        self._up = weights.linear(f"{prefix}up", shape.inner, shape.size)
-        self._down = weights.linear(f"{prefix}down", shape.size, shape.inner)
+        kind = ExpertMlp if f"{prefix}router" in weights else Mlp
+        self._mlp = kind(weights, shape, prefix)
 
     def attend(self, x: Any, cache: KeyValues) -> Any:
         """[n, size] of rows [n, width], which follow those in `cache`."""
@@ -139,8 +186,7 @@ class HeadLayer:
 
     def feed_forward(self, x: Any) -> Any:
         """[n, size] of rows [n, size], which are normed first."""
-        y = mx.fast.rms_norm(x, self._ffn_norm, self._shape.eps)
-        return self._down(nn.silu(self._gate(y)) * self._up(y))
+        return self._mlp(mx.fast.rms_norm(x, self._ffn_norm, self._shape.eps))
 
     def _norm(self, x: Any, name: str) -> Any:
         return mx.fast.rms_norm(x, self._norms[name], self._shape.eps) if name in self._norms else x

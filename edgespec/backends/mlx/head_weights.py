@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.errors import InvalidModelFile, reason_of
@@ -44,7 +45,7 @@ class HeadWeights:
 
     def vector(self, name: str, size: int, shift: float = 0.0) -> Any:
         """[size] such as the weights of a norm, plus `shift`. Raises InvalidModelFile."""
-        self._check(name, (size,), self._shape(name))
+        self._check(name, (size,), self.shape(name))
         return self._take(self._names[name], lambda x: x + shift if shift else x)
 
     def table(self, name: str) -> Any:
@@ -53,11 +54,11 @@ class HeadWeights:
 
     def rows(self, name: str) -> int:
         """Of a matrix."""
-        return self._shape(name)[0] if self._shape(name) else 0
+        return self.shape(name)[0] if self.shape(name) else 0
 
     def columns(self, name: str) -> int:
         """Of a matrix that is not quantized."""
-        return self._shape(name)[-1] if self._shape(name) else 0
+        return self.shape(name)[-1] if self.shape(name) else 0
 
     def linear(self, name: str, rows: int, columns: int) -> Any:
         """A layer that multiplies by the matrix [rows, columns], with a bias if the file has one.
@@ -68,14 +69,21 @@ class HeadWeights:
         layer: Any = nn.Linear(columns, rows, bias=bias in self._arrays)
         if bias in self._arrays:
             self._check(f"{name}.bias", (rows,), tuple(self._arrays[bias].shape))
-        if (settings := self._read_quantization(name, rows, columns)) is not None:
+        if (settings := self._read_quantization(name, (rows, columns))) is not None:
             layer = nn.QuantizedLinear(columns, rows, bias in self._arrays, *settings)
+        return self._fill(layer, name)
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Any:
+        """mlx-lm's layer that multiplies by some of the matrices [count, rows, columns]. Raises InvalidModelFile."""
+        layer: Any = SwitchLinear(*shape[::-1], bias=False)
+        if (settings := self._read_quantization(name, shape)) is not None:
+            layer = QuantizedSwitchLinear(*shape[::-1], False, *settings)
         return self._fill(layer, name)
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
         """A layer that looks up rows [columns] by token. Raises InvalidModelFile."""
         layer: Any = nn.Embedding(rows, columns)
-        if (settings := self._read_quantization(name, rows, columns)) is not None:
+        if (settings := self._read_quantization(name, (rows, columns))) is not None:
             layer = nn.QuantizedEmbedding(rows, columns, *settings)
         return self._fill(layer, name)
 
@@ -92,7 +100,8 @@ class HeadWeights:
     def _stem(self, name: str) -> str:
         return self._names[name].removesuffix(".weight")
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of an array as it is in the file."""
         return tuple(self._arrays[self._names[name]].shape)
 
     def _take(self, key: str, change: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -107,26 +116,26 @@ class HeadWeights:
             layer[part] = self._take(f"{self._stem(name)}.{part}")
         return layer
 
-    def _read_quantization(self, name: str, rows: int, columns: int) -> tuple[int, int] | None:
-        """(elements that share a scale, bits of one) of a quantized matrix; None for a plain one.
+    def _read_quantization(self, name: str, expected: tuple[int, ...]) -> tuple[int, int] | None:
+        """(elements that share a scale, bits of one) of quantized matrices; None for plain ones.
 
-        Raises InvalidModelFile for a matrix of another shape.
+        Raises InvalidModelFile for those of another shape.
         """
-        stem = self._stem(name)
+        stem, shape = self._stem(name), self.shape(name)
         scales = self._arrays.get(f"{stem}.scales")
         if scales is None:
-            self._check(name, (rows, columns), self._shape(name))
+            self._check(name, expected, shape)
             return None
         biases = self._arrays.get(f"{stem}.biases")
-        if biases is None or biases.shape != scales.shape or scales.ndim != 2:
+        if biases is None or biases.shape != scales.shape or scales.ndim != len(expected):
             raise InvalidModelFile(
                 f"The head's tensor {name} is not quantized as MLX does by default, with scales and biases.",
                 hint="Use the head's release in half precision, or one of 4 or 8 bits.",
             )
-        group, bits = columns // scales.shape[1], 32 * self._shape(name)[-1] // columns
-        packed = (rows, columns * bits // 32), (rows, columns // max(group, 1))
-        if packed != (self._shape(name), tuple(scales.shape)) or bits not in (2, 3, 4, 5, 6, 8):
-            self._check(name, (rows, columns), (self._shape(name)[0], scales.shape[1] * group))
+        columns = expected[-1]
+        group, bits = columns // scales.shape[-1], 32 * shape[-1] // columns
+        self._check(name, expected, (*shape[:-1], scales.shape[-1] * group))
+        if shape[-1] * 32 != columns * bits or bits not in (2, 3, 4, 5, 6, 8):
             raise InvalidModelFile(f"The head's tensor {name} is quantized in an unknown way.", hint=HEAD_HINT)
         return group, bits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from edgespec.formats.heads import HeadSpec
 
 _OUTER_NORMS = ("embedding_norm", "feature_norm", "output_norm")
 _LAYER_NORMS = ("attention_norm", "ffn_norm", "q_norm", "k_norm")
+_EXPERT = re.compile(  # of the layer, not of the target
+    r"(?P<mlp>(?:.*\bmtp\.)?layers\.0\.mlp\.)experts\.(?:(?P<index>\d+)\.)?(?P<part>\w+_proj)(?:\.weight)?$"
+)
 _PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 where a file holds them less 1
 
 
@@ -75,12 +79,33 @@ def read_network(folder: Path, spec: HeadSpec, target: Any) -> MtpNetwork:
 
     Raises InvalidModelFile, Unsupported, CacheError, BackendError.
     """
-    arrays = read_arrays(folder)
+    arrays = _stack_experts(read_arrays(folder))
     names = mtp_names(arrays)
     weights = HeadWeights(arrays, names)
     may_shift = not names["fc"].endswith("eh_proj.weight")
     shifts = _find_shifts(weights) if may_shift else dict.fromkeys((*_OUTER_NORMS, *_LAYER_NORMS), 0.0)
     return MtpNetwork(spec, read_layer_shape(folder), weights, shifts, read_target(target))
+
+
+def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """With the matrices of all experts of the MTP layer in one array, as mlx-lm has them in its own folders.
+
+    Original files have one for each expert, or one for all with those for gate and up behind each other.
+    """
+    found = {name: each for name, each in arrays.items() if not _EXPERT.match(name)}
+    groups: dict[str, dict[int, Any]] = {}
+    for name, each in arrays.items():
+        if not (match := _EXPERT.match(name)):
+            continue
+        stem = f"{match['mlp']}switch_mlp."
+        if match["index"]:
+            groups.setdefault(f"{stem}{match['part']}.weight", {})[int(match["index"])] = each
+        elif match["part"] == "gate_up_proj":
+            halves = mx.split(each, 2, axis=1)
+            found |= {f"{stem}{part}_proj.weight": half for part, half in zip(("gate", "up"), halves, strict=True)}
+        else:
+            found[f"{stem}{match['part']}.weight"] = each
+    return found | {name: mx.stack([group[i] for i in sorted(group)]) for name, group in groups.items()}
 
 
 def _find_shifts(weights: HeadWeights) -> dict[str, float]:
