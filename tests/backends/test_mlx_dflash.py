@@ -198,6 +198,20 @@ def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeyp
     check_fresh(target, head, pair)
 
 
+def test_a_failed_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(target, head, make_tokens(40))
+
+    def fail(z: Any, cache: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    network: Any = head._network
+    with monkeypatch.context() as patch:
+        patch.setattr(network._layers[1], "inject", fail)
+        with pytest.raises(BackendError, match="broken on purpose"):
+            block(pair)
+    check_fresh(target, head, pair)
+
+
 def test_a_closed_session_leaves_its_target_without_a_tap(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(8))
     pair.draft.close()

@@ -88,10 +88,10 @@ class BlockContext:
         """Forget what follows `position`."""
         if position < self._first:
             self._restart(max(position, 0))
-        elif position < len(self.text):
-            del self.text[position:]
-            for cache in self._caches:
-                cache.trim_to(position - self._first)
+            return
+        del self.text[position:]
+        for cache in self._caches:  # which hold more after a read that failed
+            cache.trim_to(len(self.text) - self._first)
 
 
 class DFlashSession:
