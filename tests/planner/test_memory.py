@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from edgespec.errors import DoesNotFit, InvalidRequest
 from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.planner.memory import check_fit, estimate_memory, kv_bytes, shares_context
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import Folder
+from edgespec.planner.memory import check_fit, estimate_head, estimate_memory, kv_bytes, shares_context
 from edgespec.units import GIB
 from tests.formats.ggufs import write_gguf
 
@@ -118,6 +121,58 @@ def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None
         check_fit(target, [draft], context=1024, memory=Memory(RESERVE_BYTES + enough))
     assert caught.value.hint.startswith("try --draft ngram")
     assert check_fit(target, [], context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
+
+
+def head_8b() -> tuple[Header, HeadSpec]:
+    """The shape of an EAGLE-3 head of Llama 3.1 8B with 32,000 draft tokens, and what it says of itself."""
+    metadata: dict[str, object] = {
+        "general.architecture": "eagle3",
+        "eagle3.block_count": 1,
+        "eagle3.embedding_length": 4096,
+        "eagle3.attention.head_count": 32,
+        "eagle3.attention.head_count_kv": 8,
+        "eagle3.attention.key_length": 128,
+        "eagle3.attention.value_length": 128,
+    }
+    weights = TensorInfo("w", (2**20,), GGML_TYPES[1], 0)
+    header = Header("head.gguf", 3, metadata, (weights,), 0, weights.nbytes, weights.nbytes)  # type: ignore[arg-type]
+    return header, HeadSpec("eagle3", 4096, (2, 16, 29), 4096, 32000)
+
+
+def test_the_price_of_a_head() -> None:
+    header, spec = head_8b()
+    found = estimate_head(header, spec, 8192)
+    keys_and_values = 8192 * 2 * 8 * 128
+    assert (found.weights, found.kv) == (2**21, keys_and_values * 2)
+    assert estimate_head(header, spec, 8192, "q8_0", 3).kv == 3 * keys_and_values * 34 // 32
+    waiting = 2048 * 3 * 4096 * 4
+    assert waiting < found.compute < 2 * waiting, "hidden states of three layers, in single precision"
+    assert estimate_head(header, replace(spec, in_target=True), 8192).weights == 0
+    header.metadata.update({"eagle3.block_count": 33, "eagle3.nextn_predict_layers": 2})
+    assert estimate_head(header, replace(spec, kind="mtp"), 8192).kv == 2 * found.kv, "of its own layers"
+    assert estimate_head(header, replace(spec, kind="dflash"), 8192).kv == 33 * found.kv
+    assert estimate_head(header, replace(spec, kind="gemma4-assistant"), 8192).kv == 0, "it reads the target's"
+
+
+def test_the_price_of_a_heads_folder(tmp_path: Path) -> None:
+    layer = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 5}
+    _, spec = head_8b()
+    keys_and_values, states = 8192 * 2 * 8 * 128 * 2, 8192 * 4096 * 2
+    for config in (layer, {"transformer_layer_config": layer}):  # the latter of speculators
+        folder = Folder(tmp_path, "head", {"model_type": "llama", **config}, 2**21)
+        assert estimate_head(folder, spec, 8192).kv == keys_and_values + states
+        assert estimate_head(folder, replace(spec, kind="mtp"), 8192).kv == keys_and_values + states
+        assert estimate_head(folder, replace(spec, kind="dflash"), 8192).kv == 5 * keys_and_values
+        assert estimate_head(folder, replace(spec, kind="medusa"), 8192).kv == 0
+
+
+def test_a_head_counts_with_the_draft_models(tmp_path: Path) -> None:
+    target, draft, head = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf")), head_8b()
+    needed = estimate_memory(target, 64).total + estimate_memory(draft, 64).total + estimate_head(*head, 64).total
+    fit = check_fit(target, [draft], heads=[head], context=64, memory=Memory(RESERVE_BYTES + needed))
+    assert fit.headroom == 0
+    with pytest.raises(DoesNotFit):
+        check_fit(target, [draft], heads=[head], context=64, memory=Memory(RESERVE_BYTES + needed - 1))
 
 
 def test_several_draft_models_are_added_up(tmp_path: Path) -> None:
