@@ -125,7 +125,6 @@ class HeadProbe:
         started = perf_counter()
         n_layers = self._target.layer_count
         stated = best = complete(spec, n_layers)
-        self._choices = self._find_choices()
         tried = {best: self._try(best, None)}
         was_changed = True
         while was_changed:
@@ -154,10 +153,13 @@ class HeadProbe:
 
     def _measure(self, spec: HeadSpec, rival: Hits | None) -> Hits:
         """Ends early where `rival`, the best reading so far, is better beyond doubt."""
-        text, hits, n, name = self._text, [], len(self._choices) - 1, f"{self._path.name} as {describe(spec)}"
+        text, hits, name = self._text, [], f"{self._path.name} as {describe(spec)}"
         with ExitStack() as undo:
             head = self._target.attach_head(spec, self._path, progress=lambda fraction: None, check=self._check)
             undo.callback(head.close)
+            if not len(self._choices):  # not before a head was loaded, since it may be none that can be
+                self._choices = self._find_choices()
+            n = len(self._choices) - 1
             session = self._target.open_session(self._check)
             undo.callback(session.close)
             draft = head.open_session(session, self._check)
