@@ -58,23 +58,29 @@ def make_mixture(
     return path
 
 
-def make_dense(path: Path) -> Path:
+def make_dense(path: Path, chained: int = 1) -> Path:
     """A hy_v3 without experts, whose queries and keys are normed."""
-    m = GgufBuilder(path, "hy_v3", layers=LAYERS + 1, width=WIDTH)
+    m = GgufBuilder(path, "hy_v3", layers=LAYERS + chained, width=WIDTH)
     m.attention(heads=HEADS, kv_heads=KV_HEADS, head_width=HEAD_WIDTH)
     m.writer.add_feed_forward_length(FFN)
     m.writer.add_expert_feed_forward_length(EXPERT)
-    m.writer.add_nextn_predict_layers(1)
+    m.writer.add_nextn_predict_layers(chained)
     m.embeddings(WIDTH)
-    for i in range(LAYERS + 1):
+    for i in range(LAYERS + chained):
         b = f"blk.{i}"
         _write_attention(m, b, WIDTH, second_norm="ffn_norm")
         for name in ("attn_q_norm", "attn_k_norm"):
             _write_norm(m, f"{b}.{name}", HEAD_WIDTH)
         _write_ffn(m, f"{b}.ffn_{{}}", WIDTH, FFN)
-    _write_fusion(m, f"blk.{LAYERS}", WIDTH)
+        if i >= LAYERS:
+            _write_fusion(m, b, WIDTH)
     m.save()
     return path
+
+
+def make_chain(path: Path) -> Path:
+    """Three MTP layers, one for each drafted token."""
+    return make_dense(path, chained=3)
 
 
 def make_hybrid(path: Path) -> Path:
@@ -140,31 +146,31 @@ def _write_norm(m: GgufBuilder, name: str, n: int) -> None:
 
 
 class NumpyLayer:
-    """The forward pass of the MTP layer of `make_mixture` or `make_dense` over all pairs of a text at once."""
+    """The forward pass of an MTP layer of `make_mixture` or `make_dense` over all pairs of a text at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, number: int = 0) -> None:
         tensors = {
             each.name.removesuffix(".weight"): gguf.quants.dequantize(each.data, each.tensor_type)
             for each in gguf.GGUFReader(path).tensors
         }
         self._embeddings, self._output = tensors["token_embd"], tensors["output"]
-        block = f"blk.{LAYERS}."
+        block = f"blk.{LAYERS + number}."
         self._w = {name.removeprefix(block): w for name, w in tensors.items() if name.startswith(block)}
 
     def logits(self, states: Floats, tokens: list[int], drafted: list[int]) -> Floats:
         """[V] after the pairs of the target's `states` [n, H] and `tokens` [n], and of each drafted token."""
         h = states.astype(np.float64)
-        own = self._run(h, tokens)
+        own = self.run(h, tokens)
         for token in drafted:
             h, tokens = np.concatenate([h, own[-1:]]), [*tokens, token]
-            own = self._run(h, tokens)
+            own = self.run(h, tokens)
         return self.output(own[-1])
 
     def output(self, state: Floats) -> Floats:
         """[V] of a state [H] after the last norm, the target's or the layer's."""
         return (state @ self._output.T).astype(np.float32)
 
-    def _run(self, h: Floats, tokens: list[int]) -> Floats:
+    def run(self, h: Floats, tokens: list[int]) -> Floats:
         """[n, H] the states of the layer, after its last norm."""
         w, n = self._w, len(tokens)
         embedded = _norm(self._embeddings[tokens].astype(np.float64)) * w["nextn.enorm"]

@@ -15,6 +15,7 @@ from edgespec.backends.llamacpp.mtp import open_head
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget, Draft
 from edgespec.drafters.sequential import SequentialDrafter
 from edgespec.errors import Cancelled, InvalidModelFile
@@ -22,8 +23,8 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.speed import estimate_speed, find_pattern
-from tests.backends.llamacpp_pairs import Pair, generate, is_close, is_fresh
-from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_dense, make_hybrid, make_mixture
+from tests.backends.llamacpp_pairs import ALL, Pair, generate, is_close, is_fresh
+from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_chain, make_dense, make_hybrid, make_mixture
 from tests.contract.runtimes import prefill
 from tests.models import TARGET
 
@@ -48,14 +49,16 @@ def spec_of(path: Path) -> HeadSpec:
 
 
 def open_subject(kind: str, folder: Path) -> Subject:
-    file = {"hybrid": make_hybrid, "dense": make_dense}.get(kind, make_mixture)(folder / "model.gguf")
+    file = {"hybrid": make_hybrid, "dense": make_dense, "chain": make_chain}.get(kind, make_mixture)(
+        folder / "model.gguf"
+    )
     target = load(file, OPTIONS)
     if kind == "alone":
         file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
     return Subject(target, open_head(target, file, spec_of(file)), file)
 
 
-@pytest.fixture(scope="module", params=["mixture", "alone", "dense", "hybrid"])
+@pytest.fixture(scope="module", params=["mixture", "alone", "dense", "chain", "hybrid"])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     found = open_subject(request.param, tmp_path_factory.mktemp("mtp"))
     yield found
@@ -99,6 +102,27 @@ def test_the_forward_pass_is_that_of_numpy(kind: str, tmp_path: Path) -> None:
         reference.logits(rows[-1:], text[-1:], []),
     ):
         assert not is_close(logits, other)
+    pair.close()
+    subject.head.close()
+    subject.target.close()
+
+
+def test_each_layer_of_a_chain_drafts_one_token(tmp_path: Path) -> None:
+    subject = open_subject("chain", tmp_path)
+    layers = [NumpyLayer(subject.file, number) for number in range(3)]
+    text = TEXT[:90]
+    h, tokens = states_of(subject.target, text[:-1]).astype(np.float64), text[1:]
+    pair = Pair(subject.target, subject.head, text)
+    logits: Logits | None = pair.read()
+    for layer, drafted in zip(layers, (40, 41, 42), strict=True):
+        assert logits is not None
+        states = layer.run(h, tokens)
+        assert is_close(logits, layer.output(states[-1]))
+        h, tokens = np.concatenate([h, states[-1:]]), [*tokens, drafted]
+        logits = pair.draft.step(drafted)
+    assert logits is None and list(pair.draft.text) == [*text, 40, 41]
+    chain = pair.draft.rollout(text, ALL, 5)
+    assert chain is not None and len(chain[0]) == 3
     pair.close()
     subject.head.close()
     subject.target.close()
@@ -237,8 +261,9 @@ def test_answers_are_those_of_plain_decoding(nodes: int, temperature: float, tmp
     compare_answers(Subject(target, open_head(target, file, spec_of(file)), file), nodes, temperature)
 
 
-def test_greedy_answers_of_a_hybrid_are_those_of_plain_decoding(tmp_path: Path) -> None:
-    compare_answers(open_subject("hybrid", tmp_path), 3, 0.0)
+@pytest.mark.parametrize("kind", ["hybrid", "chain"])
+def test_greedy_answers_are_those_of_plain_decoding(kind: str, tmp_path: Path) -> None:
+    compare_answers(open_subject(kind, tmp_path), 3, 0.0)
 
 
 def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
@@ -308,7 +333,11 @@ def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path)
         with pytest.raises(error, match=match):
             open_head(target, file, spec_of(file))
 
-    refuse(make_mixture(tmp_path / "two.gguf", chained=2, is_alone=True), Unsupported, "has 2 MTP layers in a chain")
+    refuse(
+        make_mixture(tmp_path / "two.gguf", chained=2, is_alone=True),
+        Unsupported,
+        "has 2 MTP layers; llama.cpp runs one",
+    )
     refuse(make_mixture(tmp_path / "a.gguf", left_out=("hnorm",), is_alone=True), InvalidModelFile, "lacks nextn.hnorm")
     dense = make_mixture(tmp_path / "dense.gguf", left_out=("ffn_gate_inp",), is_alone=True)
     refuse(dense, InvalidModelFile, "lacks ffn_gate_inp")

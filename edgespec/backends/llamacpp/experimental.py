@@ -30,6 +30,12 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any, str, str]] = {
         "_Z26llama_set_embeddings_nextnP13llama_contextbb",
         "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
     ),
+    "llama_set_nextn_layer_offset": (
+        [_CONTEXT, ctypes.c_int32],
+        None,
+        "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+        "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+    ),
     "llama_get_embeddings_nextn": (
         [_CONTEXT],
         ctypes.c_void_p,

@@ -69,6 +69,10 @@ class HeadContext:
             raise non_finite_error()
         return logits, self._read_states(n)[n - 1 :]
 
+    def step(self, token: int, state: Floats, position: int) -> tuple[Logits, Floats] | None:
+        """`decode` of a drafted token and the state of the pair before; None where the head drafts no further."""
+        return self.decode([token], state, position)
+
     def trim(self, position: int) -> None:
         """Drop the pairs from `position` on. Raises RollbackError."""
         if not self._api.llama_memory_seq_rm(self._native.memory, 0, position, -1):

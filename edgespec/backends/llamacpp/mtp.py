@@ -1,24 +1,29 @@
-"""MTP layers on llama.cpp (GGUF `nextn`): one layer that drafts from the target's last hidden state, after its norm.
+"""MTP layers on llama.cpp (GGUF `nextn`): they draft from the target's last hidden state, after its norm.
 
-The layer lies in the target's own file, behind the layers of the target, or in a file of its own, with copies of the
-embeddings and the output matrix. llama.cpp runs it in a context of its own, whose rows are a token and the state of the
-token before. A pair has the position of that state; rotary positions are relative.
+They lie in the target's own file, behind the layers of the target, or in a file of their own, with copies of the
+embeddings and the output matrix. llama.cpp runs one in a context of its own, whose rows are a token and the state of
+the token before. A pair has the position of that state; rotary positions are relative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.llamacpp.experimental import find_function
 from edgespec.backends.llamacpp.head_context import HeadContext
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
+from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
@@ -41,11 +46,57 @@ _TENSORS: dict[str, tuple[str, ...]] = {
     "qwen3next": ("ffn_gate_inp",),
     "step35": (),
 }
+_CHAINS = ("hy_v3", "mimo2", "step35")  # whose graphs run several layers, one for each drafted token
 _ALWAYS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _SAME_SHAPE = (
     *("embedding_length", "attention.key_length", "attention.value_length", "rope.dimension_count"),
     *("attention.key_length_mla", "attention.value_length_mla"),
 )
+
+
+class ChainContext(HeadContext):
+    """Several MTP layers, of which each drafts one token. A layer has keys and values of its own.
+
+    Follows common/speculative.cpp of llama.cpp: every layer reads all pairs of the text with the target's states, and
+    the drafted ones with the state of the layer that drafted them.
+    """
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, count: int, vocab_size: int, check: CheckCancelled
+    ) -> None:
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check)
+        self._select = find_function("llama_set_nextn_layer_offset")
+        self._count = count
+        self._base = 0  # position of the first drafted pair
+        self._drafted: list[tuple[int, Floats]] = []
+
+    def read(self, tokens: Sequence[int], states: Floats, position: int) -> None:
+        for layer in range(self._count):
+            self._begin(layer, position)
+            super().read(tokens, states, position)
+
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        """The scores are those of the first layer."""
+        for layer in range(1, self._count):
+            self._begin(layer, position)
+            super().read(tokens, states, position)
+        self._begin(0, position)
+        self._base, self._drafted = position + len(tokens), []
+        return super().decode(tokens, states, position)
+
+    def step(self, token: int, state: Floats, position: int) -> tuple[Logits, Floats] | None:
+        layer = len(self._drafted) + 1
+        if layer == self._count:
+            return None
+        self._drafted.append((token, state))
+        self._begin(layer, self._base)
+        tokens, states = [each for each, _ in self._drafted], np.concatenate([each for _, each in self._drafted])
+        return super().decode(tokens, states, self._base)
+
+    def _begin(self, layer: int, position: int) -> None:
+        """The next rows are those of `layer`, in the cells that the pairs from `position` on have in all layers."""
+        self.trim(position)
+        self._select(self._native.handle, layer)
 
 
 def open_head(
@@ -55,9 +106,9 @@ def open_head(
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
 ) -> PairHead:
-    """Load the MTP layer that `spec` describes for `target`: in its own file, or another GGUF file.
+    """Load the MTP layers that `spec` describes for `target`: in its own file, or another GGUF file.
 
-    Raises Unsupported for a layer that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
+    Raises Unsupported for layers that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
     if spec.hidden_size != target.hidden_size:
         raise Unsupported(
@@ -65,7 +116,7 @@ def open_head(
             hint=OTHER_HEAD,
         )
     header = _read_model(path)
-    _check_layer(header, path)
+    count = _check_layers(header, path)
     if not spec.in_target:
         _check_same(header, _read_model(target.path), path)
         options = replace(target.options, mtp=True)
@@ -73,19 +124,22 @@ def open_head(
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
-        return PairHead("mtp", target, (), _opener(weights), extra_bytes=path.stat().st_size, weights=weights)
+        return PairHead("mtp", target, (), _opener(weights, count), extra_bytes=path.stat().st_size, weights=weights)
     if path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
     if not target.options.mtp:
         raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Load it with LoadOptions(mtp=True).")
-    return PairHead("mtp", target, (), _opener(target), extra_bytes=0, weights=None)
+    return PairHead("mtp", target, (), _opener(target, count), extra_bytes=0, weights=None)
 
 
-def _opener(weights: LlamaWeights) -> Callable[[LlamaSession, CheckCancelled], HeadContext]:
+def _opener(weights: LlamaWeights, count: int) -> Callable[[LlamaSession, CheckCancelled], HeadContext]:
     def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:
         def make(lib: Library, model: Any, params: Any) -> HeadContext:
             params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
-            return HeadContext(lib, model, params, vocab_size=weights.tokenizer.vocab_size, check=check)
+            vocab_size = weights.tokenizer.vocab_size
+            if count == 1:
+                return HeadContext(lib, model, params, vocab_size=vocab_size, check=check)
+            return ChainContext(lib, model, params, count=count, vocab_size=vocab_size, check=check)
 
         return weights.open_beside(session, make)
 
@@ -100,22 +154,26 @@ def _read_model(path: Path) -> Header:
     return join_parts([first, *(read_file(path.with_name(name)) for name in names)])
 
 
-def _check_layer(header: Header, path: Path) -> None:
-    """Raises Unsupported, InvalidModelFile where llama.cpp would abort the process."""
+def _check_layers(header: Header, path: Path) -> int:
+    """The number of MTP layers. Raises Unsupported, InvalidModelFile where llama.cpp would abort the process."""
     architecture = header.architecture
     if architecture not in _TENSORS:
         raise Unsupported(f"llama.cpp runs no MTP layers of '{architecture}' models.", hint="Use --draft auto.")
     count, blocks = header.own("nextn_predict_layers") or 0, header.own("block_count") or 0
-    if count != 1:
-        raise Unsupported(f"{path.name} has {count} MTP layers in a chain; one is run.", hint="Use --draft auto.")
-    if blocks < 2:
-        raise header.invalid("it states no layers but the MTP layer")
+    if count > 1 and architecture not in _CHAINS:
+        raise Unsupported(
+            f"{path.name} has {count} MTP layers; llama.cpp runs one for '{architecture}'.", hint="Use --draft auto."
+        )
+    if not 0 < count < blocks:
+        raise header.invalid(f"{count} of its {blocks} layers are MTP layers")
     held = {tensor.name for tensor in header.tensors}
-    for name in (*_ALWAYS, *_TENSORS[architecture]):
-        if f"blk.{blocks - 1}.{name}.weight" not in held:
-            raise header.invalid(f"its MTP layer lacks {name}")
+    for block in range(blocks - count, blocks):
+        for name in (*_ALWAYS, *_TENSORS[architecture]):
+            if f"blk.{block}.{name}.weight" not in held:
+                raise header.invalid(f"its MTP layer lacks {name}")
     if header.metadata.get(f"{architecture}.attention.temperature_scale"):
         raise Unsupported("llama.cpp runs no MTP layers with a temperature of attention.", hint="Use --draft auto.")
+    return count
 
 
 def _check_same(header: Header, target: Header, path: Path) -> None:

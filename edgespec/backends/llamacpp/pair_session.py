@@ -93,7 +93,9 @@ class PairSession:
         if position - self._first >= self._context_size:
             return None
         assert self._state is not None, "read comes first"
-        logits, self._state = self._head.decode([token], self._state, position)
+        if (found := self._head.step(token, self._state, position)) is None:
+            return None
+        logits, self._state = found
         self._text.append(token)
         return logits
 
