@@ -157,6 +157,42 @@ def test_the_registrys_head_drafts(cli: Cli, tmp_path: Path) -> None:
     assert "\n  draft model: " in shown and "\n  eagle3 head: weights " in shown and "KV cache and states" in shown
 
 
+def flip_first_tensor(data: bytes) -> bytes:
+    """The first tensor of the safetensors file is d2t."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    return data[:start] + bytes(byte ^ 0x7F for byte in data[start : start + 64]) + data[start + 64 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data[:-4000], "model.safetensors is cut short"),
+        (lambda data: data[:2] + b"\x41" + data[3:], "model.safetensors is damaged: it has no header of safetensors"),
+        (lambda data: data.replace(b"fc.weight", b"fd.weight"), "The EAGLE-3 head lacks the tensor fc.weight"),
+        (flip_first_tensor, "table of draft tokens (d2t, 2,048 entries) does not name tokens"),
+        (None, "an EAGLE-3 head for a vocabulary of 5,000; the target has 4,096"),
+    ],
+    ids=["cut", "flipped", "renamed", "ids", "vocabulary"],
+)
+def test_a_heads_folder_that_cannot_be_used(
+    cli: Cli, tmp_path: Path, change: Callable[[bytes], bytes] | None, told: str
+) -> None:
+    head = Path(shutil.copytree(TRAINED, tmp_path / "head"))
+    weights, config = head / "model.safetensors", head / "config.json"
+    if change is None:
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5000}))
+    else:
+        weights.write_bytes(change(weights.read_bytes()))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "models.toml").write_text(f'[python-6m.mlx]\nhead = "{head}"\nhead_kind = "eagle3"\n')
+    found = cli(*RUN, "--backend", "mlx", "--json")
+    assert found.returncode == 0 and json.loads(found.stdout)["text"], found.stderr
+    (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting without ")]
+    assert told in left
+    named = cli(*RUN, "--backend", "mlx", "--draft", f"ngram+eagle3:{head}")
+    assert (named.returncode, named.stdout) == (5, "") and told in named.stderr
+
+
 def test_the_targets_own_layer_drafts(cli: Cli, tmp_path: Path) -> None:
     make_mixture(tmp_path / "target.gguf")
     told = "note: Drafting with an MTP head in the target's own file."
