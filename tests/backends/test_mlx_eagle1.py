@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2 heads on MLX: the forward pass and heads that do not fit. Sessions: test_mlx_pairs.py."""
+"""EAGLE-1 and EAGLE-2 heads on MLX: the forward pass, and a trained head's acceptance. Sessions: test_mlx_pairs.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.taps import Floats
+from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
-from tests.backends.mlx_pairs import check_forward, read_spec
+from edgespec.formats.mlx_folder import read_json
+from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
 from tests.backends.pair_heads import LLAMA, Look, NumpyHead, make_config, make_tensors, quantize, write_folder
 from tests.formats.head_files import make_pickle, stored, write_torch
-from tests.models import TARGET
+from tests.models import REPOSITORY, TARGET
 
+FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle-python-6m"
 SIZE, VOCABULARY = 256, 4096
 
 
@@ -81,6 +86,42 @@ def test_pickled_heads(target: MlxModel, embeddings: Floats, tmp_path: Path) -> 
     write_torch(tmp_path / "pytorch_model.bin", make_pickle(state), data)
     spec = read_spec(tmp_path)
     check_forward(target, target.attach_head(spec, tmp_path), NumpyHead(tensors, LLAMA, embeddings, embeddings), spec)
+
+
+@pytest.fixture(scope="module")
+def plain(target: MlxModel) -> Answers:
+    return answer(target, None)
+
+
+@pytest.fixture(scope="module")
+def trained(target: MlxModel) -> MlxHead:
+    return target.attach_head(read_spec(FOLDER), FOLDER)
+
+
+@pytest.fixture(scope="module")
+def rate(target: MlxModel, trained: MlxHead, plain: Answers) -> float:
+    return measure(target, trained, plain)
+
+
+def test_a_trained_head_is_accepted(target: MlxModel, trained: MlxHead, plain: Answers, rate: float) -> None:
+    assert rate > 0.6
+    tree = answer(target, trained, budget=Budget(3, 8))
+    assert tree.texts == plain.texts
+    assert tree.tokens_per_round > answer(target, trained).tokens_per_round
+    assert answer(target, trained, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
+
+
+def test_wrong_readings_are_accepted_less(
+    target: MlxModel, trained: MlxHead, plain: Answers, rate: float, tmp_path: Path
+) -> None:
+    """And the text does not change, which `measure` checks."""
+    assert measure(target, MlxHead("eagle", trained._network, open_late, trained.tokenizer), plain) < rate - 0.1
+    before_norm = target.attach_head(read_spec(FOLDER, layers=(6,)), FOLDER)
+    assert measure(target, before_norm, plain) < rate - 0.1
+    tensors = load_file(FOLDER / "model.safetensors")
+    swapped = np.ascontiguousarray(np.roll(tensors["fc.weight"], SIZE, axis=1))
+    folder = write_head(tmp_path / "swapped", {**tensors, "fc.weight": swapped}, read_json(FOLDER / "config.json"))
+    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < 0.1
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
