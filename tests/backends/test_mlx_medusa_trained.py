@@ -1,0 +1,127 @@
+"""Trained Medusa heads on MLX: what is accepted, and that wrong readings of them cost acceptance alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import Budget
+from edgespec.formats.head_file import read_head
+from tests.backends.medusa_heads import rewrite
+from tests.backends.mlx_pairs import Answers, LateFeatures, answer
+from tests.models import REPOSITORY, TARGET
+
+HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
+
+
+@pytest.fixture(scope="module")
+def target() -> MlxModel:
+    return load(TARGET, LoadOptions(context_size=256))
+
+
+def attach(target: MlxModel, folder: Path) -> MlxHead:
+    spec = read_head(folder)
+    assert spec is not None
+    return target.attach_head(spec, folder)
+
+
+@pytest.fixture(scope="module")
+def plain(target: MlxModel) -> Answers:
+    return answer(target, None)
+
+
+@pytest.fixture(scope="module", params=["medusa"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str) -> Path:
+    return HEADS / f"{kind}-python-6m"
+
+
+@pytest.fixture(scope="module")
+def chain(target: MlxModel, folder: Path) -> Answers:
+    return answer(target, attach(target, folder))
+
+
+def test_it_is_accepted(target: MlxModel, folder: Path, plain: Answers, chain: Answers, tmp_path: Path) -> None:
+    """Heads of random weights are not."""
+    assert chain.texts == plain.texts
+    assert chain.rate > 0.15
+    rng = np.random.default_rng(0)
+    random = {
+        name: rng.standard_normal(array.shape).astype(np.float32)
+        for name, array in load_file(folder / "model.safetensors").items()
+        if array.ndim == 2
+    }
+    nothing = answer(target, attach(target, rewrite(folder, tmp_path / "random", random)))
+    assert nothing.texts == plain.texts
+    assert nothing.rate < 0.05
+
+
+def test_trees_accept_more(target: MlxModel, folder: Path, plain: Answers, chain: Answers) -> None:
+    """The second best tokens of an early head are often right."""
+    tree = answer(target, attach(target, folder), budget=Budget(3, 12))
+    assert tree.texts == plain.texts
+    assert tree.tokens_per_round > chain.tokens_per_round + 0.1
+
+
+def test_drawn_texts_are_plain_ones(target: MlxModel, folder: Path) -> None:
+    drawn = answer(target, attach(target, folder), temperature=0.8)
+    assert drawn.texts == answer(target, None, temperature=0.8).texts
+    assert drawn.accepted.total()
+
+
+def read_late(head: MlxHead) -> None:
+    """The state of the position before."""
+    opener = head._opener
+
+    def open_late(network: Any, session: Any, features: Any, check: Any) -> Any:
+        late: Any = LateFeatures(features)
+        return opener(network, session, late, check)
+
+    head._opener = open_late
+
+
+def read_before_the_norm(head: MlxHead) -> None:
+    network: Any = head._network
+    network.layers = (6,)
+
+
+@pytest.mark.parametrize("misread", [read_late, read_before_the_norm])
+def test_another_state_is_accepted_less(
+    target: MlxModel, folder: Path, plain: Answers, chain: Answers, misread: Callable[[MlxHead], None]
+) -> None:
+    check_worse(target, folder, plain, chain, misread)
+
+
+def test_medusa_heads_in_another_order(target: MlxModel, plain: Answers, tmp_path: Path) -> None:
+    folder = HEADS / "medusa-python-6m"
+    arrays = load_file(folder / "model.safetensors")
+    names = {f"{i}.0.linear.{part}": f"{2 - i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")}
+    turned = rewrite(folder, tmp_path / "head", {name: arrays[other] for name, other in names.items()})
+    check_worse(target, turned, plain, answer(target, attach(target, folder)))
+
+
+def check_worse(
+    target: MlxModel,
+    folder: Path,
+    plain: Answers,
+    chain: Answers,
+    misread: Callable[[MlxHead], None] = lambda head: None,
+) -> None:
+    """The text is the same and less of the drafts is accepted than of `chain`."""
+    head = attach(target, folder)
+    misread(head)
+    found = answer(target, head)
+    assert found.texts == plain.texts
+    assert found.rate < 0.9 * chain.rate, (found.by_depth, chain.by_depth)
