@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from statistics import median
@@ -147,9 +147,8 @@ def measure_drafters(
     failures: dict[str, str] = {}
     for drafter in drafters:
         if not drafter.is_free:
-            _fill(target, tokens[:-1])  # the last token is the root
             try:
-                cost = measure_drafter(drafter, tokens, check)
+                cost = measure_drafter(drafter, tokens, check, lambda: _fill(target, tokens[:-1]))
             except Cancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - it may be somebody else's code
@@ -161,9 +160,15 @@ def measure_drafters(
     return found, failures
 
 
-def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancelled = lambda: None) -> DraftCost | None:
-    """The cost of a drafter after `tokens`, all but the last of which its target holds; None if it proposes nothing.
+def measure_drafter(
+    drafter: Drafter,
+    tokens: Sequence[int],
+    check: CheckCancelled = lambda: None,
+    fill: Callable[[], None] = lambda: None,
+) -> DraftCost | None:
+    """The cost of a drafter after `tokens`; None if it proposes nothing.
 
+    `fill` makes its target read all of them but the last, the root: a head reads the hidden states of a token once.
     Raises what the drafter raises.
     """
     drafter.begin(tokens[:1], None)
@@ -172,6 +177,7 @@ def measure_drafter(drafter: Drafter, tokens: Sequence[int], check: CheckCancell
     for _ in range(2):  # the first is the warm-up
         check()
         drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
+        fill()
         drafter.begin(tokens, None)
         n_unread = drafter.unread(tokens) - 1
         reading_s.append(sum(_time_units(drafter, tokens, Budget(1, 1))))

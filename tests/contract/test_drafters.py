@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.backends import BackendName
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.controller.profiler import measure_drafters
 from edgespec.drafters import drafter_specs
 from edgespec.planner import heads as planner_heads
 from tests.contract import drafter_answers, drafters
@@ -75,6 +76,16 @@ def test_round_by_round(check: Callable[[Subject], None], subject: Subject) -> N
 @pytest.mark.parametrize("check", ANSWERS, ids=lambda check: check.__name__)
 def test_answers(check: Callable[[Subject], None], subject: Subject) -> None:
     check(subject)
+
+
+def test_its_cost_is_measured(subject: Subject) -> None:
+    """A drafter without a cost is never asked by the autopilot."""
+    target = subject.target.open_session(lambda: None)
+    drafter = subject.open(target)
+    found, failures = measure_drafters([drafter], target)
+    assert not failures and (drafter.is_free or found[subject.drafter].units)
+    drafter.close()
+    target.close()
 
 
 @pytest.mark.parametrize("name", ADOPTING)

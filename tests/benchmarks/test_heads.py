@@ -1,0 +1,28 @@
+"""The benchmark of trained heads runs with the trained EAGLE-3 head on MLX."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.conftest import Program, Run
+from tests.models import REPOSITORY, TARGET
+
+HEAD = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
+
+
+@pytest.mark.slow
+def test_heads(program: Program) -> None:
+    (found,) = program(
+        "benchmarks.heads", "--backend", "mlx", "--target", TARGET, "--head", HEAD, "--category", "code_completion",
+        "--prompts", 1, "--tokens", 8, "--ctx", 1024,
+    )["heads"]  # fmt: skip
+    assert found["head"] == "eagle3" and found["price"]["1"] > 0
+    arms = {row["arm"]: row for row in found["code_completion"]}
+    assert {row["same"] for row in arms.values()} == {"1/1"}
+    assert arms["plain"]["tau"] == 1 < arms["chain 3"]["tau"] and len(arms["chain 3"]["alpha"]) == 3
+    assert [row["arm"] for row in found["code_completion at 0.8"]] == ["plain", "sample", "rejection", "block"]
+
+
+def test_a_file_without_a_head(run_module: Run) -> None:
+    done = run_module("benchmarks.heads", "--target", TARGET, "--head", TARGET)
+    assert done.returncode == 1 and "holds no trained head" in done.stderr and "Traceback" not in done.stderr
