@@ -8,9 +8,17 @@ import gguf
 import numpy as np
 
 from edgespec.backends.llamacpp.taps import Floats
+from edgespec.formats.head_file import read_head
+from edgespec.formats.heads import HeadSpec
 from tests.models import GgufBuilder, hybrid
 
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EXPERT, EPS, ROPE_BASE = 128, 2, 4, 2, 32, 192, 64, 1e-5, 10000.0
+
+
+def spec_of(path: Path) -> HeadSpec:
+    spec = read_head(path)
+    assert spec is not None and spec.kind == "mtp"
+    return spec
 
 
 class QuantizedBuilder(GgufBuilder):

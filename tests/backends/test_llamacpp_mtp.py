@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.mtp import open_head
 from edgespec.backends.llamacpp.pair_session import PairHead
@@ -18,15 +17,19 @@ from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget, Draft
 from edgespec.drafters.sequential import SequentialDrafter
-from edgespec.errors import Cancelled, InvalidModelFile
-from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.head_file import read_head
-from edgespec.formats.heads import HeadSpec
-from edgespec.planner.speed import estimate_speed, find_pattern
+from edgespec.errors import Cancelled
 from tests.backends.llamacpp_pairs import ALL, Pair, generate, is_close, is_fresh
-from tests.backends.mtp_heads import LAYERS, WIDTH, NumpyLayer, make_chain, make_dense, make_hybrid, make_mixture
+from tests.backends.mtp_heads import (
+    LAYERS,
+    WIDTH,
+    NumpyLayer,
+    make_chain,
+    make_dense,
+    make_hybrid,
+    make_mixture,
+    spec_of,
+)
 from tests.contract.runtimes import prefill
-from tests.models import TARGET
 
 CONTEXT = 512
 OPTIONS = LoadOptions(context_size=CONTEXT, threads=1, mtp=True)
@@ -42,16 +45,9 @@ class Subject:
     file: Path
 
 
-def spec_of(path: Path) -> HeadSpec:
-    spec = read_head(path)
-    assert spec is not None and spec.kind == "mtp"
-    return spec
-
-
 def open_subject(kind: str, folder: Path) -> Subject:
-    file = {"hybrid": make_hybrid, "dense": make_dense, "chain": make_chain}.get(kind, make_mixture)(
-        folder / "model.gguf"
-    )
+    makers = {"hybrid": make_hybrid, "dense": make_dense, "chain": make_chain}
+    file = makers.get(kind, make_mixture)(folder / "model.gguf")
     target = load(file, OPTIONS)
     if kind == "alone":
         file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
@@ -297,61 +293,3 @@ def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> Non
     assert is_close(prefill(pair.target, TEXT[:30]), expected)
     pair.target.close()
     target.close()
-
-
-def test_layers_for_another_model_are_refused(mixture: Path, tmp_path: Path) -> None:
-    llama = load(TARGET, OPTIONS)
-    with pytest.raises(Unsupported, match=f"MTP layers for a hidden size of {WIDTH}; the model has 256"):
-        open_head(llama, mixture, spec_of(mixture))
-    wide = make_mixture(tmp_path / "wide.gguf", width=256, is_alone=True)
-    with pytest.raises(Unsupported, match=r"wide\.gguf has the MTP layer of another model"):
-        open_head(llama, wide, spec_of(wide))
-    session = llama.open_session()
-    with pytest.raises(Unsupported, match="does not give the last hidden state of 'llama' models"):
-        session.tap(())
-    session.close()
-    llama.close()
-    target = load(mixture, OPTIONS)
-    other = make_mixture(tmp_path / "other.gguf")
-    with pytest.raises(Unsupported, match="draft for the model in that file alone"):
-        open_head(target, other, spec_of(other))
-    target.close()
-
-
-def test_a_target_that_was_loaded_without_its_layer_has_none(mixture: Path) -> None:
-    target = load(mixture, LoadOptions(context_size=CONTEXT, threads=1))
-    with pytest.raises(Unsupported, match="was loaded without its MTP layers"):
-        open_head(target, mixture, spec_of(mixture))
-    prefill(target.open_session(), TEXT[:5])
-    target.close()
-
-
-def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path) -> None:
-    target = load(mixture, OPTIONS)
-
-    def refuse(file: Path, error: type[Exception], match: str) -> None:
-        with pytest.raises(error, match=match):
-            open_head(target, file, spec_of(file))
-
-    refuse(
-        make_mixture(tmp_path / "two.gguf", chained=2, is_alone=True),
-        Unsupported,
-        "has 2 MTP layers; llama.cpp runs one",
-    )
-    refuse(make_mixture(tmp_path / "a.gguf", left_out=("hnorm",), is_alone=True), InvalidModelFile, "lacks nextn.hnorm")
-    dense = make_mixture(tmp_path / "dense.gguf", left_out=("ffn_gate_inp",), is_alone=True)
-    refuse(dense, InvalidModelFile, "lacks ffn_gate_inp")
-    data = make_mixture(tmp_path / "cut.gguf", is_alone=True).read_bytes()
-    for size in (100, read_file(tmp_path / "cut.gguf").data_offset + 1000, len(data) - 5000):
-        (tmp_path / "cut.gguf").write_bytes(data[:size])
-        with pytest.raises(InvalidModelFile):
-            open_head(target, tmp_path / "cut.gguf", spec_of(mixture))
-    target.close()
-
-
-def test_the_speed_of_a_model_is_that_of_its_own_layers(mixture: Path) -> None:
-    """The MTP layer, which has other tensors, is not one of the blocks that are measured."""
-    header = read_file(mixture)
-    assert find_pattern(header) == (0, 1)
-    found = estimate_speed(header, None, LoadOptions(threads=1))
-    assert found is not None and found.rows[1] > 0
