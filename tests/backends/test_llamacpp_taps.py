@@ -298,6 +298,24 @@ def test_recurrent_models_replay_their_states(snapshots: int, tmp_path: Path, mo
     model.close()
 
 
+def test_the_number_of_layers_stands_for_the_last_hidden_state(tmp_path: Path) -> None:
+    """The output of the final norm, beside inputs of layers or alone."""
+    MAKERS["hybrid"](tmp_path / "model.gguf")
+    model = load(tmp_path / "model.gguf", LoadOptions(context_size=256, threads=1))
+    found = []
+    for layers in ((1, 4), (1,), (4,), ()):
+        session = model.open_session()
+        features = session.tap(layers)
+        prefill(session, TEXT[:20])
+        found.append(features.take(0, 20))
+        session.close()
+    both, first, last, alone = found
+    np.testing.assert_array_equal(both, np.concatenate([first, last], axis=1))
+    np.testing.assert_array_equal(last, alone)
+    np.testing.assert_allclose((last * last).mean(axis=1), 1, rtol=0.01)  # the norm's weights are ones
+    model.close()
+
+
 @pytest.mark.parametrize("kind", ["mamba", "sliding-window"])
 def test_architectures_without_named_layers_are_refused(kind: str, tmp_path: Path) -> None:
     MAKERS[kind](tmp_path / "model.gguf")

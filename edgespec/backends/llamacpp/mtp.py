@@ -128,7 +128,7 @@ def open_head(
     if path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
     if not target.options.mtp:
-        raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Load it with LoadOptions(mtp=True).")
+        raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Open it again with --draft mtp.")
     return PairHead("mtp", target, (), _opener(target, count), extra_bytes=0, weights=None)
 
 
