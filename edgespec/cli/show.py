@@ -27,6 +27,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.backends.options import LoadOptions
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
+    from edgespec.planner.heads import find_head
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
     from edgespec.registry.resolve import read_metadata, resolve_pair
@@ -37,6 +38,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
     resolved = resolve_pair(model, chosen, registry, hub)
     found = read_metadata(resolved.target, hub)
+    own = find_head(found)
     context = LoadOptions(ctx).context_for(found.trained_context)
     cost = estimate_memory(found, context)
     facts: dict[str, Any] = {
@@ -46,6 +48,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "draft": None if resolved.draft is None else str(resolved.draft),
         **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
         **({"head": str(resolved.head)} if resolved.head is not None else {}),
+        **({"own_head": own.kind} if own is not None and own.in_target else {}),
         "context": context,
         "weights_bytes": cost.weights,
         "kv_bytes": cost.kv,

@@ -14,7 +14,9 @@ from edgespec.registry.schema import Registry
 
 _ARCHITECTURES = (b"eagle3", b"dflash", b"gemma4-assistant")  # of GGUF files that hold a head alone
 _MTP_KEY = b".nextn_predict_layers"
+_FIRST_LAYER = b"blk.0."  # of tensors that a file of MTP layers alone does not have
 _START_BYTES = 2**20  # of a GGUF file; converters write its hyperparameters before the vocabulary
+_MAX_HEADER_BYTES = 2**24  # with a vocabulary of 260,000 tokens 10 MB
 _PARTS = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
 _ENDING = re.compile(r"[-.](?:ud[-.])?(?:i?q\d|tq\d|mxfp\d|nvfp\d|bf16|f16|f32)[a-z0-9_]*$")
 _SUFFIX = re.compile(r"-(?:mtp-)?gguf$|-mtp$")
@@ -27,9 +29,9 @@ def is_head(path: Path) -> bool:
     """
     try:
         if path.is_file():
-            if _names_head(start := _read_start(path)):
+            if _names_head(start := _read_start(path, _START_BYTES)):
                 return True
-            if _MTP_KEY not in start:
+            if _MTP_KEY not in start or _FIRST_LAYER in _read_start(path, _MAX_HEADER_BYTES):
                 return False
         head = read_head(path)
     except (EdgespecError, OSError):
@@ -50,9 +52,9 @@ def find_with_head(model: Header, name: str, registry: Registry) -> Reference | 
     return None
 
 
-def _read_start(path: Path) -> bytes:
+def _read_start(path: Path, n_bytes: int) -> bytes:
     with open(path, "rb") as file:
-        return file.read(_START_BYTES)
+        return file.read(n_bytes)
 
 
 def _names_head(start: bytes) -> bool:
