@@ -20,6 +20,7 @@ from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.heads import HeadSpec
 from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
+from tests.backends.pair_heads import quantize
 from tests.models import REPOSITORY, TARGET
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
@@ -83,7 +84,12 @@ class NumpyHead:
         w, n = {k.removeprefix("midlayer."): v for k, v in self.w.items()}, len(tokens)
         g = normed(states, w["hidden_norm.weight"])
         x = np.concatenate([normed(self.embeddings[tokens], w["input_layernorm.weight"]), g], axis=1)
-        q, k, v = ((x @ w[f"self_attn.{c}_proj.weight"].T).reshape(n, -1, 64) for c in "qkv")
+        q, k, v = (
+            (x @ w[f"self_attn.{c}_proj.weight"].T + w.get(f"self_attn.{c}_proj.bias", 0.0)).reshape(n, -1, 64)
+            for c in "qkv"
+        )
+        if "self_attn.q_norm.weight" in w:
+            q, k = normed(q, w["self_attn.q_norm.weight"]), normed(k, w["self_attn.k_norm.weight"])
         q, k, v = rotated(q), rotated(k).repeat(2, axis=1), v.repeat(2, axis=1)
         scores = np.where(np.tri(n, dtype=bool), np.einsum("ihd,jhd->hij", q, k) / 8, -np.inf)
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -126,6 +132,14 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, changes: dict[str, 
     check_forward(target, target.attach_head(spec, folder), NumpyHead(folder, spec, target), spec)
 
 
+def test_norms_and_biases_of_queries_and_keys(target: MlxModel, tmp_path: Path) -> None:
+    more = {"q_norm.weight": mx.linspace(0.5, 2.0, 64), "k_norm.weight": mx.linspace(2.0, 0.5, 64)}
+    more |= {f"{c}_proj.bias": mx.linspace(-1.0, 1.0, n) for c, n in (("q", 256), ("k", 128), ("v", 128))}
+    folder = rewrite(tmp_path / "head", {f"midlayer.self_attn.{name}": each for name, each in more.items()})
+    spec = make_spec()
+    check_forward(target, target.attach_head(spec, folder), NumpyHead(folder, spec, target), spec)
+
+
 @pytest.fixture(scope="module")
 def plain(target: MlxModel) -> Answers:
     return answer(target, None)
@@ -148,6 +162,15 @@ def test_a_trained_head_is_accepted(
     assert rate > 0.5
     assert measure(target, head, plain, Budget(3, 8)) >= rate - 0.1  # trees
     assert measure(target, target.attach_head(make_spec(), rewrite(tmp_path / "random", random)), plain) < 0.05
+
+
+def test_a_quantized_head_is_accepted_nearly_as_often(
+    target: MlxModel, head: MlxHead, plain: Answers, rate: float, tmp_path: Path
+) -> None:
+    quantize(tmp_path / "low", FOLDER, 4)
+    low = target.attach_head(read_spec(tmp_path / "low"), tmp_path / "low")
+    assert low.extra_bytes < head.extra_bytes / 4
+    assert measure(target, low, plain) > rate - 0.1
 
 
 @pytest.mark.parametrize(
