@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from edgespec.registry.external_models import ExternalModel
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
+from tests.formats.head_files import write_eagle3, write_mtp
 from tests.hub.hubserver import HubServer
 from tests.hub.serving import FILE, REPO, serve
 from tests.hub.stores import ollama, ollama_manifest, put
@@ -262,6 +264,19 @@ def test_a_header_is_read_again_only_where_the_file_changed(
     assert shown(memory=memory)[1].fit == "does not fit" and reads.count(path) == 3
 
 
+def test_heads_are_not_to_choose(shown: Shown, hub: Hub, root: Path, tmp_path: Path) -> None:
+    (others := tmp_path / "llama.cpp").mkdir()
+    for write in (write_eagle3, partial(write_mtp, trunk=False)):
+        (root / SMALL).mkdir(parents=True, exist_ok=True)
+        write(root / SMALL / "head-Q8_0.gguf")
+        fetch(hub, HubFile(SMALL, "head-Q8_0.gguf"))
+        write(others / "head.gguf")
+        assert [entry.name for entry in shown()] == ["python-6m"]
+        hub.remove(HubFile(SMALL, "head-Q8_0.gguf"))
+    write_mtp(others / "whole.gguf", trunk=True)
+    assert [entry.name for entry in shown()] == ["python-6m", "llama.cpp: whole"], "a model with its head"
+
+
 def test_typed_words_find_entries(shown: Shown) -> None:
     toml = f'[qwen-x]\ndescription = "Großes Modell, 4-bit"\n[qwen-x.gguf]\ntarget = "{SMALL}"\n'
     entries = shown(f'{toml}[llama-x.gguf]\ntarget = "{MLX}"\n')
@@ -294,7 +309,11 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
         f"   1.1 MiB  llama.cpp: draft  {path}",
     ]
     listed = json.loads(cli("list", "--json", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout)
-    assert list(listed) == ["aliases", "cached", "heads", "elsewhere"] and not listed["heads"] and len(listed["aliases"]) == len(aliases)
+    assert (
+        list(listed) == ["aliases", "cached", "heads", "elsewhere"]
+        and not listed["heads"]
+        and len(listed["aliases"]) == len(aliases)
+    )
     assert [(each["model"], each["path"]) for each in listed["cached"]] == [(f"hf:{REPO}/{FILE}", str(link))]
     assert listed["elsewhere"] == [{"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size}]
     nothing = cli("list", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no")
