@@ -168,6 +168,7 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
         "stated": row(result.stated) if result.stated else None,
         "chosen": row(result.chosen),
         "lookups": result.lookups,
+        "own": result.own,
         "refused": result.is_useless,
         "seconds": round(result.seconds, 2),
     }

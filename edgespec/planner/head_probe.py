@@ -40,7 +40,7 @@ _FIRST = 2  # tokens of the text before the first position
 _SWITCH = 0.01  # chance of such a lead if both readings were equally good, at which the better one is taken
 _GIVE_UP = 0.001  # and at which the worse one is compared no further
 _ROWS = 64  # of a forward whose scores are read
-_LOOK = 64  # positions between two looks at whether a reading is worse beyond doubt
+_LOOK = 32  # positions between two looks at whether a reading is worse beyond doubt
 
 Hits = npt.NDArray[np.bool_]
 
@@ -65,12 +65,15 @@ class ProbeResult:
     stated   as the file says; None where the runtime cannot run the head so
     chosen   the best reading: the stated one, or one that is significantly better
     lookups  agreement of n-gram lookups at depth 1 at the same positions
+    own      agreement of the chosen reading and of lookups at depth 1, where the text before is what the target would
+             have chosen: the others are hard for heads that do not see the last token, such as Medusa's
     trials   in the order of trying, `chosen` among them; empty where the result was stored by an earlier load
     """
 
     stated: Trial | None
     chosen: Trial
     lookups: float
+    own: tuple[float, float]
     seconds: float
     trials: tuple[Trial, ...] = ()
 
@@ -82,7 +85,7 @@ class ProbeResult:
     @property
     def is_useless(self) -> bool:
         """Whether the head agrees less than lookups."""
-        return self.chosen.agreement[0] < self.lookups
+        return self.own[0] < self.own[1]
 
 
 class HeadProbe:
@@ -140,8 +143,17 @@ class HeadProbe:
         trials = {each: _summarize(each, hits) for each, hits in tried.items() if hits is not None}
         if best not in trials and self._refusal is not None:
             raise self._refusal
-        lookups, seconds = self._follow_lookups(), perf_counter() - started
-        return ProbeResult(trials.get(stated), trials[best], lookups, seconds, tuple(trials.values()))
+        lookups, own, hits = self._follow_lookups(), self._find_own(), tried[best]
+        assert hits is not None
+        shares = [float(each[own].mean()) if own.any() else 0.0 for each in (hits[:, 0], lookups)]
+        return ProbeResult(
+            trials.get(stated),
+            trials[best],
+            float(lookups.mean()),
+            (shares[0], shares[1]),
+            perf_counter() - started,
+            tuple(trials.values()),
+        )
 
     def _try(self, spec: HeadSpec, rival: Hits | None) -> Hits | None:
         """[positions, 2] which choices are right; None where the head cannot be run so."""
@@ -194,16 +206,22 @@ class HeadProbe:
             session.close()
         return np.concatenate(best)
 
-    def _follow_lookups(self) -> float:
+    def _follow_lookups(self) -> Hits:
+        """[positions] where their proposal is right."""
         drafter = NgramDrafter()
         drafter.begin(self._text[:_FIRST], None)
-        right = 0
-        for i in range(n := len(self._choices) - 1):
+        hits = []
+        for i, choice in enumerate(self._choices[:-1]):
             tree = DraftTree()
             for _ in drafter.expand(tree, self._text[: _FIRST + i], Budget(depth=1, nodes=1)):
                 pass
-            right += tree.tokens[:1] == [self._choices[i]]
-        return right / n
+            hits.append(tree.tokens[:1] == [choice])
+        return np.array(hits)
+
+    def _find_own(self) -> Hits:
+        """[positions] whether the last token before each is the target's own first choice there."""
+        before = np.array(self._text[_FIRST - 1 : -1])
+        return np.concatenate([[False], before[1:] == self._choices[:-2]])
 
 
 def is_better(a: Hits, b: Hits, chance: float) -> bool:

@@ -49,6 +49,7 @@ def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
         "chosen": trial(result.chosen),
         "stated": trial(result.stated) if result.stated else None,
         "lookups": result.lookups,
+        "own": list(result.own),
         "seconds": result.seconds,
     }
 
@@ -58,11 +59,11 @@ def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
 
     def trial(tried: dict[str, Any]) -> Trial:
         reading = {name: _check(spec, name, value) for name, value in dict(tried["reading"]).items()}
-        first, second = tried["agreement"]
-        return Trial(replace(spec, **reading), (float(first), float(second)), int(tried["positions"]))
+        return Trial(replace(spec, **reading), _pair(tried["agreement"]), int(tried["positions"]))
 
     stated = None if found["stated"] is None else trial(found["stated"])
-    return ProbeResult(stated, trial(found["chosen"]), float(found["lookups"]), float(found["seconds"]))
+    lookups, own, seconds = float(found["lookups"]), _pair(found["own"]), float(found["seconds"])
+    return ProbeResult(stated, trial(found["chosen"]), lookups, own, seconds)
 
 
 def _check(spec: HeadSpec, name: str, value: object) -> Any:
@@ -71,6 +72,11 @@ def _check(spec: HeadSpec, name: str, value: object) -> Any:
     if name in {each.name for each in fields(spec)} and isinstance(value, bool):
         return value
     raise ValueError(f"{name} is {value!r}")
+
+
+def _pair(values: list[float]) -> tuple[float, float]:
+    first, second = values
+    return float(first), float(second)
 
 
 def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:

@@ -98,9 +98,10 @@ def describe_agreement(result: ProbeResult) -> str:
 
 def describe_useless(label: str, result: ProbeResult) -> str:
     """The reason for which a head is refused."""
+    head, lookups = result.own
     return (
-        f"{label} agrees less with this target than lookups do: its first choice is right at "
-        f"{result.chosen.agreement[0]:.0%} of the positions of a text, and that of lookups at {result.lookups:.0%}."
+        f"{label} agrees less with this target than lookups do: its first choice is right after {head:.0%} of the "
+        f"target's own choices, and that of lookups after {lookups:.0%}."
     )
 
 
