@@ -199,6 +199,9 @@ class DraftFinder:
     def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
         """(where it is, what reads it) of the heads that are there, the best known first."""
         kind = self.pair.head_kind
+        is_asked = spec is not None or self.may_fetch  # else nobody needs to hear of a kind that does not run
+        if kind and not is_asked and refuse_kind(self.backend, "", kind) is not None:
+            kind = None
         if self.pair.head and kind and spec in (None, drafter_of(kind)):
             yield "that the registry pairs with the target", partial(self._find_paired_head, self.pair.head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):

@@ -141,6 +141,7 @@ def test_a_head_that_is_not_downloaded_is_left(target: Path, planned: Planned, h
 
 def test_a_kind_that_does_not_run(target: Path, planned: Planned, heard: Heard) -> None:
     toml = f'[here.gguf]\ntarget = "{target}"\nhead = "user/heads"\nhead_kind = "medusa"\n'
+    assert taken(planned("here", toml=toml)) == [("ngram", "ngram")] and heard.notices == []
     planned("here", toml=toml, fetch=True)
     assert heard.notices[0].startswith(
         "Drafting without a head: user/heads is a set of Medusa heads, which edgespec does not run on llama.cpp"
