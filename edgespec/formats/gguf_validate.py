@@ -52,7 +52,7 @@ def _check_values(header: Header, tokens: list[str]) -> None:
     """Raise InvalidModelFile for the first value that would abort the process."""
     for name, wrong in (
         ("layer norms", _check_norms(header)),
-        ("rope scaling", _check_rope(header)),
+        ("rotary positions", _check_rope(header)),
         ("experts", _check_experts(header)),
         ("attention", _check_attention(header)),
         ("vocabulary", _check_vocabulary(header, tokens)),
@@ -74,7 +74,9 @@ def _check_norms(header: Header) -> str | None:
 
 
 def _check_rope(header: Header) -> str | None:
-    kind = _get(header, "rope.scaling.type")
+    kind, rotated = _get(header, "rope.scaling.type"), _get(header, "rope.dimension_count")
+    if type(rotated) is int and rotated % 2:
+        return f"{rotated} numbers of a head are rotated in pairs"
     return f"the type is {kind!a}" if kind is not None and kind not in _ROPE_SCALINGS else None
 
 
