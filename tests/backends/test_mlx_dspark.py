@@ -14,13 +14,14 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Draft
+from edgespec.core.protocols import Budget, Draft
 from edgespec.errors import BackendError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, Pair, is_close, make_folder
-from tests.backends.mlx_pairs import WHOLE, make_tokens, read_spec, tapped_features
-from tests.models import TARGET
+from tests.backends.mlx_pairs import WHOLE, answer, make_tokens, measure, read_spec, tapped_features
+from tests.models import REPOSITORY, TARGET
 
 LAYERS = (1, 3, 6)
+FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "dspark-python-6m"
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,13 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
         check(InvalidModelFile, "lacks its Markov head", tensors={f"markov_head.markov_w{name}.weight": None})
         wrong = {f"markov_head.markov_w{name}.weight": mx.zeros((4000, 8))}
         check(InvalidModelFile, rf"markov_{name} has the shape \(4000, 8\), not \(4096, 8\)", tensors=wrong)
+
+
+def test_a_trained_head_is_accepted(target: MlxModel) -> None:
+    """Less of it where the first row is not read, or where the layers are those behind; the text stays the same."""
+    plain, budget = answer(target, None), Budget(8, 8)
+    rate = measure(target, target.attach_head(read_spec(FOLDER), FOLDER), plain, budget)
+    assert rate > 0.3
+    for changes in ({"predicts_at_root": False}, {"layers": (2, 4, 6)}):
+        wrong = target.attach_head(read_spec(FOLDER, **changes), FOLDER)
+        assert measure(target, wrong, plain, budget) < rate - 0.03, changes
