@@ -1,4 +1,4 @@
-"""Trained Medusa heads on MLX: what is accepted, and that wrong readings of them cost acceptance alone."""
+"""Trained Medusa and Hydra++ heads on MLX: what is accepted, and that wrong readings of them cost acceptance alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.backends.medusa_heads import rewrite
 from tests.backends.mlx_pairs import Answers, LateFeatures, answer
 from tests.models import REPOSITORY, TARGET
 
+SIZE = 256  # of the target
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 
 
@@ -38,7 +39,7 @@ def plain(target: MlxModel) -> Answers:
     return answer(target, None)
 
 
-@pytest.fixture(scope="module", params=["medusa"])
+@pytest.fixture(scope="module", params=["medusa", "hydra"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -97,11 +98,19 @@ def read_before_the_norm(head: MlxHead) -> None:
     network.layers = (6,)
 
 
-@pytest.mark.parametrize("misread", [read_late, read_before_the_norm])
-def test_another_state_is_accepted_less(
-    target: MlxModel, folder: Path, plain: Answers, chain: Answers, misread: Callable[[MlxHead], None]
-) -> None:
-    check_worse(target, folder, plain, chain, misread)
+def skip_the_prefix(head: MlxHead) -> None:
+    network: Any = head._network
+    network._prefix = None
+
+
+def test_the_state_of_another_position(target: MlxModel, folder: Path, plain: Answers, chain: Answers) -> None:
+    check_worse(target, folder, plain, chain, read_late)
+
+
+def test_medusa_heads_before_the_norm(target: MlxModel, plain: Answers) -> None:
+    """Hydra++ norms its input itself."""
+    folder = HEADS / "medusa-python-6m"
+    check_worse(target, folder, plain, answer(target, attach(target, folder)), read_before_the_norm)
 
 
 def test_medusa_heads_in_another_order(target: MlxModel, plain: Answers, tmp_path: Path) -> None:
@@ -110,6 +119,19 @@ def test_medusa_heads_in_another_order(target: MlxModel, plain: Answers, tmp_pat
     names = {f"{i}.0.linear.{part}": f"{2 - i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")}
     turned = rewrite(folder, tmp_path / "head", {name: arrays[other] for name, other in names.items()})
     check_worse(target, turned, plain, answer(target, attach(target, folder)))
+
+
+def test_hydra_heads_without_their_prefix_layer(target: MlxModel, plain: Answers) -> None:
+    folder = HEADS / "hydra-python-6m"
+    check_worse(target, folder, plain, answer(target, attach(target, folder)), skip_the_prefix)
+
+
+def test_hydra_heads_that_read_the_embedding_first(target: MlxModel, plain: Answers, tmp_path: Path) -> None:
+    folder = HEADS / "hydra-python-6m"
+    arrays = load_file(folder / "model.safetensors")
+    matrices = {name: array for name, array in arrays.items() if name.startswith("hydra_mlp") and array.ndim == 2}
+    rolled = {name: np.roll(array, SIZE, axis=1) for name, array in matrices.items()}
+    check_worse(target, rewrite(folder, tmp_path / "head", rolled), plain, answer(target, attach(target, folder)))
 
 
 def check_worse(
