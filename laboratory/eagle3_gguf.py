@@ -1,8 +1,9 @@
 """Convert an EAGLE-3 head in a folder (config.json, safetensors) to the GGUF file that llama.cpp reads.
 
-    uv run python -m laboratory.eagle3_gguf FOLDER TARGET.gguf HEAD.gguf
+    uv run python -m laboratory.eagle3_gguf FOLDER TARGET.gguf HEAD.gguf [--type Q8_0]
 
-The vocabulary is copied from the target's file. Matrices are stored in F16, norms in F32.
+The vocabulary is copied from the target's file. Matrices are stored in F16 or Q8_0, norms in F32. For a target that
+laboratory.cost_faithful has made wider than the head's own, the head is made as wide: it computes the same function.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from safetensors.numpy import load_file
 from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
 from edgespec.formats.heads import usual_layers
+from laboratory.embedding.eagle3 import widen_head
+from laboratory.embedding.shapes import Shape
 
 _GGUF_NAMES = {
     "fc": "fc",
@@ -38,7 +41,7 @@ _GGUF_NAMES = {
 }
 
 
-def convert(folder: Path, target: Path, destination: Path) -> None:
+def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -> None:
     """Raises InvalidModelFile for a folder without such a head, ValueError for one that llama.cpp cannot run."""
     config = json.loads((folder / "config.json").read_text())
     weights = {name: array for file in sorted(folder.glob("*.safetensors")) for name, array in load_file(file).items()}
@@ -50,19 +53,22 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
     writer = gguf.GGUFWriter(destination, "eagle3")
     n_heads, n_kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     width = config.get("head_dim") or spec.size // n_heads
-    _write_shape(writer, config, spec.size, n_heads, n_kv, width)
+    small = Shape(spec.size, 1, n_heads, n_kv, config["intermediate_size"], width)
+    large = _read_target(source, small)
+    _write_shape(writer, config, small, large)
     layers = spec.layers or usual_layers(source.fields[f"{_architecture(source)}.block_count"].contents())
     writer.add_array("eagle3.target_layers", list(layers))
-    writer.add_uint32("eagle3.target_hidden_size", spec.hidden_size)
+    writer.add_uint32("eagle3.target_hidden_size", large.width if large != small else spec.hidden_size)
     writer.add_bool("eagle3.norm_before_residual", spec.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", spec.norm_before_fc == "all")
     vocab_size = copy_vocabulary(source, writer)
-    for neutral, name in _GGUF_NAMES.items():
-        if neutral in names:
-            array = weights[names[neutral]].astype(np.float32)
-            if neutral in ("q", "k"):
-                array = _interleave(array, n_heads if neutral == "q" else n_kv)
-            writer.add_tensor(f"{name}.weight", array.astype(np.float16) if array.ndim == 2 else array)
+    tensors = {neutral: weights[names[neutral]].astype(np.float32) for neutral in _GGUF_NAMES if neutral in names}
+    for neutral, n in (("q", n_heads), ("k", n_kv)):
+        tensors[neutral] = _interleave(tensors[neutral], n)
+    for neutral, array in (widen_head(tensors, small, large) if large != small else tensors).items():
+        kind = gguf.GGMLQuantizationType[quant if array.ndim == 2 else "F32"]
+        name = f"{_GGUF_NAMES[neutral]}.weight"
+        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     if "d2t" in names:
         ids, _ = read_draft_ids(weights[names["d2t"]], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
@@ -72,20 +78,30 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
     writer.close()
 
 
-def _write_shape(
-    writer: gguf.GGUFWriter, config: dict[str, int], size: int, n_heads: int, n_kv: int, width: int
-) -> None:
+def _read_target(source: gguf.GGUFReader, small: Shape) -> Shape:
+    """The head's shape in the target's width; `small` where that is the head's own."""
+
+    def read(key: str) -> int:
+        return int(source.fields[f"{_architecture(source)}.{key}"].contents())
+
+    if read("embedding_length") <= small.width:
+        return small
+    heads = read("attention.head_count"), read("attention.head_count_kv")
+    return Shape(read("embedding_length"), 1, *heads, read("feed_forward_length"), small.head)
+
+
+def _write_shape(writer: gguf.GGUFWriter, config: dict[str, int], small: Shape, large: Shape) -> None:
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(size)
+    writer.add_embedding_length(large.width)
     writer.add_block_count(1)
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(n_heads)
-    writer.add_head_count_kv(n_kv)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
+    writer.add_feed_forward_length(large.ffn)
+    writer.add_head_count(large.heads)
+    writer.add_head_count_kv(large.kv_heads)
+    writer.add_key_length(large.head)
+    writer.add_value_length(large.head)
+    writer.add_rope_dimension_count(large.head)
     writer.add_rope_freq_base(float(config.get("rope_theta", 10000.0)))
-    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
+    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]) * small.width / large.width)
 
 
 def _architecture(source: gguf.GGUFReader) -> str:
@@ -114,9 +130,10 @@ def _interleave(array: np.ndarray, n_heads: int) -> np.ndarray:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-def main(folder: Path, target: Path, destination: Path) -> None:
+@click.option("--type", "quant", type=click.Choice(["F16", "Q8_0"]), default="F16", show_default=True)
+def main(folder: Path, target: Path, destination: Path, quant: str) -> None:
     """Convert the head in FOLDER for the model TARGET; prints the size of the file as JSON."""
-    convert(folder, target, destination)
+    convert(folder, target, destination, quant)
     click.echo(json.dumps({"benchmark": "eagle3_gguf", "bytes": destination.stat().st_size}))
 
 

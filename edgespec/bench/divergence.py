@@ -11,7 +11,8 @@ from edgespec.core.arrays import Logits
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Capabilities, Draft, Session
 
-_BURST = 4  # tokens of a step: the root and three accepted
+_BURSTS = (1, 4)  # tokens of a step: the root, and as many accepted ones as follow
+_DECODED = 24  # tokens before the position that are decoded in steps; those before them are read as a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Divergence:
     """The first position (of the outputs, from 0) where they differ.
 
     gap    difference of the two tokens' logits in a forward of one row
-    noise  largest change of a logit at this position if the tokens before it are decoded in bursts
+    noise  largest change of a logit at this position by how the tokens before it are decoded: one by one, in bursts,
+           or as a prompt
     """
 
     position: int
@@ -39,8 +41,9 @@ def first_divergence(
     for i, (a, b) in enumerate(zip(plain, other, strict=False)):
         if a != b:
             history = [*prompt, *plain[:i]]
-            alone, in_bursts = _score_alone(session, history), _score_in_bursts(session, history)
-            return Divergence(i, abs(float(alone[a] - alone[b])), float(np.abs(alone - in_bursts).max()))
+            alone = _score_alone(session, history)
+            ways = np.stack([alone, *(_score_in_bursts(session, history, n) for n in _BURSTS)])
+            return Divergence(i, abs(float(alone[a] - alone[b])), float((ways.max(axis=0) - ways.min(axis=0)).max()))
     return None
 
 
@@ -54,16 +57,17 @@ def _score_alone(session: Session, history: Sequence[int]) -> Logits:
     return z
 
 
-def _score_in_bursts(session: Session, history: Sequence[int]) -> Logits:
+def _score_in_bursts(session: Session, history: Sequence[int], burst: int) -> Logits:
     """[V] logits after `history`, whose last tokens are accepted in bursts, in a tree after a rejected branch."""
-    n_bursts = min(6, (len(history) - 1) // _BURST)
-    start = len(history) - 1 - n_bursts * _BURST
+    n_bursts = min(_DECODED, len(history) - 1) // burst
+    start = len(history) - 1 - n_bursts * burst
     session.rewind(0)
     read_prompt(session, history[: max(start, 1)])
-    for i in range(session.position, len(history) - 1 - _BURST + 1, _BURST):
-        root, *rest = history[i : i + _BURST]
-        session.forward(root, _with_rejected_branch(rest, session.capabilities))
-        session.commit(range(len(rest)) if not session.capabilities.tree else range(2, 2 + len(rest)))
+    for i in range(session.position, len(history) - burst, burst):
+        root, *rest = history[i : i + burst]
+        has_branch = session.capabilities.tree and bool(rest)
+        session.forward(root, _with_rejected_branch(rest, session.capabilities) if has_branch else Draft.chain(rest))
+        session.commit(range(2, 2 + len(rest)) if has_branch else range(len(rest)))
     missing = history[session.position :]
     scores = session.forward(missing[0], Draft.chain(missing[1:]))
     z = scores.logits(len(missing) - 1).copy()
@@ -72,9 +76,7 @@ def _score_in_bursts(session: Session, history: Sequence[int]) -> Logits:
 
 
 def _with_rejected_branch(tokens: Sequence[int], capabilities: Capabilities) -> Draft:
-    """`tokens` as a chain; if the session supports trees, after another branch of two nodes."""
-    if not capabilities.tree:
-        return Draft.chain(tokens)
+    """`tokens` as a chain, after another branch of two nodes."""
     other = (tokens[0] + 1) % capabilities.vocab_size
     parents = [-1, 0, -1, *range(2, 1 + len(tokens))]
     return Draft(np.array([other, other, *tokens], np.int32), np.array(parents, np.int32))

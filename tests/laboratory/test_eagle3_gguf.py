@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import DraftRefused
+from edgespec.formats.head_file import read_head
+from edgespec.planner.head_probe import HeadProbe
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.load import LoadedModel, Loader
+from laboratory.cost_faithful import build
 from laboratory.eagle3_gguf import convert
+from laboratory.embedding.shapes import SHAPES, Size
 from tests.backends.eagle3_heads import make_head
 from tests.models import REPOSITORY, TARGET
 from tests.reporter import Heard
@@ -57,6 +62,27 @@ def generate(engine: Engine, temperature: float = 0.0) -> tuple[list[tuple[int, 
             elif isinstance(event, Finished):
                 texts.append(event.tokens)
     return texts, drafted, accepted
+
+
+def agree(target: Path, head: Path) -> tuple[float, float]:
+    """Shares of positions of a text at which the head's first and second choice is the target's."""
+    model = load_llama(target, LoadOptions(threads=1, context_size=256))
+    spec = read_head(head)
+    assert spec is not None
+    found = HeadProbe(model, head, "llamacpp", lambda: None, n_tokens=160).run(spec)
+    model.close()
+    assert not found.is_corrected
+    return found.chosen.agreement
+
+
+def test_a_head_is_widened_with_its_target(head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes the same function at the cost of the larger shape."""
+    monkeypatch.setitem(SHAPES, "wide", Size(width=512, layers=7, kv_width=256, ffn=1024))
+    build(TARGET, tmp_path / "wide.gguf", "wide", "F16")
+    convert(TRAINED, tmp_path / "wide.gguf", tmp_path / "head.gguf", "Q8_0")
+    spec = read_head(tmp_path / "head.gguf")
+    assert spec is not None and (spec.hidden_size, spec.size, spec.layers) == (512, 512, (1, 3, 5))
+    assert agree(tmp_path / "wide.gguf", tmp_path / "head.gguf") == pytest.approx(agree(TARGET, head), abs=0.05)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
