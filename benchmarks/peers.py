@@ -3,10 +3,11 @@
     uv run python -m benchmarks.peers --target T.gguf --draft D.gguf [--llama-server PATH] [--tokens 96] [--repeats 3]
 
 For GGUF files the peer is llama.cpp's `llama-server`: one process for each draft mode that its --help lists, with its
-own default draft lengths. For MLX folders it is mlx_lm. All get the same token ids (the first turn of a prompt, without
-a template), threads and context. edgespec is an engine process, as the chat and the server run it, and measures its
-settings and costs on load. After a warm-up on another text the arms of a prompt take turns, in reverse order on every
-second repeat. The autopilot and ngram-mod learn from one generation to the next, so repeats are not cold.
+own default draft lengths. The draft is a model or a trained head. For MLX folders the peer is mlx_lm. All get the same
+token ids (the first turn of a prompt, without a template), threads and context. edgespec is an engine process, as the
+chat and the server run it, and measures its settings and costs on load. After a warm-up on another text the arms of a
+prompt take turns, in reverse order on every second repeat. The autopilot and ngram-mod learn from one generation to the
+next, so repeats are not cold.
 
 Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; "own"
 is the program's own figure. "x plain" is the geometric mean, over prompts and repeats, of the ratio to edgespec's plain
@@ -40,6 +41,7 @@ from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.formats.head_file import read_head
 
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("
 MEMORY_MARGIN = 1.2  # over the size of the weights that a server repacks
@@ -110,7 +112,7 @@ def main(
             peers += [arm for arm in mlx_arms(target, draft, stop) if is_wanted(arm.name, only)]
         if not peers:
             raise click.ClickException("no peer works; the lines above say why.")
-        names = ("ngram", "model") if draft else ("ngram",)
+        names = ("ngram", *([find_kind(draft)] if draft else []))
         arms: list[Arm] = [
             Edgespec("edgespec plain", client, Speculation()),
             Edgespec("edgespec autopilot", client, Speculation(names)),
@@ -137,6 +139,12 @@ def main(
     print_result("peers", result, *(path for path in (target, draft) if path))
 
 
+def find_kind(draft: Path) -> str:
+    """The drafter that `draft` is loaded for: 'model', or the kind of a trained head."""
+    head = read_head(draft)
+    return "model" if head is None else head.kind
+
+
 def is_wanted(name: str, only: Sequence[str]) -> bool:
     """A program's plain arm always is, because the others are compared with it."""
     return not only or name.endswith(" plain") or any(fnmatch.fnmatch(name, f"*{pattern}") for pattern in only)
@@ -149,7 +157,8 @@ def start_servers(
     help_text = read_help(binary)
     logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     started = []
-    for mode, options in list_draft_modes(help_text, draft is not None).items():
+    kind = find_kind(draft).replace("model", "simple") if draft else None
+    for mode, options in list_draft_modes(help_text, kind).items():
         if not is_wanted(f"llama-server {mode}", only):
             continue
         needed = target.stat().st_size + (draft.stat().st_size if draft else 0)

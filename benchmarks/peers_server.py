@@ -32,18 +32,21 @@ def read_version(binary: str) -> str:
     return "; ".join(line for line in (done.stdout + done.stderr).splitlines() if re.match("version|built", line))
 
 
-def list_draft_modes(help_text: str, draft: bool) -> dict[str, list[str]]:
-    """Mode -> command-line options, of every mode in this build that needs no head trained for the target."""
+def list_draft_modes(help_text: str, kind: str | None) -> dict[str, list[str]]:
+    """Mode -> command-line options, of every mode in this build; `kind` of draft: 'simple' for a model, or a head's.
+
+    Without a draft, and with one of a kind that this build does not have, only the modes that need none.
+    """
     listed = re.search(r"^ *--spec-type +\[?([\w,|-]+)", help_text, re.MULTILINE)
     types = re.split("[,|]", listed[1]) if listed else []
     ngrams = [name for name in types if name.startswith("ngram")]
-    simple = ["--spec-type", "draft-simple"] if "draft-simple" in types else []
+    drafts = ["--spec-type", f"draft-{kind}"] if f"draft-{kind}" in types else []
     modes: dict[str, list[str]] = {"plain": []}
-    if draft and "--model-draft" in help_text:
-        modes["draft"] = simple
+    if kind and "--model-draft" in help_text and (drafts or kind == "simple"):
+        modes["draft"] = drafts
     modes |= {name: ["--spec-type", name] for name in ngrams}
-    if "draft" in modes and simple:
-        modes |= {f"draft + {name}": ["--spec-type", f"draft-simple,{name}"] for name in ngrams if name in WITH_DRAFT}
+    if "draft" in modes and drafts:
+        modes |= {f"draft + {name}": [drafts[0], f"{drafts[1]},{name}"] for name in ngrams if name in WITH_DRAFT}
     return modes
 
 

@@ -39,7 +39,7 @@ def read(*lines: bytes) -> Generation:
 
 
 def test_every_draft_mode_without_a_trained_head() -> None:
-    assert list_draft_modes(HELP, draft=True) == {
+    assert list_draft_modes(HELP, kind="simple") == {
         "plain": [],
         "draft": ["--spec-type", "draft-simple"],
         "ngram-simple": ["--spec-type", "ngram-simple"],
@@ -48,13 +48,20 @@ def test_every_draft_mode_without_a_trained_head() -> None:
         "draft + ngram-simple": ["--spec-type", "draft-simple,ngram-simple"],
         "draft + ngram-mod": ["--spec-type", "draft-simple,ngram-mod"],
     }
-    assert list(list_draft_modes(HELP, draft=False)) == ["plain", "ngram-simple", "ngram-map-k", "ngram-mod"]
+    assert list(list_draft_modes(HELP, kind=None)) == ["plain", "ngram-simple", "ngram-map-k", "ngram-mod"]
+
+
+def test_draft_modes_with_a_trained_head() -> None:
+    modes = list_draft_modes(HELP, kind="eagle3")
+    assert modes["draft"] == ["--spec-type", "draft-eagle3"]
+    assert modes["draft + ngram-mod"] == ["--spec-type", "draft-eagle3,ngram-mod"]
+    assert "draft" not in list_draft_modes(HELP, kind="medusa")
 
 
 def test_draft_modes_of_other_builds() -> None:
-    assert list_draft_modes("-md,   --model-draft FNAME   draft model", draft=True) == {"plain": [], "draft": []}
-    assert list_draft_modes("usage: llama-server", draft=True) == {"plain": []}
-    assert list(list_draft_modes("--spec-type [none|ngram-cache|ngram-mod]", draft=False))[1:] == [
+    assert list_draft_modes("-md,   --model-draft FNAME   draft model", kind="simple") == {"plain": [], "draft": []}
+    assert list_draft_modes("usage: llama-server", kind="simple") == {"plain": []}
+    assert list(list_draft_modes("--spec-type [none|ngram-cache|ngram-mod]", kind=None))[1:] == [
         "ngram-cache",
         "ngram-mod",
     ]
