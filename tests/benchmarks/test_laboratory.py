@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.formats.head_file import read_head
 from tests.benchmarks.conftest import Program
 from tests.models import DRAFT, REPOSITORY, TARGET
+
+HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +35,26 @@ def test_cost_faithful(program: Program, tmp_path: Path) -> None:
     assert result["quantized"]["faults"] == 0 and result["exact"]["equal"] > result["exact"]["tokens"] / 2
 
 
-def test_eagle3_gguf(program: Program, tmp_path: Path) -> None:
-    folder, out = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m", tmp_path / "head.gguf"
-    assert program("laboratory.eagle3_gguf", folder, TARGET, out)["bytes"] == out.stat().st_size
+def check_head(result: dict[str, Any], out: Path, kind: str, layers: tuple[int, ...], draft_vocab_size: int) -> None:
+    assert result["bytes"] == out.stat().st_size
     head = read_head(out)
-    assert head is not None and (head.kind, head.layers, head.draft_vocab_size) == ("eagle3", (1, 3, 5), 2048)
+    assert head is not None and (head.kind, head.layers, head.draft_vocab_size) == (kind, layers, draft_vocab_size)
+
+
+def test_eagle3_gguf(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "head.gguf"
+    check_head(
+        program("laboratory.eagle3_gguf", HEADS / "eagle3-python-6m", TARGET, out), out, "eagle3", (1, 3, 5), 2048
+    )
+
+
+def test_dflash_gguf(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "head.gguf"
+    check_head(
+        program("laboratory.dflash_gguf", HEADS / "dflash-python-6m", TARGET, out), out, "dflash", (1, 3, 5), 4096
+    )
+
+
+def test_mtp_gguf(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    check_head(program("laboratory.mtp_gguf", HEADS / "mtp-python-6m", TARGET, out), out, "mtp", (), 4096)

@@ -251,7 +251,7 @@ def test_quitting_during_a_race_and_behind_a_screen() -> None:
         chat.app.chat.max_tokens = 50_000
         await chat.send("/race")
         await chat.until(lambda: isinstance(chat.app.screen, Race))
-        await chat.until(lambda: chat.app.screen.query(".lane-header").first().render().plain.count("tok/s"))
+        await chat.until(lambda: chat.app.screen.query(".lane-header").last().render().plain.count("tok/s"))
         await chat.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
 
