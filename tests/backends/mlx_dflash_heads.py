@@ -11,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.mlx.model import MlxModel
-from tests.backends import mlx_pairs
 
 HEADS, KV_HEADS, HEAD_DIM, FFN, RANK, EPS, ROPE_BASE = 4, 2, 32, 96, 8, 1e-5, 10000.0
 
@@ -76,16 +75,6 @@ def make_folder(
     }
     (path / "config.json").write_text(json.dumps(settings))
     return path
-
-
-class Pair(mlx_pairs.Pair):
-    """With a head's session of any kind."""
-
-    draft: Any
-
-
-def is_close(a: Any, b: Any) -> bool:
-    return mlx_pairs.is_close(np.asarray(a), np.asarray(b))
 
 
 def normed(x: Any, weight: Any) -> Any:

@@ -1,15 +1,16 @@
-"""Heads on MLX that read pairs, beside a session of their target: in step with it, and how much of them is accepted."""
+"""Heads on MLX beside a session of their target: in step with it, and how much of them is accepted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
@@ -17,18 +18,20 @@ from edgespec.backends.mlx.pair_session import PairSession
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import BlockSession, Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, CheckCancelled, Draft, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotResources, drafter_specs
+from edgespec.errors import Cancelled
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
+from tests.backends import head_sessions
+from tests.backends.head_sessions import WHOLE, Cancellation, Pair, check_fresh
 from tests.contract.runtimes import prefill
 
-WHOLE = 10**6  # a window that no text fills
 CHAIN = Budget(3, 3)
 PROMPTS = (
     "def read_lines(path):\n",
@@ -43,45 +46,64 @@ def make_tokens(n: int, seed: int = 0) -> list[int]:
     return found
 
 
-class Pair:
-    """A target's session and a head's, which follow a text whose last token the target does not hold."""
-
-    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
-        self.session: MlxSession = target.open_session()
-        self.draft: PairSession = head.open_session(self.session, lambda: None)
-        self.restart(text)
-
-    def restart(self, text: list[int]) -> None:
-        self.text = list(text)
-        prefill(self.session, self.text[:-1])
-        self.draft.begin(self.text)
-
-    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
-        """The target accepts `path`, and emits `root` after it."""
-        self.session.forward(self.text[-1], draft)
-        self.session.commit(path)
-        self.text += [*draft.tokens[list(path)].tolist(), root]
-
-    def read(self, window: int = WHOLE) -> Logits:
-        logits = self.draft.read(self.text, window)
-        assert logits is not None
-        return logits
+def is_close(a: Any, b: Any) -> bool:
+    return head_sessions.is_close(a, b, Pair.tolerance)
 
 
-def is_close(a: Logits, b: Logits) -> bool:
-    known = np.isfinite(b)
-    return bool((np.isfinite(a) == known).all() and np.abs(a[known] - b[known]).max() < 5e-3)
+def check_rounds(pair: Pair, counts: Sequence[int], propose: Callable[[], Sequence[int]], behind: int) -> None:
+    """After each round it drafts as a fresh session. `behind` tokens are unread where none is accepted."""
+    for n_accepted in counts:
+        pair.verify_chain(propose(), n_accepted, 11 + n_accepted)
+        assert pair.draft.unread(pair.text) == n_accepted + behind
+        check_fresh(pair)
+    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
+    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
+        pair.verify(tree, path, 20)
+    assert pair.draft.unread(pair.text) == 5 + behind
+    check_fresh(pair)
+    assert pair.draft.unread(pair.text) == 1, "the last one runs again"
+    check_fresh(pair)  # the same text again
 
 
-def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
-    """The head says what it would beside a fresh session, and so does its next step."""
-    other = Pair(target, head, pair.text)
-    assert is_close(pair.read(), other.read())
-    for token in (50, 7):
-        a, b = pair.draft.step(token), other.draft.step(token)
-        assert a is not None
-        assert b is not None
-        assert is_close(a, b)
+def follow_another_text(target: MlxModel, head: MlxHead, shared: int) -> Pair:
+    """A pair that has drafted, and whose new text begins with the first `shared` tokens of the last one."""
+    text = make_tokens(30)
+    pair = Pair(target, head, text)
+    pair.say()
+    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    return pair
+
+
+def check_window(target: MlxModel, head: MlxHead) -> None:
+    """A window reads the end of the text alone."""
+    text = make_tokens(60)
+    pair, short = Pair(target, head, text), Pair(target, head, text)
+
+    def first(each: Pair, window: int = WHOLE) -> np.ndarray:
+        """[1, V] of a head that steps, all rows of a block."""
+        return each.block(window) if isinstance(each.draft, BlockSession) else each.read(window)[None]
+
+    whole = first(pair)
+    assert not is_close(first(short, 10), whole)
+    assert short.draft.unread(text) == 1
+    assert is_close(first(short), first(Pair(target, head, text), 10))
+    short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
+    found = first(short)
+    np.testing.assert_array_equal(np.isneginf(found[0]), np.isneginf(whole[0]))
+    assert not np.isnan(found).any()
+    pair.verify_chain([4], 1, 9)
+    check_fresh(pair)
+
+
+def cancel_a_read(target: MlxModel, head: MlxHead, behind: int) -> Pair:
+    """A pair whose read was cancelled after some of its chunks. `behind` as in `check_rounds`."""
+    check = Cancellation()
+    pair = Pair(target, head, make_tokens(40), check)
+    check.left = 3
+    with pytest.raises(Cancelled):
+        pair.say()
+    assert behind - 1 < pair.draft.unread(pair.text) < 38 + behind
+    return pair
 
 
 def tapped_features(target: MlxModel, spec: HeadSpec, text: list[int]) -> Any:
@@ -104,9 +126,8 @@ def check_forward(target: MlxModel, head: MlxHead, reference: Reference, spec: H
     pair = Pair(target, head, make_tokens(20))
     features = tapped_features(target, spec, pair.text)
     assert is_close(pair.read(), reference.logits(features, pair.text[1:], []))
-    pair.draft.step(9)
-    found = pair.draft.step(30)
-    assert found is not None
+    pair.step(9)
+    found = pair.step(30)
     assert is_close(found, reference.logits(features, pair.text[1:], [9, 30]))
     assert not is_close(pair.read(), found), "nothing was tested"
 
@@ -115,6 +136,11 @@ def read_spec(folder: Path, **changes: Any) -> HeadSpec:
     spec = read_head(folder)
     assert spec is not None
     return replace(spec, **changes)
+
+
+def attach(target: MlxModel, folder: Path, **changes: Any) -> MlxHead:
+    """The head in a folder, with some of its description changed."""
+    return target.attach_head(read_spec(folder, **changes), folder)
 
 
 @dataclass
@@ -186,6 +212,14 @@ def measure(target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CH
     found = answer(target, head, budget=budget)
     assert found.texts == plain.texts
     return found.rate
+
+
+def check_trees(target: MlxModel, head: MlxHead, plain: Answers) -> None:
+    """Trees accept more than chains. Answers are those of plain decoding, drawn ones too."""
+    tree = answer(target, head, budget=Budget(3, 8))
+    assert tree.texts == plain.texts
+    assert tree.tokens_per_round > answer(target, head).tokens_per_round
+    assert answer(target, head, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
 
 
 def open_drafter(head: MlxHead, session: MlxSession) -> Drafter:

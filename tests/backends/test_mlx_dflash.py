@@ -14,11 +14,23 @@ from edgespec.backends.mlx import dflash
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
-from edgespec.errors import BackendError, Cancelled, InvalidModelFile
-from tests.backends.mlx_dflash_heads import NumpyHead, Pair, is_close, make_folder
-from tests.backends.mlx_pairs import WHOLE, make_tokens, read_spec, tapped_features
+from edgespec.errors import BackendError, InvalidModelFile
+from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
+from tests.backends.mlx_pairs import (
+    WHOLE,
+    Pair,
+    attach,
+    cancel_a_read,
+    check_fresh,
+    check_rounds,
+    check_window,
+    follow_another_text,
+    is_close,
+    make_tokens,
+    read_spec,
+    tapped_features,
+)
 from tests.models import TARGET
 
 LAYERS = (1, 3, 6)
@@ -36,19 +48,7 @@ def make(path: Path, target: MlxModel, **settings: Any) -> Path:
 @pytest.fixture(scope="module")
 def head(target: MlxModel, tmp_path_factory: pytest.TempPathFactory) -> MlxHead:
     folder = make(tmp_path_factory.mktemp("dflash") / "head", target)
-    return target.attach_head(read_spec(folder), folder)
-
-
-def block(pair: Pair, window: int = WHOLE, n: int = 9) -> list[Logits]:
-    rows = pair.draft.block(pair.text, window, n)
-    assert rows is not None
-    found: list[Logits] = rows
-    return found
-
-
-def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
-    """The head says what it would beside a fresh session."""
-    assert is_close(block(pair), block(Pair(target, head, pair.text)))
+    return attach(target, folder)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_the_forward_pass_is_that_of_numpy(
     target: MlxModel, config: dict[str, Any], windows: tuple[int | None, ...], is_causal: bool, tmp_path: Path
 ) -> None:
     folder = make(tmp_path / "head", target, config=config)
-    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    pair = Pair(target, attach(target, folder), make_tokens(20))
     reference = NumpyHead(folder, target, windows, is_causal)
     features = tapped_features(target, read_spec(folder), pair.text)
-    rows = block(pair)
+    rows = pair.block()
     assert len(rows) == 5, "the first row of a block predicts nothing"
     expected = reference.scores(reference.output(features, pair.text[-1]))
     assert is_close(rows, expected[1:])
@@ -86,10 +86,10 @@ def test_the_forward_pass_is_that_of_numpy(
 def test_a_window_over_all_layers(target: MlxModel, tmp_path: Path) -> None:
     table = {"mask_token_id": 3, "target_layer_ids": [0, 2, 5], "use_swa": True, "swa_window_size": 8}
     folder = make(tmp_path / "head", target, config={"dflash_config": table})
-    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    pair = Pair(target, attach(target, folder), make_tokens(20))
     features = tapped_features(target, read_spec(folder), pair.text)
     reference = NumpyHead(folder, target, (8, 8))
-    assert is_close(block(pair), reference.scores(reference.output(features, pair.text[-1]))[1:])
+    assert is_close(pair.block(), reference.scores(reference.output(features, pair.text[-1]))[1:])
 
 
 def test_a_reduced_vocabulary(target: MlxModel, tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_a_reduced_vocabulary(target: MlxModel, tmp_path: Path) -> None:
     rows = np.random.default_rng(6).standard_normal((300, 256)).astype(np.float32) / 16
     tensors = {"d2t": mx.array(ids - np.arange(300)), "lm_head.weight": mx.array(rows)}
     folder = make(tmp_path / "head", target, tensors=tensors)
-    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    pair = Pair(target, attach(target, folder), make_tokens(20))
     reference = NumpyHead(folder, target)
     expected = np.full((5, 4096), -np.inf)
     output = reference.output(tapped_features(target, read_spec(folder), pair.text), pair.text[-1])
     expected[:, ids] = reference.scores(output)[1:]
-    assert is_close(block(pair), expected)
+    assert is_close(pair.block(), expected)
 
 
 def test_quantized_matrices(target: MlxModel, tmp_path: Path) -> None:
@@ -116,65 +116,43 @@ def test_quantized_matrices(target: MlxModel, tmp_path: Path) -> None:
             rounded[name] = mx.dequantize(*parts, group_size=32, bits=8)
             packed |= dict(zip((name, *(name.replace("weight", x) for x in ("scales", "biases"))), parts, strict=True))
     folder = make(tmp_path / "packed", target, tensors=packed)
-    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    pair = Pair(target, attach(target, folder), make_tokens(20))
     reference = NumpyHead(make(tmp_path / "rounded", target, tensors=rounded), target)
     features = tapped_features(target, read_spec(folder), pair.text)
-    assert is_close(block(pair), reference.scores(reference.output(features, pair.text[-1]))[1:])
+    assert is_close(pair.block(), reference.scores(reference.output(features, pair.text[-1]))[1:])
 
 
 def test_fewer_tokens_are_the_first_ones(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(20))
-    rows = block(pair)
+    rows = pair.block()
     assert pair.draft.block_size == len(rows) == 5
-    assert is_close(block(pair, n=2), rows[:2])
+    assert is_close(pair.block(n=2), rows[:2])
 
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
-    for accepted in (0, 1, 5, 3, 0):
-        drafted = [int(row.argmax()) for row in block(pair)]
-        pair.verify(Draft.chain(drafted), range(accepted), 11 + accepted)
-        assert pair.draft.unread(pair.text) == accepted + 2
-        check_fresh(target, head, pair)
-    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
-    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
-        pair.verify(tree, path, 20)
-    assert pair.draft.unread(pair.text) == 7
-    check_fresh(target, head, pair)
-    assert pair.draft.unread(pair.text) == 1, "the root"
-    check_fresh(target, head, pair)  # the same text again
+    check_rounds(pair, (0, 1, 5, 3, 0), lambda: pair.block().argmax(axis=1).tolist(), behind=2)
 
 
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
-    text = make_tokens(30)
-    pair = Pair(target, head, text)
-    block(pair)
-    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    pair = follow_another_text(target, head, shared)
     assert pair.draft.unread(pair.text) == len(pair.text) - shared
-    check_fresh(target, head, pair)
+    check_fresh(pair)
 
 
 def test_a_window_reads_the_end_alone(target: MlxModel, head: MlxHead) -> None:
-    text = make_tokens(60)
-    pair = Pair(target, head, text)
-    whole, short = block(pair), Pair(target, head, text)
-    assert not is_close(block(short, window=10), whole)
-    assert short.draft.unread(text) == 1
-    assert is_close(block(short), block(Pair(target, head, text), window=10))
-    short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
-    assert np.isfinite(block(short)).all()
-    pair.verify(Draft.chain([4]), (0,), 9)
-    check_fresh(target, head, pair)
-    assert is_close(block(Pair(target, head, text), window=1), block(Pair(target, head, text), window=2))
+    check_window(target, head)
+    pair = Pair(target, head, make_tokens(60))
+    assert is_close(pair.block(window=1), pair.fresh().block(window=2))
 
 
 def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
     assert pair.draft.block([5], WHOLE, 3) is None
-    check_fresh(target, head, pair)
+    check_fresh(pair)
     pair.restart(make_tokens(256))
-    check_fresh(target, head, pair)
+    check_fresh(pair)
     assert pair.draft.block([*pair.text, 4], WHOLE, 1) is None
     pair.session.rewind(100)
     with pytest.raises(BackendError, match="no hidden states"):
@@ -183,19 +161,7 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dflash, "_CHUNK", 8)
-    left = [3]
-
-    def check() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise Cancelled
-
-    pair = Pair(target, head, make_tokens(40))
-    pair.draft._context._check = check
-    with pytest.raises(Cancelled):
-        block(pair)
-    assert 1 < pair.draft.unread(pair.text) < 40
-    check_fresh(target, head, pair)
+    check_fresh(cancel_a_read(target, head, behind=2))
 
 
 def test_a_failed_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +174,8 @@ def test_a_failed_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(network._layers[1], "inject", fail)
         with pytest.raises(BackendError, match="broken on purpose"):
-            block(pair)
-    check_fresh(target, head, pair)
+            pair.block()
+    check_fresh(pair)
 
 
 def test_a_closed_session_leaves_its_target_without_a_tap(target: MlxModel, head: MlxHead) -> None:
@@ -252,4 +218,4 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "describes no layer", {"config": {"num_attention_heads": "4"}})
     folder = make(tmp_path / "deep", target, layers=(1, 3, 9))
     with pytest.raises(Unsupported, match="reads layers 1, 3, 9, and the model has 6"):
-        target.attach_head(read_spec(folder), folder).open_session(target.open_session(), lambda: None)
+        attach(target, folder).open_session(target.open_session(), lambda: None)

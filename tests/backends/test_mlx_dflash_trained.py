@@ -19,7 +19,7 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import AutoVerifier, SampleMatching, TokenRejection
 from edgespec.drafters.sampling import RequestDraw
-from tests.backends.mlx_pairs import PROMPTS, Answers, LateFeatures, answer, measure, open_drafter, read_spec
+from tests.backends.mlx_pairs import PROMPTS, Answers, LateFeatures, answer, attach, measure, open_drafter
 from tests.models import REPOSITORY, TARGET
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "dflash-python-6m"
@@ -38,7 +38,7 @@ def plain(target: MlxModel) -> Answers:
 
 @pytest.fixture(scope="module")
 def head(target: MlxModel) -> MlxHead:
-    return target.attach_head(read_spec(FOLDER), FOLDER)
+    return attach(target, FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_wrong_reading_is_accepted_less(
     target: MlxModel, plain: Answers, rate: float, changes: dict[str, Any]
 ) -> None:
     """And the text does not change, which `measure` checks."""
-    assert measure(target, target.attach_head(read_spec(FOLDER, **changes), FOLDER), plain, BLOCK) < rate - 0.03
+    assert measure(target, attach(target, FOLDER, **changes), plain, BLOCK) < rate - 0.03
 
 
 def test_shifted_features_are_accepted_less(target: MlxModel, head: MlxHead, plain: Answers, rate: float) -> None:

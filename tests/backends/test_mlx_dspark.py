@@ -14,10 +14,22 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Budget, Draft
+from edgespec.core.protocols import Budget
 from edgespec.errors import BackendError, InvalidModelFile
-from tests.backends.mlx_dflash_heads import NumpyHead, Pair, is_close, make_folder
-from tests.backends.mlx_pairs import WHOLE, answer, make_tokens, measure, read_spec, tapped_features
+from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
+from tests.backends.mlx_pairs import (
+    WHOLE,
+    Pair,
+    answer,
+    attach,
+    check_fresh,
+    check_rounds,
+    is_close,
+    make_tokens,
+    measure,
+    read_spec,
+    tapped_features,
+)
 from tests.models import REPOSITORY, TARGET
 
 LAYERS = (1, 3, 6)
@@ -37,20 +49,12 @@ def make(path: Path, target: MlxModel, **settings: Any) -> Path:
 @pytest.fixture(scope="module")
 def head(target: MlxModel, tmp_path_factory: pytest.TempPathFactory) -> MlxHead:
     folder = make(tmp_path_factory.mktemp("dspark") / "head", target)
-    return target.attach_head(read_spec(folder), folder)
+    return attach(target, folder)
 
 
 def follow(pair: Pair, tokens: list[int], window: int = WHOLE) -> list[Logits | None]:
     """What the head says after the text, and after each of `tokens`."""
     return [pair.draft.read(pair.text, window), *map(pair.draft.step, tokens)]
-
-
-def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
-    """The head says what it would beside a fresh session."""
-    tokens = [50, 7, 90]
-    found = follow(pair, tokens)
-    assert pair.draft.text == [*pair.text, *tokens]
-    assert is_close(found, follow(Pair(target, head, pair.text), tokens))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_the_forward_pass_is_that_of_numpy(
     target: MlxModel, config: dict[str, Any], first: int, tmp_path: Path
 ) -> None:
     folder = make(tmp_path / "head", target, config=config)
-    pair = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    pair = Pair(target, attach(target, folder), make_tokens(20))
     features = tapped_features(target, read_spec(folder), pair.text)
     reference = NumpyHead(folder, target)
     scores = reference.scores(reference.output(features, pair.text[-1]))
@@ -86,7 +90,7 @@ def test_a_reduced_vocabulary(target: MlxModel, head: MlxHead, tmp_path: Path) -
     tensors = {"d2t": mx.array(ids - np.arange(300)), "lm_head.weight": rows, "t2d": mx.zeros(4096, mx.bool_)}
     tensors["markov_head.markov_w2.weight"] = weights["markov_head.markov_w2.weight"][mx.array(ids)]
     folder = make(tmp_path / "reduced", target, tensors=tensors)
-    reduced = Pair(target, target.attach_head(read_spec(folder), folder), make_tokens(20))
+    reduced = Pair(target, attach(target, folder), make_tokens(20))
     found, whole = follow(reduced, [50, 7]), follow(Pair(target, head, reduced.text), [50, 7])
     expected = np.full((3, 4096), -np.inf)
     expected[:, ids] = np.asarray(whole)[:, ids]
@@ -95,28 +99,16 @@ def test_a_reduced_vocabulary(target: MlxModel, head: MlxHead, tmp_path: Path) -
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
-    for accepted in (0, 1, 6, 3, 0):
-        found = pair.draft.rollout(pair.text, WHOLE, 6)
-        assert found is not None
-        pair.verify(found[0], range(accepted), 11 + accepted)
-        assert pair.draft.unread(pair.text) == accepted + 2
-        check_fresh(target, head, pair)
-    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
-    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
-        pair.verify(tree, path, 20)
-    check_fresh(target, head, pair)
-    assert pair.draft.unread(pair.text) == 1, "the root"
+    check_rounds(pair, (0, 1, 6, 3, 0), lambda: pair.rollout(6)[0].tokens.tolist(), behind=2)
     pair.restart([*pair.text[:12], 5, 6])
     assert pair.draft.unread(pair.text) == 2
-    check_fresh(target, head, pair)
+    check_fresh(pair)
 
 
 def test_rollouts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
     for n in (1, 4, 6, 20):
-        found = pair.draft.rollout(pair.text, WHOLE, n)
-        assert found is not None
-        chain, scores = found
+        chain, scores = pair.rollout(n)
         rows = np.array(follow(pair, chain.tokens.tolist()[:-1]))
         assert len(rows) == min(n, 6)
         assert chain.tokens.tolist() == rows.argmax(axis=1).tolist()
@@ -127,7 +119,7 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
     assert pair.draft.read([5], WHOLE) is None
     assert pair.draft.rollout([5], WHOLE, 3) is None
-    check_fresh(target, head, pair)
+    check_fresh(pair)
     pair.restart(make_tokens(256))
     assert pair.draft.rollout(pair.text, WHOLE, 8) is not None
     assert pair.draft.rollout([*pair.text, 4], WHOLE, 8) is None
@@ -141,7 +133,7 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     def check(error: type[Exception], message: str, **settings: Any) -> None:
         folder = make(tmp_path / str(len(list(tmp_path.iterdir()))), target, **settings)
         with pytest.raises(error, match=message):
-            target.attach_head(read_spec(folder), folder)
+            attach(target, folder)
 
     check(Unsupported, "markov_head_type = gated", config={"markov_head_type": "gated"})
     for name in ("1", "2"):
@@ -153,8 +145,8 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
 def test_a_trained_head_is_accepted(target: MlxModel) -> None:
     """Less of it where the first row is not read, or where the layers are those behind; the text stays the same."""
     plain, budget = answer(target, None), Budget(8, 8)
-    rate = measure(target, target.attach_head(read_spec(FOLDER), FOLDER), plain, budget)
+    rate = measure(target, attach(target, FOLDER), plain, budget)
     assert rate > 0.3
     for changes in ({"predicts_at_root": False}, {"layers": (2, 4, 6)}):
-        wrong = target.attach_head(read_spec(FOLDER, **changes), FOLDER)
+        wrong = attach(target, FOLDER, **changes)
         assert measure(target, wrong, plain, budget) < rate - 0.03, changes

@@ -16,10 +16,9 @@ from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.mlx_folder import read_json
-from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
+from tests.backends.mlx_pairs import Answers, answer, attach, check_forward, check_trees, measure, open_late, read_spec
 from tests.backends.pair_heads import LLAMA, Look, NumpyHead, make_config, make_tensors, quantize, write_folder
 from tests.formats.head_files import make_pickle, stored, write_torch
 from tests.models import REPOSITORY, TARGET
@@ -95,7 +94,7 @@ def plain(target: MlxModel) -> Answers:
 
 @pytest.fixture(scope="module")
 def trained(target: MlxModel) -> MlxHead:
-    return target.attach_head(read_spec(FOLDER), FOLDER)
+    return attach(target, FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +104,7 @@ def rate(target: MlxModel, trained: MlxHead, plain: Answers) -> float:
 
 def test_a_trained_head_is_accepted(target: MlxModel, trained: MlxHead, plain: Answers, rate: float) -> None:
     assert rate > 0.6
-    tree = answer(target, trained, budget=Budget(3, 8))
-    assert tree.texts == plain.texts
-    assert tree.tokens_per_round > answer(target, trained).tokens_per_round
-    assert answer(target, trained, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
+    check_trees(target, trained, plain)
 
 
 def test_wrong_readings_are_accepted_less(
@@ -116,12 +112,12 @@ def test_wrong_readings_are_accepted_less(
 ) -> None:
     """And the text does not change, which `measure` checks."""
     assert measure(target, MlxHead("eagle", trained._network, open_late, trained.tokenizer), plain) < rate - 0.1
-    before_norm = target.attach_head(read_spec(FOLDER, layers=(6,)), FOLDER)
+    before_norm = attach(target, FOLDER, layers=(6,))
     assert measure(target, before_norm, plain) < rate - 0.1
     tensors = load_file(FOLDER / "model.safetensors")
     swapped = np.ascontiguousarray(np.roll(tensors["fc.weight"], SIZE, axis=1))
     folder = write_head(tmp_path / "swapped", {**tensors, "fc.weight": swapped}, read_json(FOLDER / "config.json"))
-    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < 0.1
+    assert measure(target, attach(target, folder), plain) < 0.1
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
@@ -129,7 +125,7 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
         tensors = {**make_tensors("eagle", SIZE, LLAMA), **changes}
         folder = write_head(tmp_path / str(len(list(tmp_path.iterdir()))), tensors, config)
         with pytest.raises(error, match=message):
-            target.attach_head(read_spec(folder), folder)
+            attach(target, folder)
 
     wide = np.zeros((512, 256), np.float32)
     check(InvalidModelFile, "lacks the tensor layers.0.mlp.up_proj.weight", {"layers.0.mlp.up_proj.weight": None})
@@ -141,4 +137,4 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "not quantized as MLX does by default", {"fc.scales": np.zeros((256, 8), np.uint8)})
     small = write_folder(tmp_path / "small", make_tensors("eagle", 128, LLAMA), make_config("eagle", 128, VOCABULARY))
     with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
-        target.attach_head(read_spec(small), small)
+        attach(target, small)

@@ -15,13 +15,19 @@ from edgespec.backends.mlx import pair_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.hydra import HydraSession
 from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Draft
-from edgespec.errors import Cancelled, EdgespecError, InvalidModelFile
-from edgespec.formats.head_file import read_head
+from edgespec.errors import EdgespecError, InvalidModelFile
 from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
+from tests.backends.mlx_pairs import (
+    Pair,
+    attach,
+    cancel_a_read,
+    check_fresh,
+    check_rounds,
+    follow_another_text,
+    is_close,
+    make_tokens,
+)
 from tests.contract.runtimes import prefill
 from tests.models import TARGET
 
@@ -46,66 +52,11 @@ def plus_folder(tmp_path: Path) -> Path:
     return make_hydra(tmp_path / "plus", size=SIZE, vocab_size=VOCABULARY)
 
 
-def attach(target: MlxModel, folder: Path) -> MlxHead:
-    spec = read_head(folder)
-    assert spec is not None
-    assert spec.kind == "hydra"
-    return target.attach_head(spec, folder)
-
-
 @pytest.fixture(scope="module")
 def head(target: MlxModel, folder: Path) -> MlxHead:
-    return attach(target, folder)
-
-
-def make_tokens(n: int, seed: int = 0) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    found = attach(target, folder)
+    assert found.name == "hydra"
     return found
-
-
-class Pair:
-    """A target's session and the heads', which follow a text whose last token the target does not hold."""
-
-    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
-        self.session: MlxSession = target.open_session()
-        draft = head.open_session(self.session, lambda: None)
-        assert isinstance(draft, HydraSession)
-        self.draft = draft
-        self.restart(text)
-
-    def restart(self, text: list[int]) -> None:
-        self.text = list(text)
-        prefill(self.session, self.text[:-1])
-        self.draft.begin(self.text)
-
-    def verify(self, draft: Draft, path: tuple[int, ...], root: int) -> None:
-        """The target accepts `path`, and emits `root` after it."""
-        self.session.forward(self.text[-1], draft)
-        self.session.commit(path)
-        self.text += [*draft.tokens[list(path)].tolist(), root]
-
-    def read(self, window: int = WHOLE) -> Logits:
-        logits = self.draft.read(self.text, window)
-        assert logits is not None
-        return logits
-
-    def step(self, token: int) -> Logits:
-        logits = self.draft.step(token)
-        assert logits is not None
-        return logits
-
-
-def is_close(a: Logits, b: Logits) -> bool:
-    return bool(np.abs(a - b).max() < 5e-3)
-
-
-def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
-    """The heads say what they would beside a fresh session, and so do the next ones."""
-    other = Pair(target, head, pair.text)
-    assert is_close(pair.read(), other.read())
-    for token in (50, 7):
-        assert is_close(pair.step(token), other.step(token))
-    assert pair.draft.step(9) is None, "there are three heads"
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
@@ -113,6 +64,7 @@ def check_fresh(target: MlxModel, head: MlxHead, pair: Pair) -> None:
 def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, blocks: int, tmp_path: Path) -> None:
     folder = make_hydra(tmp_path / "h", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, has_prefix=has_prefix)
     pair = Pair(target, attach(target, folder), make_tokens(20))
+    assert isinstance(pair.draft, HydraSession)
     tapped = target.open_session()
     kept = tapped.tap(())
     prefill(tapped, pair.text[:-1])
@@ -130,20 +82,8 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, b
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
-    for accepted in (0, 1, 2, 3, 3, 0):
-        drafted = [int(pair.read().argmax())]
-        while len(drafted) < 3:
-            drafted.append(int(pair.step(drafted[-1]).argmax()))
-        pair.verify(Draft.chain(drafted), tuple(range(accepted)), 11 + accepted)
-        assert pair.draft.unread(pair.text) == accepted + 1
-        check_fresh(target, head, pair)
-    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
-    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
-        pair.verify(tree, path, 20)
-    assert pair.draft.unread(pair.text) == 6
-    check_fresh(target, head, pair)
-    assert pair.draft.unread(pair.text) == 1, "the last pair runs again"
-    check_fresh(target, head, pair)  # the same text again
+    check_rounds(pair, (0, 1, 2, 3, 3, 0), lambda: pair.propose(3), behind=1)
+    assert len(pair.say()) == 3, "there are three heads"
 
 
 def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead) -> None:
@@ -152,31 +92,26 @@ def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead
         steps = [pair.read()]
         while len(steps) < min(n, 3):
             steps.append(pair.step(int(steps[-1].argmax())))
-        found = pair.draft.rollout(pair.text, WHOLE, n)
-        assert found is not None
-        chain, scores = found
+        chain, scores = pair.rollout(n)
         assert chain.tokens.tolist() == [int(row.argmax()) for row in steps]
         assert all(is_close(scores.logits(i), row) for i, row in enumerate(steps))
         pair.verify(chain, tuple(range(accepted)), 8)
-        check_fresh(target, head, pair)
+        check_fresh(pair)
+        assert pair.draft.step(9) is None
 
 
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
-    text = make_tokens(30)
-    pair = Pair(target, head, text)
-    pair.read()
-    pair.step(5)
-    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    pair = follow_another_text(target, head, shared)
     assert pair.draft.unread(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
-    check_fresh(target, head, pair)
+    check_fresh(pair)
 
 
 def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
     assert pair.draft.read([5], WHOLE) is None
     assert pair.draft.rollout([5], WHOLE, 3) is None
-    check_fresh(target, head, pair)
+    check_fresh(pair)
     pair.restart(make_tokens(255))
     pair.read()
     assert [pair.draft.step(7) is None for _ in range(2)] == [False, True]
@@ -184,23 +119,12 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 def test_rewound_and_cancelled(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_session, "_CHUNK", 8)
-    left = [3]
-
-    def check() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise Cancelled
-
-    pair = Pair(target, head, make_tokens(40))
-    pair.draft._check = check
-    with pytest.raises(Cancelled):
-        pair.read()
-    assert 0 < pair.draft.unread(pair.text) < 39
-    check_fresh(target, head, pair)
+    pair = cancel_a_read(target, head, behind=1)
+    check_fresh(pair)
     pair.session.rewind(25)
     pair.text = [*pair.text[:25], 8]
     pair.draft.begin(pair.text)
-    check_fresh(target, head, pair)
+    check_fresh(pair)
 
 
 def test_pickled_heads_are_the_same(target: MlxModel, head: MlxHead, folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.medusa import MedusaSession
 from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidModelFile
 from edgespec.formats.head_file import read_head
 from tests.backends.medusa_heads import make_medusa, pickle_head, read_arrays, rewrite, run_medusa
+from tests.backends.mlx_pairs import Cancellation, Pair, attach, check_fresh, follow_another_text, is_close, make_tokens
 from tests.contract.runtimes import prefill
 from tests.formats.head_files import call, make_pickle, write_torch
 from tests.models import TARGET
@@ -39,52 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_medusa(tmp_path_factory.mktemp("medusa") / "head", size=SIZE, vocab_size=VOCABULARY)
 
 
-def attach(target: MlxModel, folder: Path) -> MlxHead:
-    spec = read_head(folder)
-    assert spec is not None
-    assert spec.kind == "medusa"
-    return target.attach_head(spec, folder)
-
-
 @pytest.fixture(scope="module")
 def head(target: MlxModel, folder: Path) -> MlxHead:
-    return attach(target, folder)
-
-
-def make_tokens(n: int, seed: int = 0) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(4, 600, n).tolist()
+    found = attach(target, folder)
+    assert found.name == "medusa"
     return found
-
-
-class Pair:
-    """A target's session and the heads', which follow a text whose last token the target does not hold."""
-
-    def __init__(self, target: MlxModel, head: MlxHead, text: list[int]) -> None:
-        self.session: MlxSession = target.open_session()
-        draft = head.open_session(self.session, lambda: None)
-        assert isinstance(draft, MedusaSession)
-        self.draft = draft
-        self.restart(text)
-
-    def restart(self, text: list[int]) -> None:
-        self.text = list(text)
-        prefill(self.session, self.text[:-1])
-        self.draft.begin(self.text)
-
-    def verify(self, draft: Draft, path: Sequence[int], root: int) -> None:
-        """The target accepts `path`, and emits `root` after it."""
-        self.session.forward(self.text[-1], draft)
-        self.session.commit(path)
-        self.text += [*draft.tokens[list(path)].tolist(), root]
-
-    def block(self, n: int = 3) -> list[Logits]:
-        rows = self.draft.block(self.text, WHOLE, n)
-        assert rows is not None
-        return rows
-
-
-def are_close(a: list[Logits], b: list[Logits]) -> bool:
-    return len(a) == len(b) and all(np.abs(x - y).max() < 5e-3 for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("blocks", "own"), [(1, (0, 1, 2)), (2, (0, 1, 2)), (1, ()), (2, (1,))], ids=str)
@@ -92,15 +49,16 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, blocks: int, own: t
     """Of heads with their own output matrix and the target's, from the state of the token before the root."""
     folder = make_medusa(tmp_path / "head", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, own=own)
     pair = Pair(target, attach(target, folder), make_tokens(20))
+    assert isinstance(pair.draft, MedusaSession)
     tapped = target.open_session()
     kept = tapped.tap(())
     prefill(tapped, pair.text[:-1])
     states = np.array(kept.take(0, 19)).astype(np.float64)
     output = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)  # tied
     rows = pair.block()
-    assert are_close(rows, run_medusa(read_arrays(folder), output, states[18]))
-    assert not are_close(rows, run_medusa(read_arrays(folder), output, states[17])), "nothing was tested"
-    assert are_close(pair.block(1), rows[:1])
+    assert is_close(rows, run_medusa(read_arrays(folder), output, states[18]))
+    assert not is_close(rows, run_medusa(read_arrays(folder), output, states[17])), "nothing was tested"
+    assert is_close(pair.block(n=1), rows[:1])
     assert all(row.dtype == np.float32 for row in rows)
 
 
@@ -109,7 +67,7 @@ def test_a_block_has_as_many_positions_as_there_are_heads_in_the_file(target: Ml
     folder = make_medusa(tmp_path / "head", size=SIZE, vocab_size=VOCABULARY, heads=5, own=())
     pair = Pair(target, attach(target, folder), make_tokens(9))
     assert pair.draft.block_size == 5
-    assert len(pair.block(9)) == 5
+    assert len(pair.block(n=9)) == 5
 
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
@@ -117,7 +75,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
 
     def check() -> None:
         assert pair.draft.unread(pair.text) == 1
-        assert are_close(pair.block(), Pair(target, head, pair.text).block())
+        check_fresh(pair)
 
     tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
     for draft, path in ((Draft.chain([4, 5, 6]), (0, 1)), (tree, (1, 3)), (tree, ()), (Draft.chain([9]), (0,))):
@@ -130,17 +88,13 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
     pair.session.rewind(25)
     pair.text = [*pair.text[:25], 8]
     assert pair.draft.block(pair.text, WHOLE, 3) is None, "the target has not run the token before the root again"
-    pair.verify(Draft.chain([4]), (0,), 9)
+    pair.verify_chain([4], 1, 9)
     check()
 
 
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_another_text_begins(target: MlxModel, head: MlxHead, shared: int) -> None:
-    text = make_tokens(30)
-    pair = Pair(target, head, text)
-    pair.block()
-    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
-    assert are_close(pair.block(), Pair(target, head, pair.text).block())
+    check_fresh(follow_another_text(target, head, shared))
 
 
 def test_only_one_state_is_kept(target: MlxModel, head: MlxHead) -> None:
@@ -153,28 +107,24 @@ def test_ends_of_texts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
     assert pair.draft.unread([5]) == 0
     assert pair.draft.block([5], WHOLE, 3) is None
-    assert are_close(pair.block(), Pair(target, head, [5, 6]).block())
+    check_fresh(pair)
     with pytest.raises(BackendError, match="no hidden state"):
         pair.draft.block([*pair.text, 4], WHOLE, 3)
 
 
 def test_a_cancelled_block_is_done_again(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(20))
-
-    def cancel() -> None:
-        raise Cancelled
-
-    pair.draft._check = cancel
+    check = Cancellation()
+    pair = Pair(target, head, make_tokens(20), check)
+    check.left = 1
     with pytest.raises(Cancelled):
         pair.block()
-    pair.draft._check = lambda: None
-    assert are_close(pair.block(), Pair(target, head, pair.text).block())
+    check_fresh(pair)
 
 
 def test_pickled_heads_are_the_same(target: MlxModel, head: MlxHead, folder: Path, tmp_path: Path) -> None:
     pickled = attach(target, pickle_head(folder, tmp_path / "pickled", "medusa_lm_head.pt"))
     text = make_tokens(12)
-    assert are_close(Pair(target, pickled, text).block(), Pair(target, head, text).block())
+    assert is_close(Pair(target, pickled, text).block(), Pair(target, head, text).block())
     assert pickled.extra_bytes == head.extra_bytes
 
 
@@ -184,7 +134,7 @@ def test_prefixes_of_names(target: MlxModel, head: MlxHead, folder: Path, prefix
     change: dict[str, Any] = {**dict.fromkeys(arrays), **{prefix + name: array for name, array in arrays.items()}}
     renamed = attach(target, rewrite(folder, tmp_path / "head", change))
     text = make_tokens(12)
-    assert are_close(Pair(target, renamed, text).block(), Pair(target, head, text).block())
+    assert is_close(Pair(target, renamed, text).block(), Pair(target, head, text).block())
 
 
 WRONG: list[tuple[str, type[EdgespecError], str, dict[str, Any]]] = [

@@ -14,9 +14,8 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Budget
-from edgespec.formats.head_file import read_head
 from tests.backends.medusa_heads import rewrite
-from tests.backends.mlx_pairs import Answers, LateFeatures, answer
+from tests.backends.mlx_pairs import Answers, LateFeatures, answer, attach
 from tests.models import REPOSITORY, TARGET
 
 SIZE = 256  # of the target
@@ -26,12 +25,6 @@ HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
     return load(TARGET, LoadOptions(context_size=256))
-
-
-def attach(target: MlxModel, folder: Path) -> MlxHead:
-    spec = read_head(folder)
-    assert spec is not None
-    return target.attach_head(spec, folder)
 
 
 @pytest.fixture(scope="module")

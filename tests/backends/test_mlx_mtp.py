@@ -16,14 +16,15 @@ from edgespec.backends.mlx import mtp
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Budget, Draft
 from edgespec.errors import InvalidModelFile
 from tests.backends.mlx_pairs import (
     Answers,
     Pair,
     answer,
+    attach,
     check_forward,
     check_fresh,
+    check_trees,
     make_tokens,
     measure,
     open_late,
@@ -152,8 +153,8 @@ def test_a_layer_in_the_folder_of_a_hybrid_target(tmp_path: Path) -> None:
     check_forward(target, head, NumpyHead(tensors, QWEN, embeddings, output), spec)
     pair = Pair(target, head, make_tokens(30))
     for accepted in (0, 2, 3, 1):
-        pair.verify(Draft.chain([5, 9, 7]), range(accepted), 11 + accepted)
-        check_fresh(target, head, pair)
+        pair.verify_chain([5, 9, 7], accepted, 11 + accepted)
+        check_fresh(pair)
     found = answer(target, head)
     assert found.texts == answer(target, None).texts
     assert found.tested.total() > 20
@@ -166,7 +167,7 @@ def plain(target: MlxModel) -> Answers:
 
 @pytest.fixture(scope="module")
 def trained(target: MlxModel) -> MlxHead:
-    return target.attach_head(read_spec(FOLDER), FOLDER)
+    return attach(target, FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +184,7 @@ def rewrite(path: Path, change: dict[str, Any]) -> Path:
 
 def test_a_trained_head_is_accepted(target: MlxModel, trained: MlxHead, plain: Answers, rate: float) -> None:
     assert rate > 0.6
-    tree = answer(target, trained, budget=Budget(3, 8))
-    assert tree.texts == plain.texts
-    assert tree.tokens_per_round > answer(target, trained).tokens_per_round
-    assert answer(target, trained, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
+    check_trees(target, trained, plain)
 
 
 def test_wrong_readings_are_accepted_less(
@@ -197,17 +195,17 @@ def test_wrong_readings_are_accepted_less(
     weights = mx.load(str(FOLDER / "model.safetensors"))
     halves = mx.split(weights["mtp.fc.weight"], 2, axis=1)
     folder = rewrite(tmp_path / "swapped", {"mtp.fc.weight": mx.concatenate(halves[::-1], axis=1)})
-    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < 0.1
+    assert measure(target, attach(target, folder), plain) < 0.1
     folder = rewrite(tmp_path / "less", {name: each - 1 for name, each in weights.items() if "norm" in name})
-    assert measure(target, target.attach_head(read_spec(folder), folder), plain) > rate - 0.05
+    assert measure(target, attach(target, folder), plain) > rate - 0.05
     monkeypatch.setattr(mtp, "_PLAIN_MEAN", -10.0)
-    assert measure(target, target.attach_head(read_spec(folder), folder), plain) < rate - 0.3
+    assert measure(target, attach(target, folder), plain) < rate - 0.3
 
 
 @pytest.mark.parametrize("changes", [{"layers": (6,)}, {"feeds_normed": False}], ids=str)
 def test_states_before_and_after_norms(target: MlxModel, plain: Answers, rate: float, changes: dict[str, Any]) -> None:
     """The head norms what it reads, and the weights of this target's last norm are nearly equal: little changes."""
-    assert abs(measure(target, target.attach_head(read_spec(FOLDER, **changes), FOLDER), plain) - rate) < 0.1
+    assert abs(measure(target, attach(target, FOLDER, **changes), plain) - rate) < 0.1
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
@@ -215,7 +213,7 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
         tensors = {**make_tensors("mtp", SIZE, LLAMA), **changes}
         folder = write_head(tmp_path / str(len(list(tmp_path.iterdir()))), tensors)
         with pytest.raises(error, match=message):
-            target.attach_head(read_spec(folder), folder)
+            attach(target, folder)
 
     wide = np.zeros((512, 256), np.float32)
     layer = "mtp.layers.0."
@@ -233,4 +231,4 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(Unsupported, "vocabulary of 512 tokens; the model has 4,096", {"mtp.embed_tokens.weight": wide})
     small = write_folder(tmp_path / "small", make_tensors("mtp", 128, LLAMA), make_config("mtp", 128, VOCABULARY))
     with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
-        target.attach_head(read_spec(small), small)
+        attach(target, small)

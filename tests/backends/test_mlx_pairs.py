@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from edgespec.backends.mlx import pair_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Draft
-from edgespec.errors import BackendError, Cancelled
-from tests.backends.mlx_pairs import WHOLE, Pair, check_fresh, is_close, make_tokens, read_spec
+from edgespec.errors import BackendError
+from tests.backends.mlx_pairs import (
+    WHOLE,
+    Pair,
+    cancel_a_read,
+    check_fresh,
+    check_rounds,
+    check_window,
+    follow_another_text,
+    is_close,
+    make_tokens,
+    read_spec,
+)
 from tests.backends.pair_heads import QWEN, Look, make_pair_folder
 from tests.models import REPOSITORY, TARGET
 
@@ -36,22 +45,7 @@ def head(target: MlxModel, request: pytest.FixtureRequest, tmp_path_factory: pyt
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
-    for accepted in (0, 1, 2, 3, 3, 0):
-        drafted = [int(pair.read().argmax())]
-        while len(drafted) < 3:
-            logits = pair.draft.step(drafted[-1])
-            assert logits is not None
-            drafted.append(int(logits.argmax()))
-        pair.verify(Draft.chain(drafted), range(accepted), 11 + accepted)
-        assert pair.draft.unread(pair.text) == accepted + 1
-        check_fresh(target, head, pair)
-    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
-    for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
-        pair.verify(tree, path, 20)
-    assert pair.draft.unread(pair.text) == 6
-    check_fresh(target, head, pair)
-    assert pair.draft.unread(pair.text) == 1, "the last pair runs again"
-    check_fresh(target, head, pair)  # the same text again
+    check_rounds(pair, (0, 1, 2, 3, 3, 0), lambda: pair.propose(3), behind=1)
 
 
 def test_rollouts(target: MlxModel, head: MlxHead) -> None:
@@ -59,47 +53,30 @@ def test_rollouts(target: MlxModel, head: MlxHead) -> None:
     for accepted in (3, 1):
         steps = [pair.read()]
         while len(steps) < 4:
-            logits = pair.draft.step(int(steps[-1].argmax()))
-            assert logits is not None
-            steps.append(logits)
-        found = pair.draft.rollout(pair.text, WHOLE, 4)
-        assert found is not None
-        chain, scores = found
+            steps.append(pair.step(int(steps[-1].argmax())))
+        chain, scores = pair.rollout(4)
         assert chain.tokens.tolist() == [int(row.argmax()) for row in steps]
         assert all(is_close(scores.logits(i), row) for i, row in enumerate(steps))
         pair.verify(chain, range(accepted), 8)
-        check_fresh(target, head, pair)
+        check_fresh(pair)
 
 
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
-    text = make_tokens(30)
-    pair = Pair(target, head, text)
-    pair.read()
-    pair.draft.step(5)
-    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
+    pair = follow_another_text(target, head, shared)
     assert pair.draft.unread(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
-    check_fresh(target, head, pair)
+    check_fresh(pair)
 
 
 def test_a_window_reads_the_end_alone(target: MlxModel, head: MlxHead) -> None:
-    text = make_tokens(60)
-    pair = Pair(target, head, text)
-    whole, short = pair.read(), Pair(target, head, text)
-    assert not is_close(short.read(window=10), whole)
-    assert short.draft.unread(text) == 1
-    assert is_close(short.read(), Pair(target, head, text).read(window=10))
-    short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
-    assert np.isfinite(short.read()).any()
-    pair.verify(Draft.chain([4]), (0,), 9)
-    check_fresh(target, head, pair)
+    check_window(target, head)
 
 
 def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
     assert pair.draft.read([5], WHOLE) is None
     assert pair.draft.rollout([5], WHOLE, 3) is None
-    check_fresh(target, head, pair)
+    check_fresh(pair)
     pair.restart(make_tokens(254))
     assert pair.draft.rollout(pair.text, WHOLE, 8) is not None
     pair.read()
@@ -110,16 +87,4 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_session, "_CHUNK", 8)
-    left = [3]
-
-    def check() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise Cancelled
-
-    pair = Pair(target, head, make_tokens(40))
-    pair.draft._check = check
-    with pytest.raises(Cancelled):
-        pair.read()
-    assert 0 < pair.draft.unread(pair.text) < 39
-    check_fresh(target, head, pair)
+    check_fresh(cancel_a_read(target, head, behind=1))
