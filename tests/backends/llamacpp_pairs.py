@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
+import pytest
 
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.pair_session import PairHead
@@ -10,62 +14,85 @@ from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Draft, Step
+from edgespec.core.protocols import Budget, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
-from tests.contract.runtimes import prefill
+from edgespec.drafters.sequential import SequentialDrafter
+from edgespec.errors import Cancelled
+from tests.backends import head_sessions
+from tests.backends.head_sessions import Cancellation
 
-TOLERANCE = 0.15  # of logits with a standard deviation of 3, where the target's states have the noise of other widths
-ALL = 2**20  # tokens of a window that holds every text
-
-
-class Pair:
-    """A session of the target and the head's for it; `text` ends with the root."""
-
-    def __init__(self, target: LlamaModel, head: PairHead, text: list[int]) -> None:
-        self.target = target.open_session()
-        self.draft = head.open_session(self.target, lambda: None)
-        self.restart(text)
-
-    def restart(self, text: list[int]) -> None:
-        """A generation starts: the target reads the prompt and emits the last token of `text`."""
-        self.text = list(text)
-        prefill(self.target, text[:-1])
-        self.draft.begin(text)
-
-    def read(self) -> Logits:
-        logits = self.draft.read(self.text, ALL)
-        assert logits is not None
-        return logits
-
-    def verify(self, drafted: list[int], n_accepted: int, root: int) -> None:
-        """A round in which the target accepts some drafted tokens and emits `root` after them."""
-        self.target.forward(self.text[-1], Draft.chain(drafted))
-        self.target.commit(range(n_accepted))
-        self.text += [*drafted[:n_accepted], root]
-
-    def close(self) -> None:
-        self.draft.close()
-        self.target.close()
+CONTEXT = 512  # of the target
+TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
 
 
-def is_close(a: Logits, b: Logits) -> bool:
-    np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
-    finite = np.isfinite(a)
-    return bool(np.abs(a[finite] - b[finite]).max() < TOLERANCE)
+class Pair(head_sessions.Pair):
+    tolerance = 0.15  # of logits with a standard deviation of 3; the target's states have the noise of other widths
 
 
-def is_fresh(target: LlamaModel, head: PairHead, pair: Pair) -> bool:
-    """Whether the pair drafts two tokens as a new one does."""
-    fresh = Pair(target, head, pair.text)
-    found = [is_close(pair.read(), fresh.read())]
-    for token in (17, 23):
-        ours, theirs = pair.draft.step(token), fresh.draft.step(token)
-        assert ours is not None and theirs is not None
-        found.append(is_close(ours, theirs))
-    fresh.close()
-    return all(found)
+def is_close(a: Any, b: Any) -> bool:
+    return head_sessions.is_close(a, b, Pair.tolerance)
+
+
+def run_rounds(pair: head_sessions.Pair, behind: int) -> None:
+    """Rounds after drafts, in which the target accepts some tokens. `behind` are unread where it accepts none."""
+    rng = np.random.default_rng(3)
+    for n_accepted in (2, 0, 3, 1, 3, 0, 2):
+        drafted = rng.integers(1, 4000, 3).tolist()
+        assert pair.draft.unread(pair.text) > 0
+        pair.say(drafted[:-1])
+        pair.verify_chain(drafted, n_accepted, int(rng.integers(1, 4000)))
+        assert pair.draft.unread(pair.text) == n_accepted + behind
+
+
+def skip_rounds(pair: head_sessions.Pair, behind: int) -> None:
+    """Rounds without a draft of the head, which it reads later."""
+    pair.say()
+    for i in range(5):
+        pair.verify_chain([5, 6], i % 3, 9 + i)
+    assert pair.draft.unread(pair.text) == 5 + 0 + 1 + 2 + 0 + 1 + behind - 1
+
+
+def cancel_a_read(target: LlamaModel, head: PairHead) -> Pair:
+    """A pair whose read was cancelled after a round."""
+    check = Cancellation()
+    pair = Pair(target, head, TEXT[:50], check)
+    pair.read()
+    pair.verify_chain([5, 6, 7], 2, 8)
+    check.left = 1
+    with pytest.raises(Cancelled):
+        pair.read()
+    assert pair.draft.unread(pair.text) == 3
+    return pair
+
+
+def check_steps(pair: head_sessions.Pair, reference: Callable[[list[int]], Logits]) -> Logits:
+    """[V] after the text. The head says what `reference` does, after the text and after three drafted tokens."""
+    logits = pair.read()
+    assert logits.shape == (4096,) and logits.dtype == np.float32 and logits[np.isfinite(logits)].std() > 1
+    assert is_close(logits, reference([]))
+    drafted: list[int] = []
+    for token in (40, 41, 42):
+        drafted.append(token)
+        assert is_close(pair.step(token), reference(drafted))
+    return logits
+
+
+def check_answers(
+    target: LlamaModel, head: PairHead, kind: str, prompts: Sequence[list[int]], nodes: int, temperature: float = 0.0
+) -> None:
+    """With drafts of the head they are those of plain decoding."""
+    session, plain = target.open_session(), target.open_session()
+    drafter = SequentialDrafter(kind, head.open_session(session, lambda: None))
+    for prompt in prompts:
+        tokens, n_tested = generate(session, FixedLength([drafter], Budget(3, nodes), 4096), prompt, temperature)
+        expected, _ = generate(plain, FixedLength([], Budget(0, 0), 4096), prompt, temperature)
+        assert tokens == expected
+        assert n_tested >= 20
+    drafter.close()
+    session.close()
+    plain.close()
 
 
 def generate(

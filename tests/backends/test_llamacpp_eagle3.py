@@ -12,21 +12,28 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.eagle3 import open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.pair_session import PairHead, PairSession
+from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Budget, Draft
-from edgespec.drafters.sequential import SequentialDrafter
-from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+from edgespec.core.protocols import Draft
+from edgespec.errors import BackendError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from tests.backends.eagle3_heads import HIDDEN, Head, NumpyHead, make_head
-from tests.backends.llamacpp_pairs import ALL, Pair, generate, is_close, is_fresh
+from tests.backends.head_sessions import WHOLE, check_fresh
+from tests.backends.llamacpp_pairs import (
+    CONTEXT,
+    TEXT,
+    Pair,
+    cancel_a_read,
+    check_answers,
+    check_steps,
+    is_close,
+    run_rounds,
+    skip_rounds,
+)
 from tests.contract.runtimes import prefill
 from tests.models import DRAFT, TARGET
 
-CONTEXT = 512
-TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
 KINDS = {"shared": {"size": HIDDEN}, "own": {"size": 64}, "normed": {"size": HIDDEN, "is_normed": True}}
 
 
@@ -56,15 +63,7 @@ def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, m
     prefill(other, text[:-1])
     rows, reference = features.take(0, 139), NumpyHead(made)
     pair = Pair(target, head, text)
-    logits = pair.read()
-    assert logits.shape == (4096,) and logits.dtype == np.float32 and logits[np.isfinite(logits)].std() > 1
-    assert is_close(logits, reference.logits(rows, text[1:], []))
-    drafted: list[int] = []
-    for token in (40, 41, 42):
-        drafted.append(token)
-        stepped = pair.draft.step(token)
-        assert stepped is not None
-        assert is_close(stepped, reference.logits(rows, text[1:], drafted))
+    logits = check_steps(pair, lambda drafted: reference.logits(rows, text[1:], drafted))
     shifted = reference.logits(rows, [*text[2:], 9], [])
     assert not is_close(logits, shifted)
     other.close()
@@ -73,29 +72,17 @@ def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, m
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: PairHead) -> None:
     pair = Pair(target, head, TEXT[:50])
-    rng = np.random.default_rng(3)
-    for n_accepted in (2, 0, 3, 1, 3, 0, 2):
-        drafted = rng.integers(1, 4000, 3).tolist()
-        assert pair.draft.unread(pair.text) > 0
-        pair.read()
-        assert list(pair.draft.text) == pair.text
-        for token in drafted[:-1]:
-            pair.draft.step(token)
-        pair.verify(drafted, n_accepted, int(rng.integers(1, 4000)))
-        assert pair.draft.unread(pair.text) == n_accepted + 1
-    assert is_fresh(target, head, pair)
+    run_rounds(pair, behind=1)
+    check_fresh(pair)
     pair.close()
 
 
 def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: PairHead) -> None:
     pair = Pair(target, head, TEXT[:30])
-    pair.read()
-    for i in range(5):
-        pair.verify([5, 6], i % 3, 9 + i)
-    assert pair.draft.unread(pair.text) == 5 + 0 + 1 + 2 + 0 + 1
-    assert is_fresh(target, head, pair)
+    skip_rounds(pair, behind=1)
+    check_fresh(pair)
     assert pair.draft.unread(pair.text) == 1  # the last one, which may be read again
-    assert is_fresh(target, head, pair)
+    check_fresh(pair)
     pair.close()
 
 
@@ -106,7 +93,7 @@ def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: Pa
     pair.draft.step(5)
     pair.restart([*TEXT[:kept], *TEXT[100:130]])
     assert pair.draft.unread(pair.text) == kept + 29 - max(kept - 1, 0)
-    assert is_fresh(target, head, pair)
+    check_fresh(pair)
     pair.close()
 
 
@@ -115,9 +102,9 @@ def test_another_root_after_the_same_text(target: LlamaModel, head: PairHead) ->
     pair.read()
     pair.restart([*TEXT[:49], 77])
     assert pair.draft.unread(pair.text) == 1
-    assert is_fresh(target, head, pair)
+    check_fresh(pair)
     pair.restart([*TEXT[:20], 78])
-    assert is_fresh(target, head, pair)
+    check_fresh(pair)
     pair.close()
 
 
@@ -126,17 +113,17 @@ def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: Lla
     pair = Pair(target, head, TEXT[:50])
     pair.read()
     with pytest.raises(BackendError, match="no hidden states"):
-        pair.draft.read([*TEXT[:50], 5], ALL)
-    pair.target.rewind(20)
+        pair.draft.read([*TEXT[:50], 5], WHOLE)
+    pair.session.rewind(20)
     pair.text = [*TEXT[:20], 78]
     pair.draft.begin(pair.text)
-    assert pair.draft.read(pair.text, ALL) is None
+    assert pair.draft.read(pair.text, WHOLE) is None
     for n_accepted in (0, 2):
-        pair.verify([5, 6], n_accepted, 9)
+        pair.verify_chain([5, 6], n_accepted, 9)
         assert np.isfinite(pair.read()).any()
     pair.restart([*TEXT[:20], 78])  # reads them again
     pair.restart(TEXT[60:80])
-    assert is_fresh(target, head, pair)
+    check_fresh(pair)
     pair.close()
 
 
@@ -148,7 +135,7 @@ def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: Pair
     assert logits is not None
     expected = NumpyHead(made).logits(features.take(109, 199), TEXT[110:200], [])  # positions are relative
     assert is_close(logits, expected)
-    pair.verify([5, 6], 1, 7)
+    pair.verify_chain([5, 6], 1, 7)
     assert pair.draft.unread(pair.text) == 2
     assert pair.draft.read(pair.text, 90) is not None
     other.close()
@@ -158,9 +145,9 @@ def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: Pair
 def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
     text = (TEXT * 2)[:CONTEXT]
     pair = Pair(target, head, text)
-    assert pair.draft.read(text, ALL) is not None  # half of the context
+    assert pair.draft.read(text, WHOLE) is not None  # half of the context
     one = Pair(target, head, TEXT[:2])
-    assert one.draft.read(TEXT[:1], ALL) is None
+    assert one.draft.read(TEXT[:1], WHOLE) is None
     one.read()
     steps = 0
     while one.draft.step(5) is not None:
@@ -171,26 +158,8 @@ def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
 
 
 def test_a_cancelled_read_is_done_again(target: LlamaModel, head: PairHead) -> None:
-    is_cancelled = False
-
-    def check() -> None:
-        if is_cancelled:
-            raise Cancelled
-
-    pair = Pair(target, head, TEXT[:50])
-    pair.draft.close()
-    session = target.open_session()
-    pair.target.close()
-    pair.target, pair.draft = session, head.open_session(session, check)
-    pair.restart(TEXT[:50])
-    pair.read()
-    pair.verify([5, 6, 7], 2, 8)
-    is_cancelled = True
-    with pytest.raises(Cancelled):
-        pair.read()
-    is_cancelled = False
-    assert pair.draft.unread(pair.text) == 3
-    assert is_fresh(target, head, pair)
+    pair = cancel_a_read(target, head)
+    check_fresh(pair)
     pair.close()
 
 
@@ -211,9 +180,7 @@ def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head
 
 def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: PairHead) -> None:
     pair, other = Pair(target, head, TEXT[:40]), Pair(target, head, TEXT[:40])
-    found = pair.draft.rollout(pair.text, ALL, 4)
-    assert found is not None
-    chain, scores = found
+    chain, scores = pair.rollout(4)
     logits: Logits | None = other.read()
     for i, token in enumerate(chain.tokens.tolist()):
         assert logits is not None
@@ -221,7 +188,7 @@ def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: PairHead) -> No
         assert token == int(logits.argmax())
         logits = other.draft.step(token)
     assert len(chain) == 4
-    assert pair.draft.rollout(TEXT[:1], ALL, 4) is None
+    assert pair.draft.rollout(TEXT[:1], WHOLE, 4) is None
     pair.close()
     other.close()
 
@@ -230,22 +197,8 @@ def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: PairHead) -> No
 def test_greedy_answers_are_those_of_plain_decoding(made: Head, nodes: int) -> None:
     target = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1, exact=True))
     head = open_head(target, made.path, made.spec)
-    session, plain = target.open_session(), target.open_session()
-    draft: PairSession = head.open_session(session, lambda: None)
-    drafter = SequentialDrafter("eagle3", draft)
-    for prompt in (
-        TEXT[:30],
-        [*TEXT[:20], *TEXT[50:60]],
-        target.tokenizer.encode("def add(a, b):", parse_special=False),
-    ):
-        controller = FixedLength([drafter], Budget(3, nodes), 4096)
-        tokens, n_tested = generate(session, controller, prompt)
-        expected, _ = generate(plain, FixedLength([], Budget(0, 0), 4096), prompt)
-        assert tokens == expected
-        assert n_tested >= 20
-    draft.close()
-    session.close()
-    plain.close()
+    code = target.tokenizer.encode("def add(a, b):", parse_special=False)
+    check_answers(target, head, "eagle3", (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], code), nodes)
     head.close()
     target.close()
 

@@ -13,12 +13,19 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.mtp import open_head
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Budget, Draft
-from edgespec.drafters.sequential import SequentialDrafter
-from edgespec.errors import Cancelled
-from tests.backends.llamacpp_pairs import ALL, Pair, generate, is_close, is_fresh
+from edgespec.core.protocols import Draft
+from tests.backends.head_sessions import WHOLE, check_fresh
+from tests.backends.llamacpp_pairs import (
+    CONTEXT,
+    TEXT,
+    Pair,
+    cancel_a_read,
+    check_answers,
+    check_steps,
+    is_close,
+    run_rounds,
+)
 from tests.backends.mtp_heads import (
     LAYERS,
     WIDTH,
@@ -31,9 +38,7 @@ from tests.backends.mtp_heads import (
 )
 from tests.contract.runtimes import prefill
 
-CONTEXT = 512
 OPTIONS = LoadOptions(context_size=CONTEXT, threads=1, mtp=True)
-TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
 
 
 @dataclass
@@ -83,15 +88,7 @@ def test_the_forward_pass_is_that_of_numpy(kind: str, tmp_path: Path) -> None:
     text = TEXT[:140]  # four decodes of the head
     rows, reference = states_of(subject.target, text[:-1]), NumpyLayer(subject.file)
     pair = Pair(subject.target, subject.head, text)
-    logits = pair.read()
-    assert logits.shape == (4096,) and logits.dtype == np.float32 and logits.std() > 1
-    assert is_close(logits, reference.logits(rows, text[1:], []))
-    drafted: list[int] = []
-    for token in (40, 41, 42):
-        drafted.append(token)
-        stepped = pair.draft.step(token)
-        assert stepped is not None
-        assert is_close(stepped, reference.logits(rows, text[1:], drafted))
+    logits = check_steps(pair, lambda drafted: reference.logits(rows, text[1:], drafted))
     for other in (
         reference.logits(rows, [*text[2:], 9], []),
         reference.logits(np.roll(rows, 1, axis=0), text[1:], []),
@@ -117,7 +114,7 @@ def test_each_layer_of_a_chain_drafts_one_token(tmp_path: Path) -> None:
         h, tokens = np.concatenate([h, states[-1:]]), [*tokens, drafted]
         logits = pair.draft.step(drafted)
     assert logits is None and list(pair.draft.text) == [*text, 40, 41]
-    chain = pair.draft.rollout(text, ALL, 5)
+    chain = pair.draft.rollout(text, WHOLE, 5)
     assert chain is not None and len(chain[0]) == 3
     pair.close()
     subject.head.close()
@@ -165,17 +162,8 @@ def test_the_last_hidden_states_are_those_of_the_text(mixture: Path) -> None:
 
 def test_after_rounds_it_drafts_as_a_fresh_session(subject: Subject) -> None:
     pair = Pair(subject.target, subject.head, TEXT[:50])
-    rng = np.random.default_rng(3)
-    for n_accepted in (2, 0, 3, 1, 3, 0, 2):
-        drafted = rng.integers(1, 4000, 3).tolist()
-        assert pair.draft.unread(pair.text) > 0
-        pair.read()
-        assert list(pair.draft.text) == pair.text
-        for token in drafted[:-1]:
-            pair.draft.step(token)
-        pair.verify(drafted, n_accepted, int(rng.integers(1, 4000)))
-        assert pair.draft.unread(pair.text) == n_accepted + 1
-    assert is_fresh(subject.target, subject.head, pair)
+    run_rounds(pair, behind=1)
+    check_fresh(pair)
     pair.close()
 
 
@@ -185,9 +173,9 @@ def test_a_new_text_keeps_the_prefix_that_it_shares(subject: Subject, kept: int)
     pair.read()
     pair.draft.step(5)
     pair.restart([*TEXT[:kept], *TEXT[100:130]])
-    assert is_fresh(subject.target, subject.head, pair)
+    check_fresh(pair)
     pair.restart(TEXT[:50])
-    assert is_fresh(subject.target, subject.head, pair)
+    check_fresh(pair)
     pair.close()
 
 
@@ -195,42 +183,24 @@ def test_another_root_after_the_same_text(subject: Subject) -> None:
     pair = Pair(subject.target, subject.head, TEXT[:50])
     pair.read()
     pair.restart([*TEXT[:49], 77])
-    assert is_fresh(subject.target, subject.head, pair)
+    check_fresh(pair)
     pair.close()
 
 
 def test_a_target_that_goes_back_to_its_checkpoint(subject: Subject) -> None:
     pair = Pair(subject.target, subject.head, TEXT[:40])
-    pair.target.checkpoint()
+    pair.session.checkpoint()
     pair.read()
-    pair.verify([5, 6, 7], 2, 8)
+    pair.verify_chain([5, 6, 7], 2, 8)
     pair.read()
     pair.restart([*TEXT[:39], 9, 10, 11])
-    assert is_fresh(subject.target, subject.head, pair)
+    check_fresh(pair)
     pair.close()
 
 
 def test_a_cancelled_read_is_done_again(subject: Subject) -> None:
-    is_cancelled = False
-
-    def check() -> None:
-        if is_cancelled:
-            raise Cancelled
-
-    pair = Pair(subject.target, subject.head, TEXT[:50])
-    pair.draft.close()
-    pair.target.close()
-    pair.target = subject.target.open_session()
-    pair.draft = subject.head.open_session(pair.target, check)
-    pair.restart(TEXT[:50])
-    pair.read()
-    pair.verify([5, 6, 7], 2, 8)
-    is_cancelled = True
-    with pytest.raises(Cancelled):
-        pair.read()
-    is_cancelled = False
-    assert pair.draft.unread(pair.text) == 3
-    assert is_fresh(subject.target, subject.head, pair)
+    pair = cancel_a_read(subject.target, subject.head)
+    check_fresh(pair)
     pair.close()
 
 
@@ -264,17 +234,8 @@ def test_greedy_answers_are_those_of_plain_decoding(kind: str, tmp_path: Path) -
 
 def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
     """Closes the subject."""
-    session, plain = subject.target.open_session(), subject.target.open_session()
-    draft = subject.head.open_session(session, lambda: None)
-    drafter = SequentialDrafter("mtp", draft)
-    for prompt in (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], TEXT[200:210]):
-        tokens, n_tested = generate(session, FixedLength([drafter], Budget(3, nodes), 4096), prompt, temperature)
-        expected, _ = generate(plain, FixedLength([], Budget(0, 0), 4096), prompt, temperature)
-        assert tokens == expected
-        assert n_tested >= 20
-    draft.close()
-    session.close()
-    plain.close()
+    prompts = (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], TEXT[200:210])
+    check_answers(subject.target, subject.head, "mtp", prompts, nodes, temperature)
     subject.head.close()
     subject.target.close()
 
@@ -287,9 +248,9 @@ def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> Non
     pair.read()
     pair.draft.close()
     head.close()
-    pair.verify([5, 6], 1, 7)
-    pair.target.rewind(0)
+    pair.verify_chain([5, 6], 1, 7)
+    pair.session.rewind(0)
     expected = prefill(target.open_session(), TEXT[:30])
-    assert is_close(prefill(pair.target, TEXT[:30]), expected)
-    pair.target.close()
+    assert is_close(prefill(pair.session, TEXT[:30]), expected)
+    pair.session.close()
     target.close()
