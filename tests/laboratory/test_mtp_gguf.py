@@ -10,19 +10,13 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load as load_model
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Step
-from edgespec.core.sampling import SamplingParams
-from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Notice, Request
-from edgespec.planner.plan import LoadConfig
-from edgespec.service.load import LoadedModel, Loader
 from laboratory.mtp_gguf import convert
 from tests.contract.runtimes import prefill
+from tests.laboratory.answers import answer_plainly, check_autopilot, check_texts
 from tests.models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
 from tests.reporter import Heard
 
 TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "mtp-python-6m"
-PROMPTS = ("def read_lines(path):", "class Config:\n    def __init__(self", "import os\n\n\ndef list_files(folder")
 TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 100).tolist()
 
 
@@ -65,48 +59,16 @@ def test_the_model_is_the_llama_that_it_was_made_of(files: tuple[Path, Path], tm
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
-def load(heard: Heard, target: Path, draft: str, draft_max: int | None = 3) -> LoadedModel:
-    options = LoadOptions(threads=1, context_size=512, exact=True)
-    return Loader(heard, lambda: None).load(LoadConfig(str(target), load=options, draft=draft, draft_max=draft_max))
-
-
-def generate(engine: Engine, temperature: float = 0.0) -> tuple[list[tuple[int, ...]], int, int]:
-    """(the tokens of each text, how many were drafted, how many of these accepted); nothing else was said."""
-    texts, drafted, accepted = [], 0, 0
-    for prompt in PROMPTS:
-        for event in engine.stream(Request(prompt, SamplingParams(temperature=temperature), 64, seed=5)):
-            assert not isinstance(event, Notice), event
-            if isinstance(event, Step):
-                drafted, accepted = drafted + event.n_drafted, accepted + event.n_accepted
-            elif isinstance(event, Finished):
-                texts.append(event.tokens)
-    return texts, drafted, accepted
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_are_those_of_plain_decoding(heard: Heard, files: tuple[Path, Path], temperature: float) -> None:
     model, alone = files
-    plain = load(heard, model, "none")
-    wanted, drafted, _ = generate(plain.engine, temperature)
-    plain.engine.close()
-    assert not drafted
+    wanted = answer_plainly(heard, model, temperature)
     for draft in ("mtp", f"mtp:{alone}"):
-        loaded = load(heard, model, draft)
-        found, drafted, accepted = generate(loaded.engine, temperature)
-        assert found == wanted
-        assert accepted > drafted * (0.35 if temperature == 0 else 0.2), "trained for this target"
-        loaded.engine.close()
+        check_texts(heard, model, draft, wanted, temperature)
 
 
 def test_the_autopilot_prices_it_beside_lookups(heard: Heard, files: tuple[Path, Path]) -> None:
-    loaded = load(heard, files[0], "mtp+ngram", None)
-    costs = loaded.engine.draft_stats.costs
-    assert costs.has_cost("mtp") and costs.unit_s("mtp") > 0
-    found, _, _ = generate(loaded.engine)
-    loaded.engine.close()
-    plain = load(heard, files[0], "none")
-    assert found == generate(plain.engine)[0]
-    plain.engine.close()
+    check_autopilot(heard, files[0], "mtp", "mtp")
 
 
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
