@@ -91,12 +91,17 @@ class Pair:
         assert list(self.draft.text) == [*self.text, *tokens[: len(found) - 1]]
         return np.stack(found)
 
+    def follow(self, n: int) -> np.ndarray:
+        """[n, V] after the text and after each best token but the last."""
+        found = [self.read()]
+        while len(found) < n:
+            found.append(self.step(int(found[-1].argmax())))
+        return np.stack(found)
+
     def propose(self, n: int) -> list[int]:
         """Best tokens one after another."""
-        found = [int(self.read().argmax())]
-        while len(found) < n:
-            found.append(int(self.step(found[-1]).argmax()))
-        return found
+        tokens: list[int] = self.follow(n).argmax(axis=1).tolist()
+        return tokens
 
     def fresh(self) -> Pair:
         """A new pair with the same text."""

@@ -25,7 +25,7 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotResources, drafter_specs
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.backends import head_sessions
@@ -63,6 +63,15 @@ def check_rounds(pair: Pair, counts: Sequence[int], propose: Callable[[], Sequen
     check_fresh(pair)
     assert pair.draft.unread(pair.text) == 1, "the last one runs again"
     check_fresh(pair)  # the same text again
+
+
+def check_rollout(pair: Pair, n: int, length: int) -> Draft:
+    """A rollout of `n` tokens is the chain of best tokens, `length` tokens long. Returns it."""
+    rows = pair.follow(length)
+    chain, scores = pair.rollout(n)
+    assert chain.tokens.tolist() == rows.argmax(axis=1).tolist()
+    assert is_close([scores.logits(i) for i in range(length)], rows)
+    return chain
 
 
 def follow_another_text(target: MlxModel, head: MlxHead, shared: int) -> Pair:
@@ -141,6 +150,20 @@ def read_spec(folder: Path, **changes: Any) -> HeadSpec:
 def attach(target: MlxModel, folder: Path, **changes: Any) -> MlxHead:
     """The head in a folder, with some of its description changed."""
     return target.attach_head(read_spec(folder, **changes), folder)
+
+
+def refuse(
+    target: MlxModel,
+    folder: Path,
+    error: type[EdgespecError] | tuple[type[EdgespecError], ...],
+    message: str,
+    **changes: Any,
+) -> None:
+    """A head is refused in one sentence, and the next thing to do is said."""
+    with pytest.raises(error, match=message) as caught:
+        attach(target, folder, **changes)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
 
 
 @dataclass

@@ -15,7 +15,7 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Draft
-from edgespec.errors import BackendError, InvalidModelFile
+from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
 from tests.backends.mlx_pairs import (
     WHOLE,
@@ -29,6 +29,7 @@ from tests.backends.mlx_pairs import (
     is_close,
     make_tokens,
     read_spec,
+    refuse,
     tapped_features,
 )
 from tests.models import TARGET
@@ -187,10 +188,9 @@ def test_a_closed_session_leaves_its_target_without_a_tap(target: MlxModel, head
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
-    def check(error: type[Exception], message: str, settings: dict[str, Any], **spec: Any) -> None:
+    def check(error: type[EdgespecError], message: str, settings: dict[str, Any], **spec: Any) -> None:
         folder = make(tmp_path / str(len(list(tmp_path.iterdir()))), target, **settings)
-        with pytest.raises(error, match=message):
-            target.attach_head(read_spec(folder, **spec), folder)
+        refuse(target, folder, error, message, **spec)
 
     o_proj = "layers.1.self_attn.o_proj.weight"
     check(Unsupported, "hidden size of 512; the model has 256", {}, hidden_size=512)

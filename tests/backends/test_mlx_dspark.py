@@ -15,7 +15,7 @@ from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
-from edgespec.errors import BackendError, InvalidModelFile
+from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
 from tests.backends.mlx_pairs import (
     WHOLE,
@@ -23,11 +23,13 @@ from tests.backends.mlx_pairs import (
     answer,
     attach,
     check_fresh,
+    check_rollout,
     check_rounds,
     is_close,
     make_tokens,
     measure,
     read_spec,
+    refuse,
     tapped_features,
 )
 from tests.models import REPOSITORY, TARGET
@@ -108,11 +110,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
 def test_rollouts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
     for n in (1, 4, 6, 20):
-        chain, scores = pair.rollout(n)
-        rows = np.array(follow(pair, chain.tokens.tolist()[:-1]))
-        assert len(rows) == min(n, 6)
-        assert chain.tokens.tolist() == rows.argmax(axis=1).tolist()
-        assert is_close([scores.logits(i) for i in range(len(rows))], rows)
+        check_rollout(pair, n, length=min(n, 6))
 
 
 def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
@@ -130,10 +128,9 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
-    def check(error: type[Exception], message: str, **settings: Any) -> None:
+    def check(error: type[EdgespecError], message: str, **settings: Any) -> None:
         folder = make(tmp_path / str(len(list(tmp_path.iterdir()))), target, **settings)
-        with pytest.raises(error, match=message):
-            attach(target, folder)
+        refuse(target, folder, error, message)
 
     check(Unsupported, "markov_head_type = gated", config={"markov_head_type": "gated"})
     for name in ("1", "2"):

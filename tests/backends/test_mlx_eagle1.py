@@ -16,9 +16,19 @@ from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import EdgespecError, InvalidModelFile
 from edgespec.formats.mlx_folder import read_json
-from tests.backends.mlx_pairs import Answers, answer, attach, check_forward, check_trees, measure, open_late, read_spec
+from tests.backends.mlx_pairs import (
+    Answers,
+    answer,
+    attach,
+    check_forward,
+    check_trees,
+    measure,
+    open_late,
+    read_spec,
+    refuse,
+)
 from tests.backends.pair_heads import LLAMA, Look, NumpyHead, make_config, make_tensors, quantize, write_folder
 from tests.formats.head_files import make_pickle, stored, write_torch
 from tests.models import REPOSITORY, TARGET
@@ -121,11 +131,10 @@ def test_wrong_readings_are_accepted_less(
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
-    def check(error: type[Exception], message: str, changes: dict[str, Any], **config: Any) -> None:
+    def check(error: type[EdgespecError], message: str, changes: dict[str, Any], **config: Any) -> None:
         tensors = {**make_tensors("eagle", SIZE, LLAMA), **changes}
         folder = write_head(tmp_path / str(len(list(tmp_path.iterdir()))), tensors, config)
-        with pytest.raises(error, match=message):
-            attach(target, folder)
+        refuse(target, folder, error, message)
 
     wide = np.zeros((512, 256), np.float32)
     check(InvalidModelFile, "lacks the tensor layers.0.mlp.up_proj.weight", {"layers.0.mlp.up_proj.weight": None})
@@ -136,5 +145,4 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "describes no layer", {}, rope_scaling={"type": "unheard"})
     check(InvalidModelFile, "not quantized as MLX does by default", {"fc.scales": np.zeros((256, 8), np.uint8)})
     small = write_folder(tmp_path / "small", make_tensors("eagle", 128, LLAMA), make_config("eagle", 128, VOCABULARY))
-    with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
-        attach(target, small)
+    refuse(target, small, Unsupported, "hidden size of 128; the model has 256")

@@ -16,19 +16,22 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.hydra import HydraSession
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import EdgespecError, InvalidModelFile
+from edgespec.errors import InvalidModelFile
 from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
 from tests.backends.mlx_pairs import (
     Pair,
     attach,
     cancel_a_read,
     check_fresh,
+    check_rollout,
     check_rounds,
     follow_another_text,
     is_close,
     make_tokens,
+    read_spec,
+    refuse,
+    tapped_features,
 )
-from tests.contract.runtimes import prefill
 from tests.models import TARGET
 
 SIZE, VOCABULARY = 256, 4096
@@ -65,10 +68,7 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, b
     folder = make_hydra(tmp_path / "h", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, has_prefix=has_prefix)
     pair = Pair(target, attach(target, folder), make_tokens(20))
     assert isinstance(pair.draft, HydraSession)
-    tapped = target.open_session()
-    kept = tapped.tap(())
-    prefill(tapped, pair.text[:-1])
-    states = np.array(kept.take(0, 19)).astype(np.float64)
+    states = tapped_features(target, read_spec(folder), pair.text)
     embeddings = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)
     arrays, root = read_arrays(folder), pair.text[-1]
     found = [pair.read(), pair.step(9), pair.step(30)]
@@ -89,13 +89,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
 def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
     for accepted, n in ((3, 3), (1, 9), (0, 2)):
-        steps = [pair.read()]
-        while len(steps) < min(n, 3):
-            steps.append(pair.step(int(steps[-1].argmax())))
-        chain, scores = pair.rollout(n)
-        assert chain.tokens.tolist() == [int(row.argmax()) for row in steps]
-        assert all(is_close(scores.logits(i), row) for i, row in enumerate(steps))
-        pair.verify(chain, tuple(range(accepted)), 8)
+        pair.verify(check_rollout(pair, n, length=min(n, 3)), range(accepted), 8)
         check_fresh(pair)
         assert pair.draft.step(9) is None
 
@@ -177,14 +171,9 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 def test_files_that_do_not_fit(
     target: MlxModel, plus_folder: Path, tmp_path: Path, message: str, change: dict[str, Any]
 ) -> None:
-    with pytest.raises(EdgespecError, match=message) as caught:
-        attach(target, rewrite(plus_folder, tmp_path / "head", change))
-    assert isinstance(caught.value, InvalidModelFile | Unsupported)
-    assert "\n" not in caught.value.message
-    assert caught.value.hint
+    refuse(target, rewrite(plus_folder, tmp_path / "head", change), (InvalidModelFile, Unsupported), message)
 
 
 def test_heads_of_another_size(target: MlxModel, tmp_path: Path) -> None:
     folder = make_hydra(tmp_path / "head", size=128, vocab_size=VOCABULARY)
-    with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
-        attach(target, folder)
+    refuse(target, folder, Unsupported, "hidden size of 128; the model has 256")

@@ -16,7 +16,7 @@ from edgespec.backends.mlx import mtp
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import EdgespecError, InvalidModelFile
 from tests.backends.mlx_pairs import (
     Answers,
     Pair,
@@ -29,6 +29,7 @@ from tests.backends.mlx_pairs import (
     measure,
     open_late,
     read_spec,
+    refuse,
 )
 from tests.backends.pair_heads import (
     FFN,
@@ -209,11 +210,10 @@ def test_states_before_and_after_norms(target: MlxModel, plain: Answers, rate: f
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
-    def check(error: type[Exception], message: str, changes: dict[str, Any]) -> None:
+    def check(error: type[EdgespecError], message: str, changes: dict[str, Any]) -> None:
         tensors = {**make_tensors("mtp", SIZE, LLAMA), **changes}
         folder = write_head(tmp_path / str(len(list(tmp_path.iterdir()))), tensors)
-        with pytest.raises(error, match=message):
-            attach(target, folder)
+        refuse(target, folder, error, message)
 
     wide = np.zeros((512, 256), np.float32)
     layer = "mtp.layers.0."
@@ -230,5 +230,4 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "has latent attention", {f"{layer}self_attn.kv_a_proj_with_mqa.weight": wide})
     check(Unsupported, "vocabulary of 512 tokens; the model has 4,096", {"mtp.embed_tokens.weight": wide})
     small = write_folder(tmp_path / "small", make_tensors("mtp", 128, LLAMA), make_config("mtp", 128, VOCABULARY))
-    with pytest.raises(Unsupported, match="hidden size of 128; the model has 256"):
-        attach(target, small)
+    refuse(target, small, Unsupported, "hidden size of 128; the model has 256")

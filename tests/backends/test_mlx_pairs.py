@@ -14,10 +14,10 @@ from tests.backends.mlx_pairs import (
     Pair,
     cancel_a_read,
     check_fresh,
+    check_rollout,
     check_rounds,
     check_window,
     follow_another_text,
-    is_close,
     make_tokens,
     read_spec,
 )
@@ -51,13 +51,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
 def test_rollouts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
     for accepted in (3, 1):
-        steps = [pair.read()]
-        while len(steps) < 4:
-            steps.append(pair.step(int(steps[-1].argmax())))
-        chain, scores = pair.rollout(4)
-        assert chain.tokens.tolist() == [int(row.argmax()) for row in steps]
-        assert all(is_close(scores.logits(i), row) for i, row in enumerate(steps))
-        pair.verify(chain, range(accepted), 8)
+        pair.verify(check_rollout(pair, 4, length=4), range(accepted), 8)
         check_fresh(pair)
 
 
