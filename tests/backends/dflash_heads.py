@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.formats.heads import HeadKind, HeadSpec
+from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated
 from tests.models import TARGET, GgufBuilder
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EPS, ROPE_BASE = 256, (1, 3, 4, 5), 4, 2, 32, 192, 1e-5, 10000.0
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (1, 3, 4, 5), 4, 2, 32, 192
 DEPTH, BLOCK, MASK, DRAFT_VOCABULARY, RANK = 2, 6, 4000, 500, 16
 
 
@@ -114,7 +114,7 @@ class NumpyDflash:
     """The forward pass over a block and all states of a text at once."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
-        self._w, target = _read_tensors(path), _read_tensors(TARGET)
+        self._w, target = read_tensors(path), read_tensors(TARGET)
         self._dialect = dialect
         self._embeddings = target["token_embd.weight"]
         self._output = self._w.get("output.weight", target.get("output.weight", self._embeddings))
@@ -126,11 +126,11 @@ class NumpyDflash:
         are -inf.
         """
         w, n = self._w, len(features)
-        injected = _norm(features.astype(np.float64) @ w["fc.weight"].T) * w["enc.output_norm.weight"]
+        injected = normed(features.astype(np.float64) @ w["fc.weight"].T, w["enc.output_norm.weight"])
         x = self._embeddings[[root, *[MASK] * (BLOCK - 1)]].astype(np.float64)
         for i in range(DEPTH):
             x = self._layer(i, x, injected, n)
-        z = _norm(x) * w["output_norm.weight"] @ self._output.T
+        z = normed(x, w["output_norm.weight"]) @ self._output.T
         if self._dialect.markov is not None:
             before = [root, *best][: BLOCK - self._dialect.first]
             z[self._dialect.first :] += w["markov_w1.weight"][before] @ w["markov_w2.weight"].T
@@ -144,44 +144,20 @@ class NumpyDflash:
     def _layer(self, i: int, x: Floats, injected: Floats, n: int) -> Floats:
         """The block's rows [BLOCK, H] after layer `i`."""
         w = {k.removeprefix(f"blk.{i}.").removesuffix(".weight"): v for k, v in self._w.items()}
-        y = _norm(x) * w["attn_norm"]
+        y = normed(x, w["attn_norm"])
         positions = np.arange(n + len(x))
         seen = np.concatenate([injected, y])
-        keys = _norm((seen @ w["attn_k"].T).reshape(-1, KV_HEADS, HEAD_WIDTH)) * w["attn_k_norm"]
-        keys = _rotate(keys, positions).repeat(HEADS // KV_HEADS, axis=1)
-        values = (seen @ w["attn_v"].T).reshape(-1, KV_HEADS, HEAD_WIDTH).repeat(HEADS // KV_HEADS, axis=1)
-        queries = _norm((y @ w["attn_q"].T).reshape(-1, HEADS, HEAD_WIDTH)) * w["attn_q_norm"]
-        queries = _rotate(queries, positions[n:])
-        scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(HEAD_WIDTH)
+        keys = normed((seen @ w["attn_k"].T).reshape(-1, KV_HEADS, HEAD_WIDTH), w["attn_k_norm"])
+        keys = rotated(keys)
+        values = (seen @ w["attn_v"].T).reshape(-1, KV_HEADS, HEAD_WIDTH)
+        queries = normed((y @ w["attn_q"].T).reshape(-1, HEADS, HEAD_WIDTH), w["attn_q_norm"])
+        queries = rotated(queries, n)
         ahead = positions[None] - positions[n:, None]
+        mask = np.ones(ahead.shape, bool)
         if self._dialect.is_causal:
-            scores = np.where(ahead > 0, -np.inf, scores)
+            mask &= ahead <= 0
         if self._dialect.window and i == 0:
-            scores = np.where(ahead <= -self._dialect.window, -np.inf, scores)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        x = x + np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1) @ w["attn_output"].T
-        y = _norm(x) * w["ffn_norm"]
-        gate = y @ w["ffn_gate"].T
-        return x + (gate / (1 + np.exp(-gate)) * (y @ w["ffn_up"].T)) @ w["ffn_down"].T
-
-
-def _norm(x: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
-
-
-def _rotate(x: Floats, positions: np.ndarray) -> Floats:
-    """Rotary embedding of numbers half a head apart."""
-    width = x.shape[-1]
-    angles = positions[:, None] * ROPE_BASE ** (-np.arange(0, width, 2) / width)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    a, b = x[..., : width // 2], x[..., width // 2 :]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def _read_tensors(path: Path) -> dict[str, Floats]:
-    """Each as floats in the order of a matrix's rows; d2t as ids."""
-    return {
-        each.name: each.data if each.name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type)
-        for each in gguf.GGUFReader(path).tensors
-    }
+            mask &= ahead > -self._dialect.window
+        x = x + attend(queries, keys, values, mask).reshape(len(x), -1) @ w["attn_output"].T
+        y = normed(x, w["ffn_norm"])
+        return x + feed_forward(y, w["ffn_gate"], w["ffn_up"], w["ffn_down"])

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.formats.heads import HeadSpec
+from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, read_tensors
 from tests.models import TARGET, GgufBuilder
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EPS, ROPE_BASE = 256, (2, 3, 5), 4, 2, 32, 192, 1e-5, 10000.0
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (2, 3, 5), 4, 2, 32, 192
 DRAFT_VOCABULARY = 500
 
 
@@ -116,9 +116,9 @@ class NumpyHead:
     """The forward pass over all pairs of a text at once."""
 
     def __init__(self, head: Head) -> None:
-        self._w = _read_tensors(head.path)
+        self._w = read_tensors(head.path)
         self._head = head
-        self._embeddings = self._w.get("token_embd.weight", _read_tensors(TARGET)["token_embd.weight"])
+        self._embeddings = self._w.get("token_embd.weight", read_tensors(TARGET)["token_embd.weight"])
 
     def logits(self, features: Floats, tokens: list[int], drafted: list[int]) -> Floats:
         """[V] after the pairs of `features` [n, 3 H] and `tokens` [n], and of each drafted token and the state before.
@@ -127,13 +127,13 @@ class NumpyHead:
         """
         fused = features.astype(np.float64)
         if self._head.is_normed:
-            fused = _norm(fused) * self._w["enc.output_norm.weight"]
+            fused = normed(fused, self._w["enc.output_norm.weight"])
         fused = fused @ self._w["fc.weight"].T
         states = self._decode(fused, tokens)
         for token in drafted:
             fused, tokens = np.concatenate([fused, states[-1:]]), [*tokens, token]
             states = self._decode(fused, tokens)
-        z = (_norm(states[-1:]) * self._w["output_norm.weight"] @ self._w["output.weight"].T)[0]
+        z = (normed(states[-1:], self._w["output_norm.weight"]) @ self._w["output.weight"].T)[0]
         if "d2t" not in self._w:
             return z.astype(np.float32)
         scattered = np.full(len(self._embeddings), -np.inf, np.float32)
@@ -143,24 +143,15 @@ class NumpyHead:
     def _decode(self, fused: Floats, tokens: list[int]) -> Floats:
         """[n, size] the states after the layer."""
         w, n = {k.removeprefix("blk.0.").removesuffix(".weight"): v for k, v in self._w.items()}, len(tokens)
-        normed = _norm(fused) * w["attn_norm_2"]
-        x = np.concatenate([_norm(self._embeddings[tokens].astype(np.float64)) * w["attn_norm"], normed], axis=1)
+        g = normed(fused, w["attn_norm_2"])
+        x = np.concatenate([normed(self._embeddings[tokens].astype(np.float64), w["attn_norm"]), g], axis=1)
         q = _rotate((x @ w["attn_q"].T).reshape(n, HEADS, HEAD_WIDTH))
-        k = _rotate((x @ w["attn_k"].T).reshape(n, KV_HEADS, HEAD_WIDTH)).repeat(HEADS // KV_HEADS, axis=1)
-        v = (x @ w["attn_v"].T).reshape(n, KV_HEADS, HEAD_WIDTH).repeat(HEADS // KV_HEADS, axis=1)
-        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_WIDTH)
-        scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        attended = np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ w["attn_output"].T
-        hidden = attended + (normed if self._head.is_normed else fused)
-        y = _norm(hidden) * w["ffn_norm"]
-        gate = y @ w["ffn_gate"].T
-        return hidden + (gate / (1 + np.exp(-gate)) * (y @ w["ffn_up"].T)) @ w["ffn_down"].T
-
-
-def _norm(x: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
+        k = _rotate((x @ w["attn_k"].T).reshape(n, KV_HEADS, HEAD_WIDTH))
+        v = (x @ w["attn_v"].T).reshape(n, KV_HEADS, HEAD_WIDTH)
+        attended = attend(q, k, v, np.tri(n, dtype=bool)).reshape(n, -1) @ w["attn_output"].T
+        hidden = attended + (g if self._head.is_normed else fused)
+        y = normed(hidden, w["ffn_norm"])
+        return hidden + feed_forward(y, w["ffn_gate"], w["ffn_up"], w["ffn_down"])
 
 
 def _rotate(x: Floats) -> Floats:
@@ -170,11 +161,3 @@ def _rotate(x: Floats) -> Floats:
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     even, odd = x[..., 0::2], x[..., 1::2]
     return np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
-
-
-def _read_tensors(path: Path) -> dict[str, Floats]:
-    """Each as floats in the order of a matrix's rows; d2t as ids."""
-    return {
-        each.name: each.data if each.name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type)
-        for each in gguf.GGUFReader(path).tensors
-    }

@@ -11,10 +11,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from edgespec.core.arrays import Logits
+from tests.backends.numpy_layers import attend, feed_forward, normed, rotated
 from tests.formats.head_files import make_pickle, stored, write_torch
 
 Arrays = dict[str, np.ndarray]
-EPS, HEADS, KV_HEADS = 1e-5, 4, 2
+HEADS, KV_HEADS = 4, 2
 
 
 def make_medusa(
@@ -119,21 +120,17 @@ def run_prefix(arrays: Arrays, states: np.ndarray) -> np.ndarray:
     """[n, H] of the layer of Hydra++ and the norm behind it."""
     w = {name.removeprefix("prefix_embeding_layer.layers.0."): array for name, array in arrays.items()}
     n = len(states)
-    x = _norm(states) * w["input_layernorm.weight"]
+    x = normed(states, w["input_layernorm.weight"])
     q, k, v = (
         (x @ w[f"self_attn.{c}_proj.weight"].T).reshape(n, heads, -1)
         for c, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
     )
-    q, k, v = _rotate(q), _rotate(k).repeat(HEADS // KV_HEADS, axis=1), v.repeat(HEADS // KV_HEADS, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(q.shape[-1])
-    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
-    h = states + np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ w["self_attn.o_proj.weight"].T
-    y = _norm(h) * w["post_attention_layernorm.weight"]
-    h = h + (silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-    normed: np.ndarray = _norm(h) * arrays["prefix_embeding_layer.norm.weight"]
-    return normed
+    mask = np.tri(n, dtype=bool)
+    h = states + attend(rotated(q), rotated(k), v, mask).reshape(n, -1) @ w["self_attn.o_proj.weight"].T
+    y = normed(h, w["post_attention_layernorm.weight"])
+    h = h + feed_forward(y, *(w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down")))
+    found: np.ndarray = normed(h, arrays["prefix_embeding_layer.norm.weight"])
+    return found
 
 
 def _make_prefix(rng: np.random.Generator, size: int) -> Arrays:
@@ -153,17 +150,3 @@ def _make_prefix(rng: np.random.Generator, size: int) -> Arrays:
 
 def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
     return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / np.sqrt(columns))
-
-
-def _norm(x: np.ndarray) -> np.ndarray:
-    normed: np.ndarray = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
-    return normed
-
-
-def _rotate(x: np.ndarray) -> np.ndarray:
-    """Rotary embedding of the two halves of a head; position is the row."""
-    half = x.shape[-1] // 2
-    angles = np.arange(len(x))[:, None] * 10_000.0 ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.mlx.model import MlxModel
+from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, rotated
 
-HEADS, KV_HEADS, HEAD_DIM, FFN, RANK, EPS, ROPE_BASE = 4, 2, 32, 96, 8, 1e-5, 10000.0
+HEADS, KV_HEADS, HEAD_DIM, FFN, RANK = 4, 2, 32, 96, 8
 
 
 def make_folder(
@@ -77,19 +78,6 @@ def make_folder(
     return path
 
 
-def normed(x: Any, weight: Any) -> Any:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
-
-
-def rotated(x: Any, first: int) -> Any:
-    """Rotary embedding of the two halves of a head; x [n, heads, width], its first row at `first`."""
-    half = x.shape[-1] // 2
-    angles = np.arange(first, first + len(x))[:, None] * ROPE_BASE ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
 class NumpyHead:
     """The forward pass of one block, in double precision. `windows` and `is_causal` as the config says."""
 
@@ -112,8 +100,7 @@ class NumpyHead:
             w = {k.removeprefix(f"layers.{i}."): v for k, v in self.w.items()}
             x = x + self._attend(w, z, normed(x, w["input_layernorm.weight"]), window)
             y = normed(x, w["post_attention_layernorm.weight"])
-            gate = y @ w["mlp.gate_proj.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+            x = x + feed_forward(y, *(w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down")))
         return normed(x, self.w["norm.weight"])
 
     def scores(self, output: Any) -> Any:
@@ -133,10 +120,7 @@ class NumpyHead:
         seen = np.concatenate([z, x])  # hidden states of the text, then the block's own rows
         q = rotated(normed(split(x, "q", heads), w["self_attn.q_norm.weight"]), n)
         k = rotated(normed(split(seen, "k", kv_heads), w["self_attn.k_norm.weight"]), 0)
-        k, v = (each.repeat(heads // kv_heads, axis=1) for each in (k, split(seen, "v", kv_heads)))
         at, to = np.arange(n, n + m)[:, None], np.arange(n + m)[None]
         mask = (at - to < (window or n + m + 1)) & ((to <= at) | (not self.is_causal))
-        scores = np.where(mask, np.einsum("ihd,jhd->hij", q, k) / np.sqrt(width), -np.inf)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        return np.einsum("hij,jhd->ihd", weights, v).reshape(m, -1) @ w["self_attn.o_proj.weight"].T
+        attended = attend(q, k, split(seen, "v", kv_heads), mask)
+        return attended.reshape(m, -1) @ w["self_attn.o_proj.weight"].T

@@ -10,9 +10,10 @@ import numpy as np
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
+from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated
 from tests.models import GgufBuilder, hybrid
 
-WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EXPERT, EPS, ROPE_BASE = 128, 2, 4, 2, 32, 192, 64, 1e-5, 10000.0
+WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EXPERT = 128, 2, 4, 2, 32, 192, 64
 
 
 def spec_of(path: Path) -> HeadSpec:
@@ -157,10 +158,7 @@ class NumpyLayer:
     """The forward pass of an MTP layer of `make_mixture` or `make_dense` over all pairs of a text at once."""
 
     def __init__(self, path: Path, number: int = 0) -> None:
-        tensors = {
-            each.name.removesuffix(".weight"): gguf.quants.dequantize(each.data, each.tensor_type)
-            for each in gguf.GGUFReader(path).tensors
-        }
+        tensors = {name.removesuffix(".weight"): each for name, each in read_tensors(path).items()}
         self._embeddings, self._output = tensors["token_embd"], tensors["output"]
         block = f"blk.{LAYERS + number}."
         self._w = {name.removeprefix(block): w for name, w in tensors.items() if name.startswith(block)}
@@ -181,43 +179,22 @@ class NumpyLayer:
     def run(self, h: Floats, tokens: list[int]) -> Floats:
         """[n, H] the states of the layer, after its last norm."""
         w, n = self._w, len(tokens)
-        embedded = _norm(self._embeddings[tokens].astype(np.float64)) * w["nextn.enorm"]
-        x = np.concatenate([embedded, _norm(h) * w["nextn.hnorm"]], axis=1) @ w["nextn.eh_proj"].T
-        y = _norm(x) * w["attn_norm"]
+        embedded = normed(self._embeddings[tokens].astype(np.float64), w["nextn.enorm"])
+        x = np.concatenate([embedded, normed(h, w["nextn.hnorm"])], axis=1) @ w["nextn.eh_proj"].T
+        y = normed(x, w["attn_norm"])
         q, k = (y @ w["attn_q"].T).reshape(n, HEADS, HEAD_WIDTH), (y @ w["attn_k"].T).reshape(n, KV_HEADS, HEAD_WIDTH)
         if "attn_q_norm" in w:
-            q, k = _norm(q) * w["attn_q_norm"], _norm(k) * w["attn_k_norm"]
-        q, k = _rotate(q), _rotate(k).repeat(HEADS // KV_HEADS, axis=1)
-        v = (y @ w["attn_v"].T).reshape(n, KV_HEADS, HEAD_WIDTH).repeat(HEADS // KV_HEADS, axis=1)
-        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_WIDTH)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True)) * np.tri(n)
-        weights /= weights.sum(axis=2, keepdims=True)
-        x = x + np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ w["attn_output"].T
-        return _norm(x + self._mix(x)) * w["nextn.shared_head_norm"]
+            q, k = normed(q, w["attn_q_norm"]), normed(k, w["attn_k_norm"])
+        q, k = rotated(q), rotated(k)
+        v = (y @ w["attn_v"].T).reshape(n, KV_HEADS, HEAD_WIDTH)
+        x = x + attend(q, k, v, np.tri(n, dtype=bool)).reshape(n, -1) @ w["attn_output"].T
+        return normed(x + self._mix(x), w["nextn.shared_head_norm"])
 
     def _mix(self, x: Floats) -> Floats:
         w = self._w
         if "ffn_gate" in w:
-            return _feed_forward(_norm(x) * w["ffn_norm"], *(w[f"ffn_{name}"] for name in ("gate", "up", "down")))
-        y = _norm(x) * w["post_attention_norm"]
-        routed = _feed_forward(y, *(w[f"ffn_{name}_exps"][0] for name in ("gate", "up", "down")))
-        shared = _feed_forward(y, *(w[f"ffn_{name}_shexp"] for name in ("gate", "up", "down")))
+            return feed_forward(normed(x, w["ffn_norm"]), *(w[f"ffn_{name}"] for name in ("gate", "up", "down")))
+        y = normed(x, w["post_attention_norm"])
+        routed = feed_forward(y, *(w[f"ffn_{name}_exps"][0] for name in ("gate", "up", "down")))
+        shared = feed_forward(y, *(w[f"ffn_{name}_shexp"] for name in ("gate", "up", "down")))
         return routed / (1 + np.exp(-y @ w["ffn_gate_inp"].T)) + shared
-
-
-def _feed_forward(x: Floats, gate: Floats, up: Floats, down: Floats) -> Floats:
-    z = x @ gate.T
-    return (z / (1 + np.exp(-z)) * (x @ up.T)) @ down.T
-
-
-def _norm(x: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
-
-
-def _rotate(x: Floats) -> Floats:
-    """Rotary embedding of halves; position is the row."""
-    n, _, width = x.shape
-    angles = np.arange(n)[:, None] * ROPE_BASE ** (-np.arange(0, width, 2) / width)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    first, second = x[..., : width // 2], x[..., width // 2 :]
-    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)

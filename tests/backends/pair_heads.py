@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.core.arrays import Logits
+from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, rotated
 
-HEADS, KV_HEADS, HEAD_WIDTH, FFN, EPS, ROPE_BASE = 4, 2, 32, 192, 1e-5, 10_000.0
+HEADS, KV_HEADS, HEAD_WIDTH, FFN = 4, 2, 32, 192
 _GROUP = 32  # weights that share a scale
 
 
@@ -193,16 +194,16 @@ class NumpyHead:
     def _run(self, states: Floats, tokens: list[int]) -> Floats:
         w, embedded = self.w, self.embeddings[tokens]
         if self.is_mtp:
-            embedded = _norm(embedded) * w["pre_fc_norm_embedding.weight"]
-            states = _norm(states) * w["pre_fc_norm_hidden.weight"]
+            embedded = normed(embedded, w["pre_fc_norm_embedding.weight"])
+            states = normed(states, w["pre_fc_norm_hidden.weight"])
         h = np.concatenate([embedded, states], axis=1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
         for i in range(self.look.n_layers):
             h = self._layer(h, f"layers.{i}.")
-        return _norm(h) * w["norm.weight"] if self.is_mtp else h
+        return normed(h, w["norm.weight"]) if self.is_mtp else h
 
     def _layer(self, h: Floats, prefix: str) -> Floats:
         w = {name.removeprefix(prefix): each for name, each in self.w.items() if name.startswith(prefix)}
-        n, x = len(h), _norm(h) * w["input_layernorm.weight"] if "input_layernorm.weight" in w else h
+        n, x = len(h), normed(h, w["input_layernorm.weight"]) if "input_layernorm.weight" in w else h
         heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
         q, k, v = (
             (x @ w[f"self_attn.{c}_proj.weight"].T + w.get(f"self_attn.{c}_proj.bias", 0.0)).reshape(n, heads[c], -1)
@@ -210,30 +211,23 @@ class NumpyHead:
         )
         q, gate = q[..., :HEAD_WIDTH], q[..., HEAD_WIDTH:]
         if self.look.is_normed:
-            q, k = _norm(q) * w["self_attn.q_norm.weight"], _norm(k) * w["self_attn.k_norm.weight"]
-        q, k, v = self._rotate(q), self._rotate(k).repeat(2, axis=1), v.repeat(2, axis=1)
-        scores = np.where(np.tri(n, dtype=bool), np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_WIDTH), -np.inf)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        attended = np.einsum("hij,jhd->ihd", weights, v)
+            q, k = normed(q, w["self_attn.q_norm.weight"]), normed(k, w["self_attn.k_norm.weight"])
+        q, k = self._rotate(q), self._rotate(k)
+        attended = attend(q, k, v, np.tri(n, dtype=bool))
         if self.look.is_gated:
             attended = attended / (1 + np.exp(-gate))
         h = h + attended.reshape(n, -1) @ w["self_attn.o_proj.weight"].T
-        y = _norm(h) * w["post_attention_layernorm.weight"]
+        y = normed(h, w["post_attention_layernorm.weight"])
         return h + (_mix(w, y) if self.look.n_experts else _mlp(w, "mlp.", y))
 
     def _rotate(self, x: Floats) -> Floats:
         """Rotary embedding of the two halves of a head's first numbers; position is the row."""
         width = int(HEAD_WIDTH * self.look.rotated)
-        angles = np.arange(len(x))[:, None] * ROPE_BASE ** (-np.arange(width // 2) / (width // 2))
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-        a, b, rest = x[..., : width // 2], x[..., width // 2 : width], x[..., width:]
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+        return np.concatenate([rotated(x[..., :width]), x[..., width:]], axis=-1)
 
 
 def _mlp(w: Mapping[str, Floats], prefix: str, y: Floats) -> Floats:
-    z = y @ w[f"{prefix}gate_proj.weight"].T
-    return (z / (1 + np.exp(-z)) * (y @ w[f"{prefix}up_proj.weight"].T)) @ w[f"{prefix}down_proj.weight"].T
+    return feed_forward(y, *(w[f"{prefix}{part}_proj.weight"] for part in ("gate", "up", "down")))
 
 
 def _mix(w: Mapping[str, Floats], y: Floats) -> Floats:
@@ -246,7 +240,3 @@ def _mix(w: Mapping[str, Floats], y: Floats) -> Floats:
             share = scores[expert] / scores[best].sum()
             found[row] += share * _mlp(w, f"mlp.experts.{expert}.", y[row : row + 1])[0]
     return found
-
-
-def _norm(x: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)

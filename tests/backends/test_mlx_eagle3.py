@@ -20,11 +20,11 @@ from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.heads import HeadSpec
 from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
+from tests.backends.numpy_layers import attend, feed_forward, normed, rotated
 from tests.backends.pair_heads import quantize
 from tests.models import REPOSITORY, TARGET
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
-EPS = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +49,6 @@ def rewrite(path: Path, change: dict[str, Any], config: dict[str, Any] | None = 
     settings = {**json.loads((FOLDER / "config.json").read_text()), **(config or {})}
     (path / "config.json").write_text(json.dumps(settings))
     return path
-
-
-def normed(x: Any, weight: Any) -> Any:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
-
-
-def rotated(x: Any) -> Any:
-    """Rotary embedding of the two halves of a head; position is the row."""
-    half = x.shape[-1] // 2
-    angles = np.arange(len(x))[:, None] * 10_000.0 ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 class NumpyHead:
@@ -90,15 +77,11 @@ class NumpyHead:
         )
         if "self_attn.q_norm.weight" in w:
             q, k = normed(q, w["self_attn.q_norm.weight"]), normed(k, w["self_attn.k_norm.weight"])
-        q, k, v = rotated(q), rotated(k).repeat(2, axis=1), v.repeat(2, axis=1)
-        scores = np.where(np.tri(n, dtype=bool), np.einsum("ihd,jhd->hij", q, k) / 8, -np.inf)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        attended = np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ w["self_attn.o_proj.weight"].T
+        attended = attend(rotated(q), rotated(k), v, np.tri(n, dtype=bool)).reshape(n, -1)
+        attended = attended @ w["self_attn.o_proj.weight"].T
         hidden = attended + (g if self.spec.norm_before_residual else states)
         y = normed(hidden, w["post_attention_layernorm.weight"])
-        gate = y @ w["mlp.gate_proj.weight"].T
-        return hidden + (gate / (1 + np.exp(-gate)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+        return hidden + feed_forward(y, *(w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down")))
 
     def logits(self, features: Any, tokens: list[int], drafted: list[int]) -> Logits:
         """[V] after pairs of `features` and `tokens`, and of drafted tokens with the head's own states."""

@@ -27,10 +27,10 @@ from tests.backends.dflash_heads import (
     KV_HEADS,
     LAYERS,
     MASK,
-    ROPE_BASE,
     Dialect,
     make_dflash,
 )
+from tests.backends.numpy_layers import ROPE_BASE
 from tests.contract.runtimes import prefill
 from tests.models import TARGET
 
