@@ -46,7 +46,7 @@ def answer_plainly(heard: Heard, target: Path, temperature: float = 0.0) -> list
 def check_texts(
     heard: Heard, target: Path, draft: str, wanted: list[tuple[int, ...]], temperature: float
 ) -> LoadedModel:
-    """The texts with a trained head's drafts are `wanted`, and many drafts are accepted. Returns the loaded model, closed."""
+    """The texts with a trained head are `wanted`, and many drafts are accepted. Returns the closed model."""
     loaded = load(heard, target, draft)
     found, drafted, accepted = generate(loaded.engine, temperature)
     assert found == wanted
