@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.backends.mlx_pairs import Answers, LateFeatures, answer, attach
 from tests.models import REPOSITORY, TARGET
 
 SIZE = 256  # of the target
+Sound = Callable[[str], Answers]
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 
 
@@ -43,8 +45,14 @@ def folder(kind: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chain(target: MlxModel, folder: Path) -> Answers:
-    return answer(target, attach(target, folder))
+def sound(target: MlxModel) -> Sound:
+    """What is accepted of the heads of a kind as they are."""
+    return cache(lambda kind: answer(target, attach(target, HEADS / f"{kind}-python-6m")))
+
+
+@pytest.fixture(scope="module")
+def chain(kind: str, sound: Sound) -> Answers:
+    return sound(kind)
 
 
 def test_it_is_accepted(target: MlxModel, folder: Path, plain: Answers, chain: Answers, tmp_path: Path) -> None:
@@ -100,31 +108,33 @@ def test_the_state_of_another_position(target: MlxModel, folder: Path, plain: An
     check_worse(target, folder, plain, chain, read_late)
 
 
-def test_medusa_heads_before_the_norm(target: MlxModel, plain: Answers) -> None:
+def test_medusa_heads_before_the_norm(target: MlxModel, plain: Answers, sound: Sound) -> None:
     """Hydra++ norms its input itself."""
     folder = HEADS / "medusa-python-6m"
-    check_worse(target, folder, plain, answer(target, attach(target, folder)), read_before_the_norm)
+    check_worse(target, folder, plain, sound("medusa"), read_before_the_norm)
 
 
-def test_medusa_heads_in_another_order(target: MlxModel, plain: Answers, tmp_path: Path) -> None:
+def test_medusa_heads_in_another_order(target: MlxModel, plain: Answers, sound: Sound, tmp_path: Path) -> None:
     folder = HEADS / "medusa-python-6m"
     arrays = load_file(folder / "model.safetensors")
     names = {f"{i}.0.linear.{part}": f"{2 - i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")}
     turned = rewrite(folder, tmp_path / "head", {name: arrays[other] for name, other in names.items()})
-    check_worse(target, turned, plain, answer(target, attach(target, folder)))
+    check_worse(target, turned, plain, sound("medusa"))
 
 
-def test_hydra_heads_without_their_prefix_layer(target: MlxModel, plain: Answers) -> None:
+def test_hydra_heads_without_their_prefix_layer(target: MlxModel, plain: Answers, sound: Sound) -> None:
     folder = HEADS / "hydra-python-6m"
-    check_worse(target, folder, plain, answer(target, attach(target, folder)), skip_the_prefix)
+    check_worse(target, folder, plain, sound("hydra"), skip_the_prefix)
 
 
-def test_hydra_heads_that_read_the_embedding_first(target: MlxModel, plain: Answers, tmp_path: Path) -> None:
+def test_hydra_heads_that_read_the_embedding_first(
+    target: MlxModel, plain: Answers, sound: Sound, tmp_path: Path
+) -> None:
     folder = HEADS / "hydra-python-6m"
     arrays = load_file(folder / "model.safetensors")
     matrices = {name: array for name, array in arrays.items() if name.startswith("hydra_mlp") and array.ndim == 2}
     rolled = {name: np.roll(array, SIZE, axis=1) for name, array in matrices.items()}
-    check_worse(target, rewrite(folder, tmp_path / "head", rolled), plain, answer(target, attach(target, folder)))
+    check_worse(target, rewrite(folder, tmp_path / "head", rolled), plain, sound("hydra"))
 
 
 def check_worse(

@@ -64,8 +64,9 @@ ANSWERS = [
     drafter_answers.survives_other_texts,
     drafter_answers.survives_structure,
     drafter_answers.survives_cancels,
-    drafter_answers.survives_errors,
 ]
+ALIKE = ("mtp", "eagle", "dspark", "medusa", "hydra")  # heads whose drafter is the one of eagle3 or dflash
+FAILING = [name for name in NAMES if not name.startswith(tuple(f"{kind} on " for kind in ALIKE))]
 
 
 @pytest.mark.parametrize("check", ROUNDS, ids=lambda check: check.__name__)
@@ -86,6 +87,12 @@ def test_its_cost_is_measured(subject: Subject) -> None:
     assert not failures and (drafter.is_free or found[subject.drafter].units)
     drafter.close()
     target.close()
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_errors(loader: Loader, name: str) -> None:
+    """The errors are those of a drafter, not of its session."""
+    drafter_answers.survives_errors(loader.load(name))
 
 
 @pytest.mark.parametrize("name", ADOPTING)
