@@ -1,4 +1,4 @@
-"""One prompt, one answer, and the speedup over plain decoding."""
+"""One prompt, one answer, and the speedup over plain decoding where that is known."""
 
 import edgespec
 
@@ -7,4 +7,6 @@ with edgespec.load() as model:  # the embedded pair, which completes Python code
 
 print(reply)
 print(f"[{reply.finish_reason}: {len(reply.tokens)} tokens, {reply.stats.tokens_per_second:.0f} tokens/s,")
-print(f" {reply.stats.tau:.2f} tokens per forward of the target, {reply.stats.times_plain:.2f}x plain decoding]")
+print(f" {reply.stats.tau:.2f} tokens per forward of the target]")
+if reply.stats.times_plain is not None:  # None until some rounds without a draft were measured
+    print(f"{reply.stats.times_plain:.2f}x plain decoding")

@@ -78,7 +78,8 @@ def test_sixteen_at_once_say_what_each_says_alone(engine: Engine, shared: Engine
     session.close()
     steps = [event for events in beside for event in events if isinstance(event, Step) and event.index]
     assert max(step.n_peer_rows or 0 for step in steps) >= AT_ONCE // 2, "they did share forwards"
-    assert (sum(step.n_accepted for step in steps) > 0) == (kind != "plain")
+    if kind != "autopilot":  # which drafts where the measured times of this machine say so
+        assert (sum(step.n_accepted for step in steps) > 0) == (kind != "plain")
 
 
 def test_drawn_texts_are_those_of_their_seeds(shared: Engine) -> None:
