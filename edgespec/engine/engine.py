@@ -30,18 +30,17 @@ from edgespec.engine.drafting import (
     make_fixed_controller,
     make_verifier,
 )
-from edgespec.engine.events import Event, Notice, Request
+from edgespec.engine.events import AnswerStart, Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.plain_rounds import PlainRounds
+from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarCompiler, GrammarMask
-from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest
-from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
-from edgespec.text.reasoning import detect_format
+from edgespec.errors import BackendError, Cancelled, InvalidRequest
+from edgespec.text.chat_template import Message
 from edgespec.text.stream import TextStream
 
 _PROFILE_S = 0.5  # of the implicit calibration
-_PROMPT_TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
 
 class Engine:
@@ -61,11 +60,8 @@ class Engine:
         self._drafters = DrafterPool(drafters, target)
         self.speculation = speculation
         self.is_paused = False  # no drafting for now; any thread may set it, during a generation too
-        tokenizer, source = target.tokenizer, target.chat_template
-        bos, eos = ("" if t is None else tokenizer.special_text(t) for t in (tokenizer.bos, tokenizer.eos))
-        self._template = ChatTemplate(source, bos, eos) if source else None
-        self._reasoning = detect_format(source) if source else None
-        self._grammars = GrammarCompiler(tokenizer)
+        self._prompts = PromptEncoder(target)
+        self._grammars = GrammarCompiler(target.tokenizer)
         # A draft model of a fixed length reads again whatever one slot adopts from another.
         reads = speculation.draft_max and self._drafters.reads_text
         self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
@@ -94,16 +90,16 @@ class Engine:
         BackendError.
         """
         started_s = perf_counter()
-        prompt, tail = self._encode(request.prompt, request.variables)
-        is_raw = isinstance(request.prompt, str)
-        tokenizer = self.target.tokenizer
-        text = TextStream(tokenizer, request.stop, self._reasoning, tail, request.visible, is_raw=is_raw)
+        encoded = self._encode(request.prompt, request.variables, request.start)
+        prompt, is_raw, tokenizer = encoded.tokens, isinstance(request.prompt, str), self.target.tokenizer
+        visible, reasoning = request.visible, self._prompts.reasoning
+        text = TextStream(tokenizer, request.stop, reasoning, encoded.tail, visible, is_raw=is_raw, start=encoded.start)
         generation = Generation(request, prompt, text, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            mask = self._compile_grammar(request, sampler, len(prompt), tail)
+            mask = self._compile_grammar(request, sampler, len(prompt), encoded.tail)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
@@ -140,7 +136,7 @@ class Engine:
 
     def encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
-        return self._encode(prompt, variables or {})[0]
+        return self._encode(prompt, variables or {}).tokens
 
     @property
     def has_draft_stats(self) -> bool:
@@ -222,30 +218,20 @@ class Engine:
             with suppress(BackendError):
                 self.measure_missing(check)
 
-    def _encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> tuple[list[int], str]:
-        """Token ids, and the end of the rendered text, which shows whether the model begins inside its reasoning."""
+    def _encode(
+        self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None = None
+    ) -> EncodedPrompt:
         if self._is_closed:
             raise BackendError("the model has been closed.", hint="Open it again.")
-        if isinstance(prompt, str):
-            text = prompt
-        elif self._template is not None:
-            text = self._template.render(prompt, variables=variables)
-        else:
-            text = "".join(message.content for message in prompt)
-        size = self.target.context_size
-        check_length(text, size)
-        tokens = encode_prompt(self.target.tokenizer, text, parse_special=True) if text else []
-        if not tokens:
-            raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
-        if len(tokens) > size:
-            raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=SHORTEN)
-        return tokens, text[-_PROMPT_TAIL:]
+        return self._prompts.encode(prompt, variables, start)
 
     def _compile_grammar(self, request: Request, sampler: Sampler, n_prompt: int, tail: str) -> GrammarMask | None:
         """The sampler within the request's structure, which begins after the reasoning; None without a structure."""
         if request.structure is None:
             return None
-        form, end = self._reasoning, b""
+        if request.start is not None:
+            raise InvalidRequest("structured output cannot be continued.", hint="Ask for the whole answer.")
+        form, end = self._prompts.reasoning, b""
         if form is not None and form.starts_inside(tail):
             markers = form.states["reasoning"].markers
             end = next(marker for marker, state in markers.items() if state == "answer").encode()

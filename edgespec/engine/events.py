@@ -15,9 +15,19 @@ from edgespec.text.stream import Piece
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerStart:
+    """The beginning of an answer that was cut. An answer without `text` was cut in its reasoning."""
+
+    text: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What to generate. `prompt` is text to continue as it stands, or the messages of a chat.
 
+    start         the answer so far: the model goes on with it, and the events have only what follows. Not with a
+                  structure
     max_tokens    None: to the end of the context
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
@@ -36,6 +46,7 @@ class Request:
     structure: Structure | None = None
     visible: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    start: AnswerStart | None = None
 
 
 @dataclass(frozen=True, slots=True)

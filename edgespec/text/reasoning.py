@@ -35,12 +35,16 @@ class State:
 class ReasoningFormat:
     """How one family of models marks reasoning: states by name, with at least "answer" and "reasoning".
 
-    A prompt that ends in one of `openers`, apart from blanks, has begun the reasoning for the model.
+    A prompt that ends in one of `openers`, apart from blanks, has begun the reasoning for the model. The model writes
+    its reasoning between `before` and `after`, and `header` in front of an answer without reasoning.
     """
 
     name: str
     states: Mapping[str, State]
     openers: tuple[str, ...]
+    before: str
+    after: str
+    header: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -51,6 +55,16 @@ class ReasoningFormat:
         """Whether a model that continues `prompt_tail` begins with reasoning."""
         return prompt_tail.rstrip().endswith(self.openers)
 
+    def write(self, reasoning: str, text: str, *, is_inside: bool) -> str:
+        """An answer as the model writes it, up to its end or, without `text`, inside of the reasoning.
+
+        `is_inside`: the prompt has begun the reasoning.
+        """
+        if not reasoning and not is_inside:
+            return self.header + text if text else ""
+        thought = reasoning if is_inside else self.before + reasoning
+        return thought + self.after + text if text else thought
+
 
 def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
     """One block at the beginning. Later the markers are text, since an answer may quote them."""
@@ -59,7 +73,7 @@ def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
         "reasoning": State("reasoning", {closing: "answer"}),
         "text": State("answer", {}),
     }
-    return ReasoningFormat(name, states, (opening.rstrip(),))
+    return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
 
 
 def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
@@ -68,7 +82,7 @@ def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
         "answer": State("answer", {opening: "reasoning"}),
         "reasoning": State("reasoning", {closing: "answer"}),
     }
-    return ReasoningFormat(name, states, (opening.rstrip(),))
+    return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
 
 
 _ENDS = {"<|end|>": "answer", "<|return|>": "answer", "<|call|>": "answer"}
@@ -86,6 +100,9 @@ HARMONY_MESSAGES = ReasoningFormat(
         "thinking": State(None, {"<|channel|>": "channel", "<|message|>": "reasoning"}),
     },
     ("<|channel|>analysis<|message|>",),
+    before="<|channel|>analysis<|message|>",
+    after="<|end|><|start|>assistant<|channel|>final<|message|>",
+    header="<|channel|>final<|message|>",
 )
 
 _SOLAR = ReasoningFormat(
@@ -96,6 +113,9 @@ _SOLAR = ReasoningFormat(
         "header": State(None, {"<|think|>": "reasoning", "<|content|>": "answer"}),
     },
     ("<|think|>",),
+    before="<|think|>",
+    after="<|end|><|begin|>assistant<|content|>",
+    header="<|content|>",
 )
 
 # The markers in a chat template -> the format its model writes; the first row that applies counts.

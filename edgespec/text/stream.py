@@ -64,8 +64,10 @@ class TextStream:
         visible: Iterable[str] = (),
         *,
         is_raw: bool = False,
+        start: str = "",
     ) -> None:
-        """`is_raw`: the text is shown unchanged, with its markers of reasoning.
+        """`is_raw`: the text is shown unchanged, with its markers of reasoning. `start` is the reply so far, as the
+        model writes it; it is not repeated, and no stop string counts in it.
 
         `visible` are control tokens, by their spelling, that count as text. If markers of reasoning are among them, all
         text is answer and the caller separates its parts; stop strings still count in the same part only.
@@ -79,6 +81,8 @@ class TextStream:
         self._decoder = StreamDecoder(tokenizer, control)
         starts_inside = reasoning is not None and reasoning.starts_inside(prompt_tail)
         self._splitter = ReasoningSplitter(reasoning, "reasoning" if starts_inside else "answer")
+        self._splitter.push(start)
+        self._splitter.finish()  # what may begin a marker there has been shown
         self._stop_strings = tuple(stops)
         self._stops = StopStrings(self._stop_strings)
         self._decoded = _Origins()  # of the text that enters the splitter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -13,7 +14,8 @@ from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
+from edgespec.engine.events import AnswerStart, Finished, Request
+from edgespec.engine.structured_output import Structure, Text
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
@@ -205,3 +207,29 @@ def test_templates_can_write_the_end_of_a_turn() -> None:
     target.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"  # type: ignore[misc]
     engine = Engine(target, [], PLAIN)
     assert len(engine.encode((Message("user", "hi"), Message("assistant", "ho")))) == len("hi<end>ho<end>")
+
+
+@pytest.mark.parametrize("template", ["", "<{{ messages[0].content }}>{# <think></think> #}", "a<think>"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_cut_answer_is_gone_on_with(template: str, temperature: float) -> None:
+    """Two parts are the whole answer, with a template or without, in its reasoning and after it."""
+    target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda f: None, check=lambda: None)
+    target.chat_template = template or None  # type: ignore[misc]
+    engine = Engine(target, [], PLAIN)
+    bias = ((256, -1000.0),)  # it does not end by itself
+    request = Request((Message("user", "hi"),), SamplingParams(temperature=temperature, logit_bias=bias), 60, seed=3)
+
+    def answer(request: Request) -> tuple[str, str]:
+        pieces = [event for event in engine.stream(request) if isinstance(event, Piece)]
+        reasoning = "".join(piece.text for piece in pieces if piece.channel == "reasoning")
+        return reasoning, "".join(piece.text for piece in pieces if piece.channel == "answer")
+
+    whole = answer(request)
+    assert bool(whole[0]) == template.endswith("<think>") and len("".join(whole)) == 60
+    reasoning, text = answer(replace(request, max_tokens=25))
+    rest = answer(replace(request, max_tokens=35, start=AnswerStart(text, reasoning)))
+    assert (reasoning + rest[0], text + rest[1]) == whole
+    thought = answer(replace(request, start=AnswerStart("", "why")))
+    assert not thought["think" in template], "the model is in its reasoning still, if it has any"
+    with pytest.raises(InvalidRequest, match="structured output cannot be continued"):
+        answer(replace(request, start=AnswerStart(text), structure=Structure(((Text("x"),),))))
