@@ -82,7 +82,8 @@ class ChatApp(Window):
         super().__init__()
         self.request = request
         self.chat = chat
-        self.recorder = ConversationRecorder(chat, store, lambda text: self.post_message(Toast(text, kind="error")))
+        report = lambda text: self.post_message(Toast(text, kind="error", stays=True))  # noqa: E731
+        self.recorder = ConversationRecorder(chat, store, report)
         self.client = client
         self.commands = commands
         self.activity = Activity()
@@ -102,7 +103,7 @@ class ChatApp(Window):
         self.register_theme(HIGH_CONTRAST)
         self.query_one(Prompt).focus()
         if self.recorder.store.notice is not None:
-            await self.say(self.recorder.store.notice, "error")
+            await self.keep(self.recorder.store.notice, "error")
         if self._resume is not None:
             await self.resume(self._resume)
         self.open(self.request)
@@ -129,7 +130,7 @@ class ChatApp(Window):
                 if isinstance(message, Batch):
                     await message.wait()
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
-            self.post_message(Toast.from_error(error))
+            self.post_message(Toast.from_error(error, stays=True))
         self.post_message(JobEnded(job))
 
     # Input of the user.
@@ -249,7 +250,7 @@ class ChatApp(Window):
 
     @on(Toast)
     async def _show_toast(self, message: Toast) -> None:
-        await self.say(str(message), message.kind)
+        await (self.keep if message.stays else self.say)(str(message), message.kind)
 
     @on(ProgressChanged)
     def _show_progress(self, message: ProgressChanged) -> None:

@@ -50,26 +50,31 @@ class ModelReady(Message):
 
 
 class Toast(Message):
-    """A sentence for the user; `hint` names the next action, `kind` is "note" or "error"."""
+    """A sentence for the user; `hint` names the next action, `kind` is "note" or "error".
 
-    def __init__(self, text: str, hint: str = "", kind: str = "note") -> None:
+    stays   it is shown in the conversation; else in a corner of the screen for some seconds
+    """
+
+    def __init__(self, text: str, hint: str = "", kind: str = "note", *, stays: bool = False) -> None:
         super().__init__()
         self.text = text
         self.hint = hint
         self.kind = kind
+        self.stays = stays
 
     def __str__(self) -> str:
         return f"{self.text} {self.hint}".strip()
 
     @classmethod
-    def from_error(cls, error: BaseException) -> Toast:
+    def from_error(cls, error: BaseException, *, stays: bool = False) -> Toast:
         """Describe the error that ended a job. An unexpected one is written to a log file, which the hint names."""
         if isinstance(error, Cancelled):
             return cls("stopped.")
         if isinstance(error, EdgespecError):
-            return cls(error.message, error.hint, "error")
+            return cls(error.message, error.hint, "error", stays=stays)
         path = save_traceback(error)
-        return cls(f"internal error: {type(error).__name__}: {error}.", f"Please report it, with {path}.", "error")
+        text = f"internal error: {type(error).__name__}: {error}."
+        return cls(text, f"Please report it, with {path}.", "error", stays=stays)
 
 
 class ProgressChanged(Message):

@@ -7,6 +7,7 @@ from pathlib import Path
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
+from textual.notifications import SeverityLevel
 from textual.widgets import Footer
 
 from edgespec.errors import EdgespecError
@@ -14,10 +15,13 @@ from edgespec.tui.messages import Toast
 from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
+from edgespec.tui.sanitize import sanitize
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice
 
 _MIN_PANEL_COLUMNS = 100  # narrower screens show the status line instead of the panel
+_MIN_NOTICE_S = 4.0
+_READ_PER_S = 15  # characters
 
 
 class Window(App[None]):
@@ -42,11 +46,17 @@ class Window(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     async def say(self, text: str, kind: str = "note") -> None:
-        """Add a notice to the conversation; `kind` is "note" or "error"."""
-        await self.query_one(Transcript).add(Notice(text[:1].upper() + text[1:], kind))
+        """Show a notice in a corner of the screen for as long as it takes to read; `kind` is "note" or "error"."""
+        severity: SeverityLevel = "error" if kind == "error" else "information"
+        seconds = max(_MIN_NOTICE_S, len(text) / _READ_PER_S)
+        self.notify(sanitize(_capitalize(text)), severity=severity, timeout=seconds, markup=False)
 
     async def say_error(self, error: EdgespecError) -> None:
         await self.say(str(Toast.from_error(error)), "error")
+
+    async def keep(self, text: str, kind: str = "note") -> None:
+        """Add a notice that stays to the conversation, such as what ended an answer."""
+        await self.query_one(Transcript).add(Notice(_capitalize(text), kind))
 
     def action_fold(self) -> None:
         self._is_reasoning_folded = not self._is_reasoning_folded
@@ -64,3 +74,7 @@ class Window(App[None]):
 
     def on_resize(self, event: Resize) -> None:
         self.screen_stack[0].set_class(event.size.width < _MIN_PANEL_COLUMNS, "narrow")
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]

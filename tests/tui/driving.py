@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TypeVar
 
+from textual.message import Message
+from textual.notifications import Notification, Notify
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -26,6 +29,7 @@ from edgespec.tui.turns import Answer, Notice, UserMessage
 
 T = TypeVar("T")
 ENDLESS = 50_000  # tokens
+_KINDS = {"information": "note", "error": "error"}  # of notices, by the severity of their toasts
 # A fixed length: the autopilot would measure first. The model's greedy answers do not end by themselves.
 TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=2 * ENDLESS))
 EMBEDDED = LoadConfig(draft_max=3, load=LoadOptions(context_size=512, threads=1))
@@ -35,9 +39,11 @@ GREEDY = SamplingParams(temperature=0.0)
 class Driver:
     """One app and its keyboard."""
 
-    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
+    def __init__(self, app: ChatApp, pilot: Pilot[None], toasts: list[Notification]) -> None:
+        """`toasts`: the notices so far that are shown for some seconds, which grows."""
         self.app = app
         self.pilot = pilot
+        self._toasts = toasts
 
     @property
     def prompt(self) -> Prompt:
@@ -63,9 +69,10 @@ class Driver:
             str(footer.render()) for footer in self.app.query_one(Transcript).query(".answer-footer").results(Static)
         ]
 
-    def notices(self, kind: str = "notice") -> list[str]:
-        """What the program has said; `kind` may be error."""
-        return [str(notice.render()) for notice in self.app.query(Notice) if notice.has_class(kind)]
+    def notices(self, kind: str = "") -> list[str]:
+        """What the program has said: in a corner of the screen, then in the conversation; `kind` is note or error."""
+        toasts = [each.message for each in self._toasts if kind in ("", _KINDS[each.severity])]
+        return toasts + [str(each.render()) for each in self.app.query(Notice) if not kind or each.has_class(kind)]
 
     async def until(self, holds: Callable[[], object], seconds: float = 30.0) -> None:
         end = monotonic() + seconds
@@ -108,11 +115,11 @@ class Driver:
 
     async def hears(self, line: str, *said: str, kind: str = "note") -> str:
         """Send a command; it says one thing, which has all of `said`."""
-        before = set(self.app.query(Notice))
-        new = lambda: [each for each in self.app.query(Notice) if each not in before and each.has_class(kind)]  # noqa: E731
+        before = Counter(self.notices(kind))
+        new = lambda: list((Counter(self.notices(kind)) - before).elements())  # noqa: E731
         await self.send(line)
         await self.until(new)
-        message = " | ".join(str(notice.render()) for notice in new())
+        message = " | ".join(new())
         for each in said:
             assert each.casefold() in message.casefold(), (line, message)
         return message
@@ -160,8 +167,14 @@ async def driving(
         resume=resume,
         then=then,
     )
-    async with app.run_test(size=size) as pilot:
-        driver = Driver(app, pilot)
+    toasts: list[Notification] = []
+
+    def hear(message: Message) -> None:
+        if isinstance(message, Notify):
+            toasts.append(message.notification)
+
+    async with app.run_test(size=size, message_hook=hear) as pilot:
+        driver = Driver(app, pilot, toasts)
         await driver.until(lambda: app.activity.job is None or then)
         try:
             yield driver

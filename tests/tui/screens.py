@@ -155,6 +155,11 @@ def still(app: ChatApp) -> str:
     return re.sub(r"terminal-\d+", "terminal", app.export_screenshot(simplify=True))
 
 
+def toasts(app: ChatApp) -> list[str]:
+    """What is, or would be, shown in the corner of the screen."""
+    return [each.message for each in app._notifications]
+
+
 def lines_of(svg: str) -> list[str]:
     """The text of an exported screen, line by line."""
     lines: dict[int, str] = {}

@@ -20,7 +20,7 @@ from edgespec.tui.messages import Batch
 from edgespec.tui.picker import Picker
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import Race
-from edgespec.tui.turns import Answer
+from edgespec.tui.turns import Answer, Notice
 from tests.tui.driving import Driver, driving, in_app
 
 
@@ -213,7 +213,7 @@ def test_clearing_the_screen_during_an_answer_keeps_the_answer() -> None:
         answer = await chat.begin("hello")
         await chat.press("ctrl+l")
         await chat.until(lambda: len(chat.shown) == 1)
-        assert answer.is_attached and not chat.notices()
+        assert answer.is_attached and not chat.app.query(Notice)
         await chat.growing(len(answer.text) + 1)
         await chat.press("escape")
         await chat.idle()

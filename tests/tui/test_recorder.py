@@ -253,8 +253,8 @@ def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens(
             assert any("SIGKILL" in each and "/model" in each for each in chat.notices("error"))
             question, answer = chat.turns
             assert question.text == "hello" and answer.text and chat.shown == chat.texts
-            await chat.send("and on")
-            assert any("No model is open" in each for each in chat.notices("error")) and chat.prompt.text == "and on"
+            await chat.hears("and on", "No model is open", kind="error")
+            assert chat.prompt.text == "and on"
             chat.prompt.clear()
             await chat.send("/model tree")
             await chat.idle()

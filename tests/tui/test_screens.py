@@ -32,6 +32,7 @@ from tests.tui.screens import (
     rounds,
     seen,
     still,
+    toasts,
     until,
 )
 
@@ -101,7 +102,7 @@ async def test_no_color(no_color: bool, script: Script, monkeypatch: pytest.Monk
     async with opened() as (app, pilot):
         await app.ask("go")
         await until(lambda: app.activity.job is None)
-        await app.run_command("nothing")
+        await app.keep("there is no such thing.", "error")
         svg = await exported(app, pilot)
         await pilot.press("ctrl+o")
         with_origins = await exported(app, pilot)
@@ -110,7 +111,7 @@ async def test_no_color(no_color: bool, script: Script, monkeypatch: pytest.Monk
         assert len(greyish) > 5
         return
     assert greyish <= frame_colours(), greyish
-    assert "underline" in with_origins and "There is no command /nothing." in "\n".join(lines_of(svg))
+    assert "underline" in with_origins and "There is no such thing." in "\n".join(lines_of(svg))
 
 
 def frame_colours() -> set[str]:
@@ -160,7 +161,7 @@ async def test_strange_text_is_shown_as_it_is(with_origins: bool, script: Script
             app.action_token_colors()
         await app.ask("\n".join(STRANGE[:4]))
         await until(lambda: app.activity.job is None)
-        await app.say(STRANGE[0])
+        await app.keep(STRANGE[0])
         shown = await seen(app, pilot)
         raw = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
     assert shown.count("[red]x[/red]") == 4  # the question, twice in the answer, the notice
@@ -205,10 +206,10 @@ async def test_a_model_that_cannot_be_opened(request_: LoadConfig, said: str, hi
         assert message[0].isupper() or not message[0].isalpha()
         await app.ask("hello")
         await pilot.pause()
-        assert "No model is open." in await seen(app, pilot) and not app.recorder.turns
+        assert "No model is open." in toasts(app)[-1] and not app.recorder.turns
         app.open(TOY)
         await until(lambda: app.activity.job is None and app.client.model_info is not None)
-        assert "Tree on toy" in await seen(app, pilot)
+        await until(lambda: "Tree on toy" in toasts(app)[-1])
 
 
 @in_loop
