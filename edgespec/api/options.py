@@ -14,7 +14,6 @@ from edgespec.errors import InvalidRequest
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 
-MAX_TOKENS = 512
 TEMPERATURE = 0.7
 
 
@@ -61,7 +60,7 @@ class LoadArguments(TypedDict, total=False):
 class GenerationArguments(TypedDict, total=False):
     """Arguments of `generate`, `stream` and `chat`. None, or one that is left out, takes the default.
 
-    max_tokens          512 by default
+    max_tokens          by default what the model's authors recommend, else to the end of the context
     temperature         0 is greedy; by default what the model's authors recommend, else 0.7
     top_k, min_p        0 keeps all tokens
     top_p, typical_p    1 keeps all tokens

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from edgespec.api.options import MAX_TOKENS, GenerationArguments, require_known, resolve_sampling
+from edgespec.api.options import GenerationArguments, require_known, resolve_sampling
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
@@ -44,7 +44,7 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
     schema = arguments.get("schema")
     spec = GenerationSpec(
         prompt=_build_prompt(prompt, arguments.get("system")),
-        max_tokens=max_tokens or MAX_TOKENS,
+        max_tokens=max_tokens,
         seed=arguments.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         structure=None if schema is None else json_structure(dict(schema)),

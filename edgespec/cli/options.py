@@ -96,8 +96,8 @@ def draft_option(help_text: str | None = None) -> Callable[[F], F]:
 
 
 _SAMPLING = (
-    click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
-                 help="Maximum number of tokens to generate."),
+    click.option("--max-tokens", type=click.IntRange(1),
+                 help="Maximum number of tokens of an answer. [default: the model's, else to the end of the context]"),
     click.option("--temperature", type=click.FloatRange(0),
                  help=f"0 is greedy. [default: the model's or {DEFAULT_TEMPERATURE}]"),
     click.option("--top-k", type=click.IntRange(0), help="Keep the k most probable tokens; 0 keeps all."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
     from edgespec.service.client import ModelInfo
 
+_PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
+
 
 @click.command("run")
 @click.argument("prompt", required=False)
 @click.option("--model", "-m", metavar="REF", help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.")
-@click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path), help="Read the prompt from a file.")
+@click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path),
+              help="Read the text before PROMPT, or all of it, from a file; '-' is standard input.")  # fmt: skip
 @click.option("--raw", is_flag=True, help="Send the prompt without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 @click.option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
@@ -29,6 +33,7 @@ def run_command(
 ) -> int:
     """Answer one PROMPT (argument, --file, or standard input) and exit.
 
+    A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, a small embedded model answers; it completes Python code.
     """
     from edgespec.cli.engine import open_engine
@@ -79,7 +84,7 @@ def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInf
     return Request(
         prompt=text if raw else (*system, Message("user", text)),
         sampling=sampling_params(options, info.sampling),
-        max_tokens=options["max_tokens"],
+        max_tokens=options["max_tokens"] or info.sampling.max_tokens,
         seed=options["seed"],
         stop=options["stop"],
     )
@@ -102,19 +107,50 @@ def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, list[st
 
 
 def _read_prompt(argument: str | None, file: Path | None) -> str:
+    """The text of `file` or of standard input, then the prompt, as far as they are given. Raises InvalidRequest."""
+    if file is not None and str(file) != "-":
+        return _join(_read_file(file), argument)
+    if file is not None or argument == "-":
+        return _join(_read_stdin(), None if argument == "-" else argument)
+    if sys.stdin is None or sys.stdin.isatty():
+        if argument is None:
+            raise click.UsageError("There is no prompt: give one as an argument, with --file, or on standard input.")
+        return argument
+    if argument is None or _has_input():
+        return _join(_read_stdin(), argument)
+    click.echo(
+        f"note: standard input is open, but nothing came for {_PATIENCE_S:g} s, so only the prompt is used."
+        " `--file -` waits longer; `< /dev/null` does not wait.",
+        err=True,
+    )
+    return argument
+
+
+def _join(text: str, question: str | None) -> str:
+    if question is None or not text.strip():
+        return text if question is None else question
+    return "{}\n\n{}".format(text.rstrip("\n"), question)
+
+
+def _read_file(file: Path) -> str:
     from edgespec.errors import InvalidRequest
 
-    if argument is not None and file is not None:
-        raise click.UsageError("Give the prompt as an argument or with --file, not both.")
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {file}: {error.strerror}.", hint="Check the path.") from error
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"{file} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
-    if argument is not None and argument != "-":
-        return argument
-    if sys.stdin is None or (argument is None and sys.stdin.isatty()):
-        raise click.UsageError("There is no prompt: give one as an argument, with --file, or on standard input.")
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {file}: {error.strerror}.", hint="Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
+
+
+def _read_stdin() -> str:
+    return "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _has_input() -> bool:
+    """Whether standard input has text, or its end, within `_PATIENCE_S`: who starts this may leave a pipe open."""
+    import select
+
+    with suppress(OSError, ValueError):  # it cannot be waited for: a file
+        return bool(select.select([sys.stdin.fileno()], [], [], _PATIENCE_S)[0])
+    return True

@@ -38,17 +38,22 @@ _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "top_k": (True, 0.0, 2.0**31 - 1),
     "top_p": (False, 0.0, 1.0),
     "min_p": (False, 0.0, 1.0),
+    "max_tokens": (True, 1.0, 2.0**31 - 1),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling parameters recommended by a model's authors; None where they give none."""
+    """Sampling parameters recommended by a model's authors; None where they give none.
+
+    max_tokens  of an answer, for a model that does not end its answers itself
+    """
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    max_tokens: int | None = None
 
     def resolve(self, chosen: Mapping[str, Any], **fallback: Any) -> SamplingParams:
         """The parameters in order of precedence: `chosen`, this recommendation, `fallback`, SamplingParams' defaults.
@@ -59,7 +64,7 @@ class SamplingDefaults:
 
         values = dict(fallback)
         for source in (asdict(self), chosen):
-            values |= {name: value for name, value in source.items() if value is not None}
+            values |= {name: value for name, value in source.items() if value is not None and name != "max_tokens"}
         return SamplingParams(**values)
 
 

@@ -45,7 +45,7 @@ class GenerationSpec:
     """One generation as a client asks for it.
 
     prompt          messages, or raw text to continue
-    max_tokens      None: as many as the context holds
+    max_tokens      None: what the model's authors recommend, else as many as the context holds
     tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
     forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
     parallel_calls  whether an answer may hold several calls. None: any number where calling is the model's choice, one
@@ -116,7 +116,7 @@ class GenerationSpec:
         return Request(
             prompt,
             sampling=self.settings.resolve(model_info.sampling),
-            max_tokens=min(self.max_tokens or token_limit, token_limit),
+            max_tokens=min(self.max_tokens or model_info.sampling.max_tokens or token_limit, token_limit),
             seed=None if self.seed is None else (self.seed + copy) % 2**32,
             stop=self.stop,
             variables=variables,

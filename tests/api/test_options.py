@@ -23,7 +23,7 @@ def test_defaults_are_those_of_the_command_line() -> None:
     assert options.build_load_config(None, {}) == command_line.load_config(None, defaults)
     recommended = SamplingDefaults(top_k=20)
     assert options.resolve_sampling({}, recommended) == command_line.sampling_params(defaults, recommended)
-    assert defaults["max_tokens"] == options.MAX_TOKENS
+    assert defaults["max_tokens"] is None
 
 
 def test_values_mean_the_same_as_on_the_command_line() -> None:

@@ -132,6 +132,41 @@ def test_prompts_from_argument_file_and_stdin(cli: Cli, tmp_path: Path) -> None:
     assert len({json.loads(r.stdout)["text"] for r in results}) == 1
 
 
+def test_a_text_on_standard_input_or_in_a_file_comes_before_the_prompt(
+    cli: Cli, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The toy's tokens are bytes, so their number tells what it has read."""
+    toy = ("run", "--backend", "toy", "--model", "linear", "--draft", "none", "--max-tokens", "1", "--json")
+    (tmp_path / "text").write_text("abc\n")
+
+    def read(child: subprocess.CompletedProcess[str]) -> int:
+        return int(json.loads(child.stdout)["metrics"]["prompt_tokens"])
+
+    joined = len("abc\n\nWhy?")
+    assert read(cli(*toy, "Why?", stdin="abc\n")) == joined
+    assert read(cli(*toy, "Why?", "--file", "-", stdin="abc\n")) == joined
+    assert read(cli(*toy, "Why?", "--file", str(tmp_path / "text"), stdin="not read")) == joined
+    assert read(cli(*toy, "Why?", stdin=" \n")) == len("Why?")
+
+    # A pipe that its other end neither writes to nor closes, as schedulers leave it.
+    idle = subprocess.Popen([*COMMAND, *toy, "Why?"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=environment, text=True)  # fmt: skip
+    assert idle.stdout is not None and idle.stderr is not None and idle.wait(timeout=60) == 0
+    assert json.loads(idle.stdout.read())["metrics"]["prompt_tokens"] == len("Why?")
+    assert "nothing came for 3 s" in idle.stderr.read()
+    for pipe in (idle.stdin, idle.stdout, idle.stderr):
+        assert pipe is not None
+        pipe.close()
+
+
+def test_an_answer_has_no_limit_but_the_context_or_what_the_model_recommends(cli: Cli) -> None:
+    toy = ("run", "Why?", "--backend", "toy", "--model", "linear", "--draft", "none", "--logit-bias", "256=-1000")
+    endless = json.loads(cli(*toy, "--json", "--ctx", "700").stdout)
+    assert len(endless["tokens"]) == 700 + 1 - len("Why?") and endless["finish_reason"] == "length"
+    demo = json.loads(cli("run", PROMPT, "--json", "--temperature", "0", "--threads", "1").stdout)
+    assert len(demo["tokens"]) <= 256
+
+
 def test_models_by_path_and_stop_strings(cli: Cli) -> None:
     done = cli("run", "import os\n", "--model", str(TARGET), "--draft", "ngram", "--temperature", "0", "--json",
                "--max-tokens", "40", "--stop", "\n", "--threads", "1")  # fmt: skip
