@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from edgespec.conversations.search import INDEX_SCHEMA, index_turn
 from edgespec.errors import CacheError, reason_of
 
 CONVERSATION_COLUMNS = "id, name, model, system, leaf, created, changed"
 TURN_COLUMNS = "id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created"
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = (
     """
     CREATE TABLE conversations (
@@ -43,7 +44,6 @@ _SCHEMA = (
     """,
     "CREATE INDEX turns_by_conversation ON turns (conversation)",
     "CREATE INDEX turns_by_parent ON turns (parent)",
-    f"PRAGMA user_version = {_VERSION}",
 )
 _ELSEWHERE = "or set EDGESPEC_DATA_DIR to another folder."
 
@@ -87,17 +87,37 @@ def prepare(db: sqlite3.Connection) -> None:
     if _version(db) == 0:
         if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise _Damaged("it belongs to another program")
-        db.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
-            db.execute(statement)
-        db.execute("COMMIT")
+        with _upgrade(db):
+            for statement in (*_SCHEMA, *INDEX_SCHEMA):
+                db.execute(statement)
     try:
         db.execute(f"SELECT {CONVERSATION_COLUMNS} FROM conversations LIMIT 0")
         db.execute(f"SELECT {TURN_COLUMNS} FROM turns LIMIT 0")
+        if _version(db) < _VERSION:
+            _add_index(db)
+        db.execute("SELECT turn, conversation, text FROM folded LIMIT 0")
     except sqlite3.OperationalError as error:
         if _error_code(error) != sqlite3.SQLITE_ERROR:
             raise
         raise _Damaged(reason_of(error)) from error
+
+
+@contextmanager
+def _upgrade(db: sqlite3.Connection) -> Iterator[None]:
+    """A transaction at whose end the file has the current version."""
+    db.execute("BEGIN IMMEDIATE")
+    yield
+    db.execute(f"PRAGMA user_version = {_VERSION}")
+    db.execute("COMMIT")
+
+
+def _add_index(db: sqlite3.Connection) -> None:
+    """Add the index of searches to a file without one."""
+    with _upgrade(db):
+        for statement in INDEX_SCHEMA:
+            db.execute(statement)
+        for row in db.execute("SELECT id, conversation, text FROM turns WHERE finished").fetchall():
+            index_turn(db, *row)
 
 
 def to_cache_error(error: Exception, path: Path) -> CacheError:

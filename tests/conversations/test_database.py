@@ -173,13 +173,23 @@ print(store.notice)
 def test_a_newer_file_is_left_alone(path: Path) -> None:
     filled(path, 1)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     before = path.read_bytes()
     with pytest.raises(CacheError, match="was written by a newer version of edgespec") as caught:
         Store.open(path)
     assert "Update edgespec" in caught.value.hint
     assert path.read_bytes() == before
     assert not list(path.parent.glob("*.damaged-*"))
+
+
+def test_a_file_without_an_index_gets_one(path: Path) -> None:
+    filled(path, 2)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE folded; DROP INDEX turns_unfinished; DROP TRIGGER reopened")
+        db.execute("PRAGMA user_version = 1")
+    store = Store.open(path)
+    assert not store.notice and len(store.search("1 1")) == 1
+    store.close()
 
 
 def test_columns_that_a_disk_has_damaged_do_not_hide_the_text(store: Store, path: Path) -> None:
