@@ -85,13 +85,13 @@ def test_drawn_texts_are_plain_ones(target: MlxModel, folder: Path) -> None:
 
 def read_late(head: MlxHead) -> None:
     """The state of the position before."""
-    opener = head._opener
+    opener = head.opener
 
     def open_late(network: Any, session: Any, features: Any, check: Any) -> Any:
         late: Any = LateFeatures(features)
         return opener(network, session, late, check)
 
-    head._opener = open_late
+    head.opener = open_late
 
 
 def read_before_the_norm(head: MlxHead) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of trained heads runs with the trained EAGLE-3 head on MLX."""
+"""The benchmarks of trained heads run with trained heads on MLX."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def test_heads(program: Program) -> None:
     assert {row["same"] for row in arms.values()} == {"1/1"}
     assert arms["plain"]["tau"] == 1 < arms["chain 3"]["tau"] and len(arms["chain 3"]["alpha"]) == 3
     assert [row["arm"] for row in found["code_completion at 0.8"]] == ["plain", "sample", "rejection", "block"]
+
+
+@pytest.mark.slow
+def test_head_vocabulary(program: Program) -> None:
+    found = program(
+        "laboratory.head_vocabulary", "--shape", "30m", "--vocabulary", 8192, "--head", "mtp", "--prompts", 1,
+        "--tokens", 8,
+    )  # fmt: skip
+    assert found["price"]["draft_ms"] > 0 and found["price"]["forward_ms"] > 0
+    rates = found["acceptance"]["mtp"]
+    assert rates["tau"] >= rates["short_tau"] >= 1 and rates["tau_same"] == rates["short_tau_same"] == 1
 
 
 def test_a_file_without_a_head(run_module: Run) -> None:

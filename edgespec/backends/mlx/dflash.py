@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from edgespec.backends.features import Features
 from edgespec.backends.mlx.dflash_network import DFlashNetwork
+from edgespec.backends.mlx.draft_vocabulary import choose_scorer
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.sequence import shared_prefix
@@ -120,7 +121,8 @@ class DFlashSession:
             return None
         with map_errors():
             output = self._context.run_block(text[-1])[:n]
-            (rows,) = read(self._network.vocabulary.spread(self._network.score(output)))
+            scorer = choose_scorer(self._network, text)
+            (rows,) = read(scorer.vocabulary.spread(scorer.score(output)))
         return list(rows)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix
 from edgespec.backends.mlx.forward_context import ForwardContext
 from edgespec.backends.mlx.head_layer import HeadLayer, LayerShape, read_layer_shape
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
@@ -95,28 +96,7 @@ class Block:
         return self.n_rows - self.first_row
 
 
-@dataclass(frozen=True, slots=True)
-class DraftVocabulary:
-    """The tokens that a head scores. `ids` [W] are the target's; None where the head has all V."""
-
-    ids: Any
-    vocab_size: int
-
-    @property
-    def size(self) -> int:
-        """W"""
-        return self.vocab_size if self.ids is None else int(self.ids.size)
-
-    def spread(self, scores: Any) -> Any:
-        """Logits [n, V] of `scores` [n, W]; -inf for tokens that the head does not know."""
-        if self.ids is None:
-            return scores
-        whole = mx.full((scores.shape[0], self.vocab_size), -mx.inf)
-        whole[:, self.ids] = scores
-        return whole
-
-
-class DFlashNetwork:
+class DFlashNetwork(OneMatrix):
     """A head beside its target, whose embeddings and output matrix serve where it has none of its own.
 
     H is the hidden size of both, V the target's vocabulary size, W the draft's.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
 from edgespec.backends.features import Features
 from edgespec.backends.mlx.dflash import BlockContext
 from edgespec.backends.mlx.dflash_network import DFlashNetwork
+from edgespec.backends.mlx.draft_vocabulary import choose_scorer, take_rows
 from edgespec.backends.mlx.head_weights import HeadWeights
 from edgespec.backends.mlx.lazy_draft import DeviceDraft
 from edgespec.backends.mlx.library import map_errors, read
@@ -31,6 +32,12 @@ class DSparkNetwork(DFlashNetwork):
     def follow(self, scores: Any, token: Any) -> Any:
         """Scores [1, W] of a row whose own are `scores` [1, W], after `token` [1]."""
         return scores + self._markov_2(self._markov_1(token)).astype(mx.float32)
+
+    def shorten(self, ids: Any) -> Self:
+        """See ScoringNetwork."""
+        short = super().shorten(ids)
+        short._markov_2 = take_rows(self._markov_2, ids)
+        return short
 
     def _read_more(self, weights: HeadWeights) -> None:
         """The bias that a token gives to the scores of the next one: matrices [V, rank] and [W, rank]."""
@@ -57,6 +64,7 @@ class DSparkSession:
         """`features` are those of `target`, whose tap ends with this session."""
         self._network = network
         self._context = BlockContext(network, target, features, check)
+        self._scorer = network
         self._block: list[int] = []  # the root, and the drafted tokens after it
         self._scores: Any = None  # [n_drafts, W] of the block's rows alone
 
@@ -92,9 +100,7 @@ class DSparkSession:
             rows: list[Any] = []
             best = [mx.array(text[-1:])]
             for row in range(min(n, self._network.block.n_drafts)):
-                rows.append(
-                    self._network.vocabulary.spread(self._network.follow(self._scores[row : row + 1], best[-1]))
-                )
+                rows.append(self._scorer.vocabulary.spread(self._scorer.follow(self._scores[row : row + 1], best[-1])))
                 best.append(mx.argmax(rows[-1], axis=-1))
             chain = DeviceDraft(mx.concatenate(best[1:]))
             scores = mx.concatenate(rows)
@@ -111,7 +117,8 @@ class DSparkSession:
         if not self._context.read(text, window):
             return False
         with map_errors():
-            self._scores = self._network.score(self._context.run_block(text[-1]))
+            self._scorer = choose_scorer(self._network, text)
+            self._scores = self._scorer.score(self._context.run_block(text[-1]))
         return True
 
     def _follow(self, token: int) -> Logits:
@@ -119,6 +126,6 @@ class DSparkSession:
         row = len(self._block)
         self._block.append(token)
         with map_errors():
-            scores = self._network.follow(self._scores[row : row + 1], mx.array([token]))
-            logits: Logits = read(self._network.vocabulary.spread(scores))[0][0]
+            scores = self._scorer.follow(self._scores[row : row + 1], mx.array([token]))
+            logits: Logits = read(self._scorer.vocabulary.spread(scores))[0][0]
         return logits

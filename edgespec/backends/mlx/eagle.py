@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix
 from edgespec.backends.mlx.head_layer import HeadLayer, LayerShape, read_layer_shape
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.keyvalues import KeyValues
@@ -16,7 +17,7 @@ from edgespec.formats.head_tensors import eagle_names
 from edgespec.formats.heads import HeadSpec
 
 
-class EagleNetwork:
+class EagleNetwork(OneMatrix):
     """Predicts the target's last hidden states, which the target's output matrix scores.
 
     H is the hidden size of both. A pair is a token and the state of the token before it.
@@ -30,6 +31,7 @@ class EagleNetwork:
         self._fc = weights.linear("fc", size, 2 * size)
         self._embed = target.find_embedding(weights, size)
         self._output = target.find_output(weights, size)
+        self.vocabulary = DraftVocabulary(None, target.vocab_size)
         self._norms: list[Any] = [None]
         self._layers = [HeadLayer(weights, shape, size, "0.")]
         while f"{len(self._layers)}.q" in weights:
@@ -62,7 +64,7 @@ class EagleNetwork:
 
     def score(self, output: Any) -> Any:
         """See PairNetwork."""
-        return self._output(output).astype(mx.float32)
+        return self.vocabulary.spread(self._output(output).astype(mx.float32))
 
 
 def read_network(folder: Path, spec: HeadSpec, target: Any) -> EagleNetwork:

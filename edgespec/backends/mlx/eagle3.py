@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix
 from edgespec.backends.mlx.head_layer import HeadLayer, LayerShape, read_layer_shape
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.keyvalues import KeyValues
@@ -18,7 +19,7 @@ from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
 from edgespec.formats.heads import HeadSpec
 
 
-class Eagle3Network:
+class Eagle3Network(OneMatrix):
     """A head with weights in neutral names (formats.head_tensors.eagle3_names).
 
     H is the target's hidden size, h the head's, V the target's vocabulary size. A pair is a token and the features of
@@ -38,7 +39,6 @@ class Eagle3Network:
                 f"the head has a size of {spec.size:,}, and not its own embeddings and output matrix.", hint=OTHER_HEAD
             )
         self.spec = spec
-        self.vocab_size = target.vocab_size
         self._eps = shape.eps
         self._fc = weights.linear("fc", spec.size, len(spec.layers or (0,)) * spec.hidden_size)
         sizes = dict.fromkeys(("embedding_norm", "feature_norm", "output_norm"), spec.size)
@@ -49,7 +49,7 @@ class Eagle3Network:
         self._norms = {name: weights.vector(name, size) for name, size in sizes.items()}
         self._layer = HeadLayer(weights, shape, 2 * spec.size)
         self._embed = target.find_embedding(weights, spec.size)
-        self._ids, self._output = _read_output(spec, weights, target)
+        self.vocabulary, self._output = _read_output(spec, weights, target)
         weights.load()
         self.nbytes, self._dtype = weights.nbytes, weights.dtype
 
@@ -82,12 +82,7 @@ class Eagle3Network:
 
     def score(self, output: Any) -> Any:
         """See PairNetwork."""
-        logits = self._output(self._norm(output, "output_norm")).astype(mx.float32)
-        if self._ids is None:
-            return logits
-        whole = mx.full((logits.shape[0], self.vocab_size), -mx.inf)
-        whole[:, self._ids] = logits
-        return whole
+        return self.vocabulary.spread(self._output(self._norm(output, "output_norm")).astype(mx.float32))
 
     def _norm(self, x: Any, name: str) -> Any:
         return mx.fast.rms_norm(x, self._norms[name], self._eps)
@@ -103,15 +98,18 @@ def read_network(folder: Path, spec: HeadSpec, target: Any) -> Eagle3Network:
     return Eagle3Network(spec, read_layer_shape(folder), weights, read_target(target))
 
 
-def _read_output(spec: HeadSpec, weights: HeadWeights, target: TargetParts) -> tuple[Any, Callable[[Any], Any]]:
-    """The target's ids [draft vocabulary], None where the head has all of them; the output matrix."""
+def _read_output(
+    spec: HeadSpec, weights: HeadWeights, target: TargetParts
+) -> tuple[DraftVocabulary, Callable[[Any], Any]]:
+    """The tokens that the head scores; the output matrix."""
     rows = weights.rows("output") if "output" in weights else target.vocab_size
     if "d2t" in weights:
         ids, _ = read_draft_ids(np.array(weights.table("d2t")), target.vocab_size)
         if len(ids) == rows:
-            return mx.array(ids), weights.linear("output", rows, spec.size) if "output" in weights else target.score
+            output = weights.linear("output", rows, spec.size) if "output" in weights else target.score
+            return DraftVocabulary(mx.array(ids), target.vocab_size), output
     elif rows == target.vocab_size:
-        return None, target.find_output(weights, spec.size)
+        return DraftVocabulary(None, target.vocab_size), target.find_output(weights, spec.size)
     raise Unsupported(
         f"the head scores {rows:,} tokens and does not name them in the vocabulary of {target.vocab_size:,}.",
         hint=OTHER_HEAD,

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.features import Features
 from edgespec.backends.mlx.dflash import DFlashSession
 from edgespec.backends.mlx.dflash_network import read_network as read_dflash
+from edgespec.backends.mlx.draft_vocabulary import ScoringNetwork
 from edgespec.backends.mlx.dspark import DSparkSession
 from edgespec.backends.mlx.dspark import read_network as read_dspark
 from edgespec.backends.mlx.eagle import read_network as read_eagle
@@ -24,13 +24,14 @@ from edgespec.backends.mlx.medusa import read_network as read_medusa
 from edgespec.backends.mlx.mtp import read_network as read_mtp
 from edgespec.backends.mlx.pair_session import PairSession
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.short_vocabulary import Opener, shorten
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 from edgespec.text.tokenizer import Tokenizer
 
 
-class HeadNetwork(Protocol):
+class HeadNetwork(ScoringNetwork, Protocol):
     """The weights of a head.
 
     layers  of the target, whose hidden states it reads; as formats.heads.HeadSpec
@@ -46,9 +47,6 @@ class HeadNetwork(Protocol):
 
 Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
 """Reads the head of a spec from its folder, for mlx-lm's model. Raises Unsupported, InvalidModelFile, BackendError."""
-
-Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
-"""Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
 
 _KINDS: dict[HeadKind, tuple[Reader, Opener]] = {
     "eagle3": (read_eagle3, PairSession),
@@ -69,12 +67,24 @@ class MlxHead(AttachedHead):
         self.name = kind
         self.extra_bytes = network.nbytes
         self._network = network
-        self._opener = opener
+        self.opener = opener
+
+    @property
+    def network(self) -> ScoringNetwork:
+        """What it runs."""
+        return self._network
+
+    def shorten(self, open_session: Callable[[CheckCancelled], MlxSession], check: CheckCancelled) -> None:
+        """Score frequent tokens alone where that pays, as a few rounds show beside new sessions of the target.
+
+        Raises BackendError, Cancelled, Unsupported.
+        """
+        self.extra_bytes += shorten(self._network, self.opener, open_session, self.tokenizer, check)
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         """For `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
         assert isinstance(target, MlxSession)
-        return self._opener(self._network, target, target.tap(self._network.layers), check)
+        return self.opener(self._network, target, target.tap(self._network.layers), check)
 
     def close(self) -> None:
         del self._network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgespec.backends.features import Features
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, ShortVocabulary, take_rows
 from edgespec.backends.mlx.head_layer import HeadLayer, LayerShape, read_layer_shape
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.keyvalues import KeyValues
@@ -46,6 +48,7 @@ class HydraNetwork:
     """
 
     layers = ()
+    short: ShortVocabulary | None = None
 
     def __init__(
         self, n_blocks: Sequence[int], weights: HeadWeights, target: TargetParts, shape: LayerShape | None
@@ -56,6 +59,7 @@ class HydraNetwork:
         """
         size = self._size = target.hidden_size
         self._embed = target.embed
+        self.vocabulary = DraftVocabulary(None, target.vocab_size)
         self._prefix = None if shape is None else _Prefix(weights, shape)
         self._heads = []
         for head, count in enumerate(n_blocks):
@@ -96,7 +100,14 @@ class HydraNetwork:
         x = residual(output) + nn.silu(first(output))
         for linear in more:
             x = x + nn.silu(linear(x))
-        return score(x).astype(mx.float32)
+        return self.vocabulary.spread(score(x).astype(mx.float32))
+
+    def shorten(self, ids: Any) -> HydraNetwork:
+        """See ScoringNetwork."""
+        short = copy.copy(self)
+        short._heads = [(*others, take_rows(score, ids)) for *others, score in self._heads]
+        short.vocabulary = DraftVocabulary(ids, self.vocabulary.vocab_size)
+        return short
 
 
 class _Prefix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgespec.backends.features import Features
+from edgespec.backends.mlx.draft_vocabulary import (
+    DraftVocabulary,
+    ShortVocabulary,
+    choose_scorer,
+    take_rows,
+)
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.backends.mlx.session import MlxSession
@@ -30,6 +37,7 @@ class MedusaNetwork:
     """Independent heads over one state. H is the target's hidden size, V its vocabulary size."""
 
     layers = ()
+    short: ShortVocabulary | None = None
 
     def __init__(self, weights: HeadWeights, n_blocks: Sequence[int], target: TargetParts) -> None:
         """`n_blocks` are the residual blocks of each head. A head without an output matrix uses the target's.
@@ -38,6 +46,7 @@ class MedusaNetwork:
         """
         self._weights = weights
         size = target.hidden_size
+        self.vocabulary = DraftVocabulary(None, target.vocab_size)
         self._blocks = [
             [weights.linear(f"{head}.{block}.linear.weight", size, size) for block in range(count)]
             for head, count in enumerate(n_blocks)
@@ -61,9 +70,18 @@ class MedusaNetwork:
         rows = [_transform(blocks, state) for blocks in self._blocks[:n]]
         outputs = self._outputs[: len(rows)]
         if all(output is outputs[0] for output in outputs):
-            return outputs[0](mx.concatenate(rows)).astype(mx.float32)
+            return self.vocabulary.spread(outputs[0](mx.concatenate(rows)).astype(mx.float32))
         scored = [output(row) for output, row in zip(outputs, rows, strict=True)]
-        return mx.concatenate(scored).astype(mx.float32)
+        return self.vocabulary.spread(mx.concatenate(scored).astype(mx.float32))
+
+    def shorten(self, ids: Any) -> MedusaNetwork:
+        """See ScoringNetwork."""
+        short = copy.copy(self)
+        taken = {id(output): output for output in self._outputs}  # which heads may share
+        taken = {key: take_rows(output, ids) for key, output in taken.items()}
+        short._outputs = [taken[id(output)] for output in self._outputs]
+        short.vocabulary = DraftVocabulary(ids, self.vocabulary.vocab_size)
+        return short
 
 
 class MedusaSession:
@@ -96,7 +114,8 @@ class MedusaSession:
         self._check()
         features.release(position)
         with map_errors():
-            scores = self._network.score(features.take(position, position + 1), n)
+            scorer = choose_scorer(self._network, text)
+            scores = scorer.score(features.take(position, position + 1), n)
         return list(read(scores)[0])
 
     def close(self) -> None:

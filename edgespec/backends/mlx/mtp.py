@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix
 from edgespec.backends.mlx.head_layer import HeadLayer, LayerShape, read_layer_shape
 from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.keyvalues import KeyValues
@@ -24,7 +25,7 @@ _EXPERT = re.compile(  # of the layer, not of the target
 _PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 where a file holds them less 1
 
 
-class MtpNetwork:
+class MtpNetwork(OneMatrix):
     """Joins a token's embedding with the last hidden state before it, and runs one layer of the target's kind.
 
     H is the hidden size of both. A pair is a token and the state of the token before it.
@@ -47,6 +48,7 @@ class MtpNetwork:
         self._layer = HeadLayer(weights, shape, size, shift=shifts["ffn_norm"])
         self._embed = target.find_embedding(weights, size)
         self._output = target.find_output(weights, size)
+        self.vocabulary = DraftVocabulary(None, target.vocab_size)
         weights.load()
         self.nbytes, self._dtype = weights.nbytes, weights.dtype
 
@@ -68,7 +70,7 @@ class MtpNetwork:
 
     def score(self, output: Any) -> Any:
         """See PairNetwork."""
-        return self._output(self._norm(output, "output_norm")).astype(mx.float32)
+        return self.vocabulary.spread(self._output(self._norm(output, "output_norm")).astype(mx.float32))
 
     def _norm(self, x: Any, name: str) -> Any:
         return mx.fast.rms_norm(x, self._norms[name], self._eps)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from edgespec.backends.features import Features
+from edgespec.backends.mlx.draft_vocabulary import ScoringNetwork, choose_scorer
 from edgespec.backends.mlx.forward_context import ForwardContext
 from edgespec.backends.mlx.keyvalues import KeyValues, write_rows
 from edgespec.backends.mlx.lazy_draft import DeviceDraft
@@ -23,7 +24,7 @@ from edgespec.errors import BackendError
 _CHUNK = 512  # pairs that are read in one forward
 
 
-class PairNetwork(Protocol):
+class PairNetwork(ScoringNetwork, Protocol):
     """A head with one state a pair. h is its size, V the target's vocabulary size."""
 
     @property
@@ -105,7 +106,7 @@ class PairSession:
         self, network: PairNetwork, target: MlxSession, features: Features[Any], check: CheckCancelled
     ) -> None:
         """`features` are those of `target`, whose tap ends with this session."""
-        self._network = network
+        self._network = self._scorer = network
         self._target = target
         self._features = features
         self._pairs = PairCache(network, features)
@@ -147,11 +148,11 @@ class PairSession:
         if not self._read(text, window):
             return None
         with map_errors():
-            rows = [self._network.score(self._output)]
+            rows = [self._scorer.score(self._output)]
             best = [mx.argmax(rows[0], axis=-1)]
             while len(best) < min(n, self._context_size - len(text) + 1):
                 self._output = self._pairs.run_provisional(best[-1], self._output)
-                rows.append(self._network.score(self._output))
+                rows.append(self._scorer.score(self._output))
                 best.append(mx.argmax(rows[-1], axis=-1))
             chain = DeviceDraft(mx.concatenate(best))
             scores = mx.concatenate(rows)
@@ -173,6 +174,7 @@ class PairSession:
     def _read(self, text: Sequence[int], window: int) -> bool:
         """Read the pairs of `text`; False where there are none, or no room. Raises BackendError, Cancelled."""
         self._settle(text)
+        self._scorer = choose_scorer(self._network, text)
         pairs, last = self._pairs, len(text) - 1
         if not 0 < last < self._context_size:
             return False
@@ -195,5 +197,5 @@ class PairSession:
         return True
 
     def _host_scores(self) -> Logits:
-        logits: Logits = read(self._network.score(self._output))[0][0]
+        logits: Logits = read(self._scorer.score(self._output))[0][0]
         return logits
