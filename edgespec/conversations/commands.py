@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Protocol, TypeVar
 
 from edgespec.conversations.chat import SETTINGS, Chat
@@ -71,7 +72,9 @@ def parse_command(
     name, _, argument = line.strip().partition(" ")
     command = commands.get(aliases.get(name, name))
     if command is None:
-        raise InvalidRequest(f"there is no command /{name}.", hint=f"{help_key} lists all commands.")
+        near = get_close_matches(name, [*commands, *aliases], n=1)
+        hint = f"Did you mean /{near[0]}? " if near else ""
+        raise InvalidRequest(f"there is no command /{name}.", hint=f"{hint}{help_key} lists all commands.")
     if not argument.strip() and requires_argument(command):
         raise InvalidRequest(f"/{command.name} needs {command.arguments}.", hint=f"{help_key} lists all commands.")
     return command, argument.strip()

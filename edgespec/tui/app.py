@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from textual import on, work
 from textual.app import SystemCommand
@@ -24,6 +24,7 @@ from edgespec.service.client import EngineClient, require_model
 from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.activity import Activity
+from edgespec.tui.command_set import CommandSet
 from edgespec.tui.details import Details
 from edgespec.tui.footer import footer_metrics, format_footer
 from edgespec.tui.help import Help
@@ -31,12 +32,12 @@ from edgespec.tui.keys import BINDINGS
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, JobEnded, ModelReady, ProgressChanged, Toast
 from edgespec.tui.panel import Panel, StatusLine, read_status
+from edgespec.tui.popup import Completion
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import FRAME_S
 from edgespec.tui.recorder import ConversationRecorder
 from edgespec.tui.reporter import TuiReporter
-from edgespec.tui.themes import HIGH_CONTRAST
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, UserMessage
 from edgespec.tui.window import Window
@@ -45,18 +46,6 @@ _REFRESH_INTERVAL_S = 0.1  # of the instruments
 # The model may need every core, so drawing takes at most an eighth of one: after a frame the screen rests.
 _REST_FACTOR = 7  # rest over the CPU time of the frame
 _MAX_REST_S = 0.25
-
-
-class CommandSet(Protocol):
-    """The slash commands."""
-
-    help: str  # one line a command
-
-    async def run(self, app: ChatApp, line: str) -> None:
-        """Run `line`, given without its slash, or show the user an error."""
-
-    def without_arguments(self) -> Iterable[tuple[str, str]]:
-        """(name, summary) of each command that needs no argument."""
 
 
 class ChatApp(Window):
@@ -100,8 +89,6 @@ class ChatApp(Window):
         return TuiReporter(self)
 
     async def on_mount(self) -> None:
-        self.register_theme(HIGH_CONTRAST)
-        self.query_one(Prompt).focus()
         if self.recorder.store.notice is not None:
             await self.keep(self.recorder.store.notice, "error")
         if self._resume is not None:
@@ -137,10 +124,16 @@ class ChatApp(Window):
 
     @on(Prompt.Submitted)
     async def _submit(self, message: Prompt.Submitted) -> None:
-        if message.text.startswith("/"):
-            await self.run_command(message.text[1:])
+        text = message.text
+        if text.strip() == "?":
+            self.action_help()
+        elif text.startswith("/") and not text.startswith("//"):
+            await self.run_command(text[1:])
         else:
-            await self.ask(message.text)
+            await self.ask(text[1:] if text.startswith("//") else text)
+
+    def complete(self, line: str) -> Sequence[Completion]:
+        return self.commands.complete(line, self.available_themes)
 
     async def run_command(self, line: str) -> None:
         """Run a slash command, given without its slash."""
@@ -244,6 +237,8 @@ class ChatApp(Window):
         self.request = message.request
         if message.is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
+            if message.request.backend is None:
+                self.remember("model", message.request.model or "")
         self.recorder.use_model(model_info.name)
         await self.say(f"{model_info.name} on {model_info.backend}, draft {model_info.draft}.")
         self.refresh_instruments()

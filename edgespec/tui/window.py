@@ -1,21 +1,29 @@
-"""The layout of the chat, and its view options."""
+"""The layout of the chat, its view options, and what it keeps of them for the next start."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.events import Resize
+from textual.events import Key, Paste, Resize
 from textual.notifications import SeverityLevel
-from textual.widgets import Footer
+from textual.widgets import Footer, OptionList
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import CacheError, EdgespecError
+from edgespec.tui.clipboard import copy_with, find_copier
 from edgespec.tui.messages import Toast
 from edgespec.tui.panel import Panel, StatusLine
+from edgespec.tui.popup import Completion, Popup
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.sanitize import sanitize
+from edgespec.tui.settings import PromptHistory, Settings
+from edgespec.tui.themes import HIGH_CONTRAST
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice
 
@@ -32,18 +40,88 @@ class Window(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_reasoning_folded = True
-        self._shows_token_colors = False
+        self.register_theme(HIGH_CONTRAST)
+        self._settings = Settings()
+        self._history = PromptHistory()
+        self._is_reasoning_folded = self._settings.read("reasoning") != "unfolded"
+        self._shows_token_colors = self._settings.read("colors") == "on"
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
             with Vertical(id="conversation"):
                 yield Transcript()
                 yield Progress()
-                yield Prompt()
+                popup = Popup()
+                yield popup
+                yield Prompt(self._history.texts, popup, self.complete)
             yield Panel()
         yield StatusLine()
         yield Footer(compact=True, show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        self.query_one(Prompt).focus()
+        theme = self._settings.read("theme")
+        if theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
+            self.theme = theme
+        for notice in (self._settings.notice, self._history.notice):
+            if notice is not None:
+                await self.say(notice, "error")
+
+    def complete(self, line: str) -> Sequence[Completion]:
+        """How a command that is being typed can go on."""
+        return ()
+
+    def remember(self, name: str, text: str) -> None:
+        """Keep a setting for the next start."""
+        if self._settings.read(name) != text:
+            self._try_to_keep(partial(self._settings.write, name, text))
+
+    @on(Prompt.Submitted)
+    def _keep_prompt(self, message: Prompt.Submitted) -> None:
+        self._try_to_keep(partial(self._history.add, message.text))
+
+    def _try_to_keep(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except CacheError as error:
+            self.notify(str(Toast.from_error(error)), severity="error", markup=False)
+
+    def watch_theme(self, theme: str) -> None:
+        if self.is_running:
+            self.remember("theme", theme)
+
+    # Keys and pasted text that no widget takes.
+
+    def on_key(self, event: Key) -> None:
+        if event.character is not None and event.is_printable:
+            self._type(event.character)
+
+    def on_paste(self, event: Paste) -> None:
+        self._type(event.text)
+
+    def _type(self, text: str) -> None:
+        """Write into the prompt, wherever the focus is; the windows in front have fields of their own."""
+        if len(self.screen_stack) == 1:
+            prompt = self.query_one(Prompt)
+            prompt.focus()
+            prompt.insert(text)
+
+    @on(OptionList.OptionSelected, "#popup")
+    def _accept_completion(self, message: OptionList.OptionSelected) -> None:
+        self.query_one(Prompt).accept(self.query_one(Popup).completion(message.option_index))
+
+    def action_page(self, direction: int) -> None:
+        """Scroll the conversation by a page; up if `direction` is negative."""
+        transcript = self.query_one(Transcript)
+        (transcript.action_page_up if direction < 0 else transcript.action_page_down)()
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """By the terminal (OSC 52), and by a program of the desktop where there is one."""
+        super().copy_to_clipboard(text)
+        if self._driver is not None and not self._driver.is_headless and (command := find_copier(os.environ)):
+            self.run_worker(partial(copy_with, command, text), thread=True)
+
+    # Notices.
 
     async def say(self, text: str, kind: str = "note") -> None:
         """Show a notice in a corner of the screen for as long as it takes to read; `kind` is "note" or "error"."""
@@ -58,12 +136,16 @@ class Window(App[None]):
         """Add a notice that stays to the conversation, such as what ended an answer."""
         await self.query_one(Transcript).add(Notice(_capitalize(text), kind))
 
+    # View options.
+
     def action_fold(self) -> None:
         self._is_reasoning_folded = not self._is_reasoning_folded
+        self.remember("reasoning", "folded" if self._is_reasoning_folded else "unfolded")
         self.apply_view_options()
 
     def action_token_colors(self) -> None:
         self._shows_token_colors = not self._shows_token_colors
+        self.remember("colors", "on" if self._shows_token_colors else "off")
         self.apply_view_options()
 
     def apply_view_options(self) -> None:

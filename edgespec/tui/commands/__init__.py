@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from edgespec.conversations.commands import ALIASES, SHARED, format_help, parse_command, requires_argument
 from edgespec.errors import EdgespecError
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import chat, model
+from edgespec.tui.commands.completion import complete_line
+from edgespec.tui.popup import Completion
 
 Run = Callable[[ChatApp, str], Awaitable[None]]
 
@@ -82,6 +84,9 @@ class SlashCommands:
             await command.run(app, argument)
         except EdgespecError as error:
             await app.say_error(error)
+
+    def complete(self, line: str, themes: Iterable[str]) -> list[Completion]:
+        return complete_line(line, _BY_NAME, _ALIASES, themes)
 
     def without_arguments(self) -> Iterator[tuple[str, str]]:
         for command in COMMANDS:

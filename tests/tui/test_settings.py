@@ -1,0 +1,108 @@
+"""What is kept between two starts of the chat, by one program and by two at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CacheError
+from edgespec.tui.clipboard import copy_with, find_copier
+from edgespec.tui.commands.completion import complete_line
+from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings
+from tests.tui.driving import driving
+
+
+def test_prompts_of_two_programs(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "prompts.jsonl"
+    one, two = PromptHistory(path), PromptHistory(path)
+    for n in range(5):
+        one.add(f"one {n}\nmore")
+        two.add(f"two {n} 漢")
+        two.add(f"two {n} 漢")
+    expected = [text for n in range(5) for text in (f"one {n}\nmore", f"two {n} 漢")]
+    assert PromptHistory(path).texts == expected
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with path.open("a") as file:
+        file.write('half a li\n{"a": 1}\n')
+    damaged = PromptHistory(path)
+    assert damaged.texts == expected and "2 damaged lines" in (damaged.notice or "")
+
+
+def test_a_long_history_is_set_aside_and_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.tui.settings._MAX_BYTES", 20_000)
+    path = tmp_path / "prompts.jsonl"
+    history = PromptHistory(path)
+    for n in range(MAX_PROMPTS + 500):
+        history.add(f"a prompt with the number {n}")
+    PromptHistory(path).add("last")
+    texts = PromptHistory(path).texts
+    assert len(texts) == MAX_PROMPTS and texts[-2:] == [f"a prompt with the number {MAX_PROMPTS + 499}", "last"]
+    assert path.stat().st_size < 20_000
+
+
+def test_settings_and_damaged_ones(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "settings")
+    assert settings.read("theme") == ""
+    settings.write("theme", "nord")
+    settings.write("theme", "gruvbox")
+    assert Settings(tmp_path / "settings").read("theme") == "gruvbox"
+    (tmp_path / "settings" / "theme").write_bytes(b"\xff\xfe")
+    assert settings.read("theme") == "" and "is ignored" in (settings.notice or "")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError):
+        Settings(tmp_path / "file").write("theme", "nord")
+
+
+def test_a_second_start_has_the_theme_the_view_and_the_prompts(data: Path) -> None:
+    async def main() -> None:
+        async with driving() as chat:
+            await chat.send("/theme nord")
+            await chat.until(lambda: chat.app.theme == "nord")
+            await chat.press("ctrl+o", "ctrl+t")
+        (data / "settings" / "reasoning").write_bytes(b"\xff")
+        async with driving() as chat:
+            assert chat.app.theme == "nord" and chat.app._shows_token_colors
+            assert any("is ignored" in each for each in chat.notices("error"))
+            await chat.press("up")
+            assert chat.prompt.text == "/theme nord"
+        assert not (data / "settings" / "model").exists(), "the toy is no model that a user has chosen"
+
+    asyncio.run(main())
+
+
+def test_copying_by_a_program(tmp_path: Path) -> None:
+    program = tmp_path / "xclip"
+    program.write_text(f'#!/bin/sh\n/bin/cat > {tmp_path}/copied\necho "$@" > {tmp_path}/arguments\n')
+    program.chmod(0o755)
+    desktop = {"PATH": str(tmp_path), "DISPLAY": ":0"}
+    command = find_copier(desktop)
+    assert command is not None
+    copy_with(command, "a\n漢")
+    assert (tmp_path / "copied").read_text() == "a\n漢"
+    assert (tmp_path / "arguments").read_text() == "-selection clipboard\n"
+    assert find_copier(desktop | {"SSH_TTY": "/dev/pts/1"}) is None and find_copier({"PATH": str(tmp_path)}) is None
+    copy_with([str(tmp_path / "missing")], "a")
+
+
+def test_completion_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.tui.commands import _ALIASES, _BY_NAME
+
+    def lines(line: str) -> list[str]:
+        return [each.line for each in complete_line(line, _BY_NAME, _ALIASES, ["nord", "monokai"])]
+
+    (tmp_path / "notes.md").touch()
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "nested").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert lines("/und") == ["/undo"] and lines("/undo") == [] and lines("/bye") == ["/exit"]
+    assert lines("/theme n") == ["/theme nord"] and lines("/nothing n") == []
+    assert lines("/draft ngram+ngr") == [] and lines("/draft ngram+mod") == ["/draft ngram+model"]
+    assert lines("/set max") == ["/set max_tokens "] and lines("/spec o") == ["/spec on", "/spec off"]
+    assert lines("/model python") == ["/model python-6m"]
+    assert lines("/attach n") == ["/attach nested/", "/attach notes.md"] and lines("/load .h") == ["/load .hidden"]
+    assert lines(f"/attach {tmp_path}{os.sep}no") == [f"/attach {tmp_path}{os.sep}notes.md"]
+    assert lines("/attach missing/x") == [] and lines("//") == []
