@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_category, complete_model
 from edgespec.cli.options import OptionWithSynonym, draft_option, load_config, load_options
 
 if TYPE_CHECKING:
@@ -26,9 +27,15 @@ _PROFILE_S = 10.0
 
 
 @click.command("bench")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @draft_option("Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.")
-@click.option("--category", "categories", multiple=True, help="Prompt category; repeatable. [default: all]")
+@click.option(
+    "--category",
+    "categories",
+    multiple=True,
+    help="Prompt category; repeatable. [default: all]",
+    shell_complete=complete_category,
+)
 @click.option(
     "--prompts",
     type=click.Path(dir_okay=False, path_type=Path),

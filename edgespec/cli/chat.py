@@ -9,20 +9,32 @@ from typing import Any
 
 import click
 
+from edgespec.cli.completers import complete_conversation, complete_model
 from edgespec.cli.options import generation_options, load_config, sampling_params
 
 
 @click.command("chat")
-@click.argument("model", required=False, metavar="[REF]")
+@click.argument("model", required=False, metavar="[REF]", shell_complete=complete_model)
 @click.option("--plain", is_flag=True, help="Chat line by line instead of full-screen.")
 @click.option("--continue", "continue_last", is_flag=True, help="Continue the last conversation.")
 @click.option(
-    "--resume", type=click.IntRange(min=1), metavar="ID", help="Continue a conversation; /history lists them."
+    "--resume",
+    type=click.IntRange(min=1),
+    metavar="ID",
+    help="Continue a conversation; `edgespec history` lists them.",
+    shell_complete=complete_conversation,
 )
 @click.option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
+@click.option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
 @generation_options
 def chat_command(
-    model: str | None, plain: bool, continue_last: bool, resume: int | None, race: str | None, **options: Any
+    model: str | None,
+    plain: bool,
+    continue_last: bool,
+    resume: int | None,
+    race: str | None,
+    rolling: bool,
+    **options: Any,
 ) -> int:
     """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
 
@@ -38,7 +50,8 @@ def chat_command(
 
     request = load_config(model, options)
     sampling_params(options, SamplingDefaults())  # raises before anything is loaded
-    chat = Chat(options["system"], SamplingParams(), options["max_tokens"], options["seed"], options["stop"])
+    settings = options["max_tokens"], options["seed"], options["stop"]
+    chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
     if not plain and not options["verbose"] and _is_terminal():
         from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp

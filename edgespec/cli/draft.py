@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_model, complete_self_drafts
 from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def draft_command() -> None:
 
 
 @draft_command.command("build")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @click.option(
     "--draft",
     "methods",
@@ -110,8 +111,8 @@ def list_command(as_json: bool) -> None:
             click.echo(f"{'':12}{line}")
 
 
-@draft_command.command("rm")
-@click.argument("model", metavar="NAME")
+@draft_command.command("rm", short_help="Remove cached self-drafts of a model, or all.")
+@click.argument("model", metavar="NAME", shell_complete=complete_self_drafts)
 def rm_command(model: str) -> None:
     """Remove the cached self-drafts of NAME, as `edgespec draft list` shows it; `all` removes everything."""
     from edgespec.errors import UnknownModel
@@ -127,7 +128,7 @@ def rm_command(model: str) -> None:
 
 
 @draft_command.command("probe")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @draft_option("The trained head.")
 @click.option("--tokens", type=click.IntRange(32), default=256, show_default=True, help="Length of the text.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")

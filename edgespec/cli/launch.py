@@ -123,11 +123,14 @@ _CLIENTS: dict[str, Callable[[_Server], tuple[str, str]]] = {
 
 
 @click.command("launch")
-@click.argument("client", type=click.Choice(sorted(_CLIENTS)))
+@click.argument("client", metavar="CLIENT", type=click.Choice(sorted(_CLIENTS)))
 @click.option("--model", help="Model to use. [default: the server's first]")
 @server_options
 def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
-    """Print the settings that make CLIENT use a running server."""
+    """Print the settings that make CLIENT use a running server.
+
+    CLIENT is aider, claude, codex, continue, llm, open-webui, opencode or zed.
+    """
     from edgespec.errors import InvalidRequest
 
     models = http_json("GET", url, "/props", api_key)["models"]

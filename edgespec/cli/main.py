@@ -16,29 +16,48 @@ from edgespec.errors import Cancelled, EdgespecError
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 
-# In the order of --help.
-_COMMANDS = {
-    "chat": "edgespec.cli.chat",
-    "run": "edgespec.cli.run",
-    "serve": "edgespec.cli.serve",
-    "ps": "edgespec.cli.ps",
-    "stop": "edgespec.cli.ps",
-    "launch": "edgespec.cli.launch",
-    "pull": "edgespec.cli.models",
-    "list": "edgespec.cli.models",
-    "show": "edgespec.cli.show",
-    "rm": "edgespec.cli.models",
-    "draft": "edgespec.cli.draft",
-    "plan": "edgespec.cli.plan",
-    "tune": "edgespec.cli.tune",
-    "bench": "edgespec.cli.bench",
-    "doctor": "edgespec.cli.doctor",
-    "completion": "edgespec.cli.completion",
+# By group, in the order of --help: the summary of each command, and its module. Only a command that runs is imported.
+_GROUPS = {
+    "Everyday": {
+        "chat": ("Chat with a model, full-screen", "chat"),
+        "run": ("Answer one prompt on standard output", "run"),
+        "history": ("List or search saved conversations", "history"),
+        "doctor": ("Check this machine and its runtimes", "doctor"),
+    },
+    "Models": {
+        "list": ("List aliases and downloaded models", "models"),
+        "pull": ("Download a model with its draft", "models"),
+        "show": ("Describe a model before its download", "show"),
+        "plan": ("Foretell memory and speed of a model", "plan"),
+        "rm": ("Remove a downloaded model", "models"),
+    },
+    "Serving": {
+        "serve": ("Serve models over HTTP, like OpenAI and Anthropic", "serve"),
+        "ps": ("List the models of a running server", "ps"),
+        "stop": ("Unload a model of a running server", "ps"),
+        "launch": ("Print another program's settings for the server", "launch"),
+    },
+    "Measuring and tuning": {
+        "bench": ("Compare drafts with plain decoding", "bench"),
+        "tune": ("Measure a model in advance", "tune"),
+        "draft": ("Prepare self-drafts, probe trained heads", "draft"),
+    },
+    "Shell": {"completion": ("Print the completion script of a shell", "completion")},
 }
+_COMMANDS = {name: module for group in _GROUPS.values() for name, (_, module) in group.items()}
+
+_WELCOME = """\
+edgespec runs language models on this machine, with exact speculative decoding.
+
+  edgespec chat            chat with a small embedded model, offline
+  edgespec list            the models that have short names
+  edgespec chat NAME       download one of them, and chat with it
+
+`edgespec --help` lists all commands, `edgespec doctor` checks this machine."""
 
 
 class _Commands(click.Group):
-    """Imports a command's module on first use."""
+    """Lists commands in groups, and imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -47,8 +66,20 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        command: click.Command = getattr(importlib.import_module(module), f"{cmd_name}_command")
+        from edgespec.cli.examples import format_examples
+
+        command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
+        command.epilog = format_examples(cmd_name)
+        if isinstance(command, click.Group):
+            for name, each in command.commands.items():
+                each.epilog = format_examples(f"{cmd_name} {name}")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in _COMMANDS)
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, (summary, _) in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,13 +93,21 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\n`edgespec COMMAND --help` shows a command's options and examples.",
+)
 @click.version_option(__version__, prog_name="edgespec")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run language models locally with exact speculative decoding.
 
     `edgespec chat` and `edgespec run` work offline with a small embedded model; name a model for more.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(_WELCOME)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_download, complete_model
 from edgespec.cli.options import backend_option, draft_option, parse_backend
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _backend_option = backend_option("Runtime whose model an alias stands for.")
 
 
 @click.command("pull")
-@click.argument("model", metavar="REF")
+@click.argument("model", metavar="REF", shell_complete=complete_model)
 @draft_option("As for run; the models of these drafters are downloaded too.")
 @click.option(
     "--ctx", type=click.IntRange(8), help="Context size for the memory check. [default: the model's, at most 8192]"
@@ -102,7 +103,7 @@ def list_command(as_json: bool) -> None:
 
 
 @click.command("rm")
-@click.argument("model", metavar="REF")
+@click.argument("model", metavar="REF", shell_complete=complete_download)
 @_backend_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm_command(model: str, backend: str, yes: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_model
 from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @draft_option("As for run.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_model
 from edgespec.cli.options import generation_options, load_config, sampling_params
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 
 @click.command("run")
 @click.argument("prompt", required=False)
-@click.option("--model", "-m", metavar="REF", help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.")
+@click.option(
+    "--model",
+    "-m",
+    metavar="REF",
+    help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.",
+    shell_complete=complete_model,
+)
 @click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path),
               help="Read the text before PROMPT, or all of it, from a file; '-' is standard input.")  # fmt: skip
 @click.option("--raw", is_flag=True, help="Send the prompt without the chat template.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_served
 from edgespec.cli.options import PARALLEL, load_config, serving_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _EMBEDDED = "embedded"
 
 
 @click.command("serve")
-@click.argument("models", nargs=-1, metavar="[[NAME=]REF]...")
+@click.argument("models", nargs=-1, metavar="[[NAME=]REF]...", shell_complete=complete_served)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",

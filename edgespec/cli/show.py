@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_model
 from edgespec.cli.options import backend_option, parse_backend
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @click.option(
     "--ctx", type=click.IntRange(8), help="Context size for the memory estimate. [default: the model's, at most 8192]"
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.completers import complete_model
 from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("tune")
-@click.argument("model", metavar="[REF]", required=False)
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 @draft_option("As for run.")
 @click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")

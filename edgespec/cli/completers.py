@@ -1,0 +1,85 @@
+"""What the shell offers for an argument: models, conversations, categories of prompts, self-drafts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    import click
+    from click.shell_completion import CompletionItem
+
+_MAX_CONVERSATIONS = 20
+
+
+def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Aliases and downloaded repositories that begin with `incomplete`; without one, files."""
+    from click.shell_completion import CompletionItem
+
+    return _offer(_list_models(), incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Downloaded models, by their repositories."""
+    from edgespec.hub.hub import Hub
+
+    return _offer(dict.fromkeys((each.reference.repo for each in Hub.from_environment().list_models()), ""), incomplete)
+
+
+def complete_served(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """As complete_model, also after `NAME=`."""
+    from click.shell_completion import CompletionItem
+
+    name, equals, start = incomplete.rpartition("=")
+    found = _offer(_list_models(), start)
+    return [CompletionItem(f"{name}{equals}{each.value}", help=each.help) for each in found] or [
+        CompletionItem(start, type="file")
+    ]
+
+
+def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The ids of the last conversations, with their titles."""
+    from edgespec.conversations import Store
+
+    with suppress(EdgespecError):
+        store = Store.open(wait_s=0.1)
+        try:
+            return _offer({str(each.id): each.title for each in store.recent(_MAX_CONVERSATIONS)}, incomplete)
+        finally:
+            store.close()
+    return []
+
+
+def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The categories of the shipped prompts."""
+    from edgespec.bench.prompt_sets import CATEGORIES
+
+    return _offer(dict.fromkeys(CATEGORIES, ""), incomplete)
+
+
+def complete_self_drafts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The models that have cached self-drafts."""
+    from edgespec.planner.selfdraft_search import list_cached_drafts
+
+    return _offer(dict.fromkeys([*(each.model for each in list_cached_drafts()), "all"], ""), incomplete)
+
+
+def _list_models() -> dict[str, str]:
+    """Aliases with their descriptions, and the repositories of downloaded models."""
+    from edgespec.hub.hub import Hub
+    from edgespec.registry.schema import load_registry
+
+    found: dict[str, str] = {}
+    with suppress(EdgespecError):
+        found |= {name: entry.description for name, entry in load_registry().entries.items()}
+        found |= {each.reference.repo: "downloaded" for each in Hub.from_environment().list_models()}
+    return found
+
+
+def _offer(names: dict[str, str], incomplete: str) -> list[CompletionItem]:
+    """The names that begin with `incomplete`, with what is told of them."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(name, help=told or None) for name, told in names.items() if name.startswith(incomplete)]

@@ -1,0 +1,73 @@
+"""Examples of every command, shown at the end of its help."""
+
+from __future__ import annotations
+
+# By command: a command line, and what it does.
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "chat": (
+        ("edgespec chat", "chat with the embedded model"),
+        ("edgespec chat llama-8b-q4", "chat with a model of `edgespec list`"),
+        ("edgespec chat --continue", "go on with the last conversation"),
+        ("edgespec chat --resume 12", "go on with one that `edgespec history` lists"),
+    ),
+    "run": (
+        ('edgespec run "def fibonacci(n):"', "complete some code"),
+        ('edgespec run "Summarize this." < notes.txt', "a prompt with a file"),
+        ('edgespec run "Why is the sky blue?" -m llama-8b-q4 --json', "the answer and its statistics as JSON"),
+    ),
+    "history": (
+        ("edgespec history", "the last conversations"),
+        ("edgespec history binary search", "those in which both words occur"),
+    ),
+    "doctor": (("edgespec doctor", "check this machine"),),
+    "list": (("edgespec list", "aliases, downloads, models of other programs"),),
+    "pull": (
+        ("edgespec pull qwen3.5-9b-q4", "a model of `edgespec list`, with its draft"),
+        ("edgespec pull unsloth/Qwen3-8B-GGUF:Q5_K_M", "a quantization of a repository"),
+    ),
+    "show": (("edgespec show llama-8b-q4", "architecture, size and memory"),),
+    "plan": (
+        ("edgespec plan qwen3.5-9b-q4", "memory and speed, before the download"),
+        ("edgespec plan ./model.gguf --ctx 32768", "with a context of 32,768 tokens"),
+    ),
+    "rm": (("edgespec rm llama-8b-q4", "remove a downloaded model"),),
+    "serve": (
+        ("edgespec serve llama-8b-q4", "at http://127.0.0.1:7437/v1"),
+        ("edgespec serve coder=./coder.gguf big=llama-70b-q4", "two models, by names of your own"),
+    ),
+    "ps": (("edgespec ps", "the models of the running server"),),
+    "stop": (("edgespec stop llama-8b-q4", "free the memory of a model"),),
+    "launch": (
+        ("edgespec launch claude", "print the settings of Claude Code"),
+        ('eval "$(edgespec launch aider)"', "start aider with the server's first model"),
+    ),
+    "bench": (
+        ("edgespec bench", "the embedded pair"),
+        ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),
+    ),
+    "tune": (("edgespec tune llama-8b-q4", "measure once, for all later runs"),),
+    "draft": (("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),),
+    "draft build": (
+        ("edgespec draft build llama-8b-q4", "try all methods"),
+        ("edgespec draft build llama-8b-q4 --draft layerskip", "only by skipping layers"),
+    ),
+    "draft list": (("edgespec draft list", "what is cached"),),
+    "draft rm": (("edgespec draft rm all", "remove all self-drafts"),),
+    "draft probe": (("edgespec draft probe qwen3.5-9b-q4 --draft mtp", "how the model's MTP head is read"),),
+    "completion": (
+        ('eval "$(edgespec completion bash)"', "for this shell; put it into ~/.bashrc"),
+        ('eval "$(edgespec completion zsh)"', "the same for ~/.zshrc"),
+        ("edgespec completion fish | source", "the same for ~/.config/fish/config.fish"),
+    ),
+}
+
+
+def format_examples(name: str) -> str:
+    """The examples of a command as click's epilog, which keeps the lines of a paragraph that begins with \\b."""
+    examples = EXAMPLES[name]
+    width = max(len(line) for line, _ in examples)
+    if width > 48:  # explanations that would not fit beside the longest line are above it
+        lines = [each for line, told in examples for each in (f"  # {told}", f"  {line}")]
+    else:
+        lines = [f"  {line:{width}}  # {told}" for line, told in examples]
+    return "\n".join(["\b", "Examples:", *lines])

@@ -1,0 +1,48 @@
+"""The help: groups, the first three commands, and examples that the commands take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+
+from edgespec.cli.examples import EXAMPLES
+from edgespec.cli.main import cli as group
+from tests.cli.conftest import Cli
+
+_CONTEXT = click.Context(group, info_name="edgespec")
+
+
+def test_without_a_command_the_first_steps_are_shown(cli: Cli) -> None:
+    done = cli()
+    assert done.returncode == 0 and done.stderr == ""
+    assert re.findall(r"^  edgespec (\w+)", done.stdout, re.MULTILINE) == ["chat", "list", "chat"]
+
+
+def test_help_lists_every_command_once_in_a_group(cli: Cli) -> None:
+    shown = cli("--help", COLUMNS="80").stdout
+    listed = re.findall(r"^  ([a-z]+)  +\w", shown, re.MULTILINE)
+    assert [name for name in listed if name in group.list_commands(_CONTEXT)] == group.list_commands(_CONTEXT)
+    assert max(map(len, shown.splitlines())) <= 80 and "..." not in shown.split("Everyday:")[1]
+    for title in ("Everyday:", "Models:", "Serving:", "Measuring and tuning:"):
+        assert f"\n{title}\n" in shown
+
+
+@pytest.mark.parametrize("name", group.list_commands(_CONTEXT))
+def test_the_examples_of_a_command_are_valid(name: str) -> None:
+    command = group.get_command(_CONTEXT, name)
+    assert command is not None
+    names = [name, *(f"{name} {each}" for each in command.commands)] if isinstance(command, click.Group) else [name]
+    for full in names:
+        for line, _ in EXAMPLES[full]:
+            inner = re.search(r"edgespec (.*?)(?:\)\"| [|<].*)?$", line)
+            assert inner is not None
+            words = shlex.split(inner[1])
+            context: click.Context = command.make_context(name, words[1:], parent=_CONTEXT)
+            if isinstance(command, click.Group):
+                _, sub, rest = command.resolve_command(context, words[1:])
+                assert sub is not None
+                sub.make_context(sub.name, rest, parent=context)
+        assert "Examples:" in command.get_help(click.Context(command))
