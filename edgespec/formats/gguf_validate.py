@@ -75,8 +75,15 @@ def _check_norms(header: Header) -> str | None:
 
 def _check_rope(header: Header) -> str | None:
     kind, rotated = _get(header, "rope.scaling.type"), _get(header, "rope.dimension_count")
-    if type(rotated) is int and rotated % 2:
-        return f"{rotated} numbers of a head are rotated in pairs"
+    if type(rotated) is int:
+        if rotated % 2:
+            return f"{rotated} numbers of a head are rotated in pairs"
+        size = header.own("attention.key_length")
+        if size is not None and rotated > size:
+            return f"{rotated} numbers of a head are rotated, and it has {size}"
+        # llama.cpp loads such a file forever. Latent attention may go without.
+        if rotated == 0 and header.own("attention.key_length_mla") is None:
+            return "no number of a head is rotated"
     return f"the type is {kind!a}" if kind is not None and kind not in _ROPE_SCALINGS else None
 
 

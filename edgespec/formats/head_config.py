@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.head_tensors import HEAD_HINT, eagle3_names
-from edgespec.formats.heads import HeadKind, HeadSpec
+from edgespec.formats.heads import USUAL_BLOCK, HeadKind, HeadSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MAX_SIZE = 2**24
 _AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 _OUTPUT_KEYS = ("target_layer_ids", "dspark_target_layer_ids")
-_DFLASH_BLOCK = 16  # where the config states none
 _MEDUSA_LAYER = re.compile(r"(?:medusa_head\.|medusa_heads\.)?0\.0\.linear\.weight$")
 _MEDUSA_OUTPUT = re.compile(r"(?:medusa_head\.|medusa_heads\.)?0\.\d+\.weight$")
 _HYDRA_LAYER = re.compile(r"hydra_mlp\.0\.\d+\.linear\.weight$")
@@ -208,7 +207,7 @@ def _read_dflash(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
         layers,
         size,
         _vocabulary(settings, own),
-        block_size=settings.integer("block_size", "dspark_block_size", tables=[table]) or _DFLASH_BLOCK,
+        block_size=settings.integer("block_size", "dspark_block_size", tables=[table]) or USUAL_BLOCK,
         mask_token=next((each for each in masks if type(each) is int and each >= 0), None),
         predicts_at_root=kind == "dspark" and _predicts_at_root(settings.own),
     )

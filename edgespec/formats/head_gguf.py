@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.formats.gguf import MAX_BLOCKS, Header
 from edgespec.formats.head_tensors import eagle3_names
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import USUAL_BLOCK, HeadSpec
 
 _MAX_SIZE = 2**24
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -56,16 +56,20 @@ def _read_dflash(header: Header) -> HeadSpec:
     _check_fc(header, len(layers) * size, size)
     mask = header.integer("tokenizer.ggml.mask_token_id")
     block = header.own("block_size")
-    if (mask is not None and mask < 0) or (block is not None and not 0 < block <= _MAX_SIZE):
-        raise header.invalid(f"its blocks have {block} positions, filled with token {mask}")
     is_dspark = _find_shape(header, "markov_w1.weight") is not None
+    if block is None:
+        if is_dspark:  # on which llama.cpp aborts
+            raise header.invalid("dflash.block_size is missing")
+        block = USUAL_BLOCK
+    if (mask is not None and mask < 0) or not 0 < block <= _MAX_SIZE:
+        raise header.invalid(f"its blocks have {block} positions, filled with token {mask}")
     return HeadSpec(
         "dspark" if is_dspark else "dflash",
         size,
         layers,
         size,
         _count_draft_vocabulary(header),
-        block_size=1 if block is None else block,
+        block_size=block,
         mask_token=mask,
         predicts_at_root=is_dspark and header.metadata.get("dflash.sample_from_anchor") is not False,
     )

@@ -7,6 +7,8 @@ from typing import Literal
 
 HeadKind = Literal["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspark", "medusa", "hydra"]
 
+USUAL_BLOCK = 16  # positions of a DFlash block where its file states none, as llama.cpp has it
+
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:

@@ -54,12 +54,14 @@ def write_eagle3(path: Path, *, layers: Sequence[int] = (2, 16, 29), leave_out: 
     return write(path, "eagle3", settings, tensors, d2t=np.arange(32, dtype=np.int64) * 3)
 
 
-def write_dflash(path: Path, *, markov: bool = False) -> Path:
-    """A DFlash head, with DSpark's matrices where `markov`."""
+def write_dflash(path: Path, *, markov: bool = False, block: int | None = 16) -> Path:
+    """A DFlash head, with DSpark's matrices where `markov`. `block` None: its size is not stated."""
     tensors: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H), "enc.output_norm.weight": (H,)}
     if markov:
         tensors |= {"markov_w1.weight": (V, 4), "markov_w2.weight": (V, 4)}
-    settings = {"embedding_length": H, "block_size": 16, "target_layers": [2, 10]}
+    settings: dict[str, Any] = {"embedding_length": H, "target_layers": [2, 10]}
+    if block is not None:
+        settings["block_size"] = block
     return write(path, "dflash", settings, tensors, mask=7)
 
 

@@ -27,6 +27,7 @@ def header(tmp_path: Path) -> Header:
         ("llama.attention.layer_norm_rms_epsilon", -1.0, "layer norms"),
         ("llama.rope.scaling.type", "bogus", "rotary positions"),
         ("llama.rope.dimension_count", 3, "3 numbers of a head are rotated in pairs"),
+        ("llama.rope.dimension_count", 0, "no number of a head is rotated"),
         ("llama.expert_count", 4, "experts"),
         ("llama.expert_used_count", 2, "experts"),
         ("llama.nextn_predict_layers", 9, "9 of 2 layers"),
@@ -63,3 +64,16 @@ def test_what_real_models_say_is_let_through(header: Header, key: str, value: ob
     if value == "jamba":  # layers without attention state no kv heads
         metadata["jamba.attention.head_count_kv"] = np.array([1, 0], np.uint32)
     check_model(replace(header, metadata=metadata))
+
+
+def test_more_is_rotated_than_a_head_has(header: Header) -> None:
+    sizes = {"llama.attention.key_length": 64, "llama.rope.dimension_count": 64}
+    check_model(replace(header, metadata={**header.metadata, **sizes}))
+    sizes["llama.rope.dimension_count"] = 66
+    with pytest.raises(InvalidModelFile, match="66 numbers of a head are rotated, and it has 64"):
+        check_model(replace(header, metadata={**header.metadata, **sizes}))
+
+
+def test_latent_attention_may_go_without_rotation(header: Header) -> None:
+    sizes = {"llama.attention.key_length_mla": 64, "llama.rope.dimension_count": 0}
+    check_model(replace(header, metadata={**header.metadata, **sizes}))

@@ -49,6 +49,9 @@ def test_gguf_files(tmp_path: Path) -> None:
     blocks = {"block_size": 16, "mask_token": 7}
     assert read_head(write_dflash(file)) == spec("dflash", (2, 10), **blocks)
     assert read_head(write_dflash(file, markov=True)) == spec("dspark", (2, 10), predicts_at_root=True, **blocks)
+    assert read_head(write_dflash(file, block=None)) == spec("dflash", (2, 10), **blocks), "as llama.cpp reads it"
+    with pytest.raises(InvalidModelFile, match=r"dflash\.block_size is missing"):
+        read_head(write_dflash(file, markov=True, block=None))
     assert read_head(write_mtp(file, trunk=False)) == spec("mtp", feeds_normed=True)
     assert read_head(write_mtp(file, trunk=True)) == spec("mtp", feeds_normed=True, in_target=True)
     assert read_head(write_assistant(file)) == spec("gemma4-assistant", size=H // 2, feeds_normed=True)
