@@ -36,7 +36,10 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     hub = Hub.from_environment()
-    planned = plan(request, load_registry(), hub, TerminalReporter())
+    reporter = TerminalReporter()
+    planned = plan(request, load_registry(), hub, reporter)
+    for told in planned.findings:
+        reporter.notice(told)
     facts = describe_plan(planned) | describe_settings(planned, hub)
     if not no_speed:
 

@@ -26,9 +26,13 @@ _FEW = 1024  # entries, which are sorted directly
 _BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
 
 
-def non_finite_error() -> BackendError:
-    """The error for a row of logits whose maximum is NaN or infinite."""
-    return BackendError("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
+class NonFiniteLogits(BackendError):
+    """A row of logits whose maximum is NaN or infinite."""
+
+
+def non_finite_error() -> NonFiniteLogits:
+    """The error for such a row."""
+    return NonFiniteLogits("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
 
 
 def highest(z: Logits) -> np.float32:

@@ -33,7 +33,7 @@ FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "elsewhere"]
 
 # The part of the free memory that must stay free; otherwise the fit is tight.
-_MIN_HEADROOM = 1 / 8
+MIN_HEADROOM = 1 / 8
 
 _OTHER: dict[FileBackend, FileBackend] = {"llamacpp": "mlx", "mlx": "llamacpp"}
 _UNUSABLE = (EdgespecError, OSError, OverflowError)  # OverflowError: a config with absurd numbers
@@ -192,7 +192,7 @@ def _check_fit(target: Component, draft: Component | None, memory: Memory, conte
     if estimates is None:
         return None
     both = Fit(context, *estimates, memory)
-    if both.headroom >= _MIN_HEADROOM * memory.usable:
+    if both.headroom >= MIN_HEADROOM * memory.usable:
         return "fits"
     return "tight" if Fit(context, estimates[0], None, memory).headroom >= 0 else "does not fit"
 

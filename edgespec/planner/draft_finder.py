@@ -42,6 +42,7 @@ class PlannedDrafter:
     self_draft  how the target drafts for itself
     mask_token  of a PARD model
     head        what the file of `model` says, where that is a trained head
+    found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
     """
 
     spec: DrafterSpec
@@ -49,6 +50,7 @@ class PlannedDrafter:
     self_draft: SelfDraftSpec | None = None
     mask_token: int | None = None
     head: HeadSpec | None = None
+    found: str = ""
 
     @property
     def label(self) -> str:
@@ -91,7 +93,7 @@ class DraftFinder:
     def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
 
-        `notice` hears what was left out, and which head was taken.
+        `notice` hears what was left out.
         """
         found = []
         for spec in drafter_specs().values():
@@ -103,12 +105,11 @@ class DraftFinder:
                 except EdgespecError as refusal:
                     notice(f"Drafting without {reference}: {refusal.message}")
         try:
-            head, told = self._find_head(None)
+            head = self._find_head(None)
         except DraftRefused as refusal:
             notice(f"Drafting without a head: {refusal.message}")
         else:
             if head is not None:
-                notice(told)
                 found.append(head)
         return found
 
@@ -166,16 +167,16 @@ class DraftFinder:
         return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token, head=head)
 
     def _find_named_head(self, spec: DrafterSpec) -> PlannedDrafter:
-        head, _ = replace(self, may_fetch=True)._find_head(spec)
+        head = replace(self, may_fetch=True)._find_head(spec)
         if head is None:
             raise DraftRefused(
                 f"there is no {spec.name} head in the target's file, beside it or in the registry.",
                 hint=f"Use --draft ngram, or name one: --draft {spec.name}:REF.",
             )
-        return head
+        return replace(head, found="")
 
-    def _find_head(self, spec: DrafterSpec | None) -> tuple[PlannedDrafter | None, str]:
-        """The first head that fits, which is one for `spec` if given, and a sentence that says what was taken.
+    def _find_head(self, spec: DrafterSpec | None) -> PlannedDrafter | None:
+        """The first head that fits, which is one for `spec` if given.
 
         None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
         """
@@ -188,13 +189,13 @@ class DraftFinder:
                 continue
             assert found.head is not None
             named = "" if found.is_in_target else f"{found.label}, "
-            return found, f"Drafting with {named}{KIND_NAMES[found.head.kind]} {place}."
+            return replace(found, found=f"Drafting with {named}{KIND_NAMES[found.head.kind]} {place}.")
         if missing := self._find_left_out(spec):
             refusals.append(missing)
         if refusals:
             reasons = "; ".join(each.message.removesuffix(".") for each in refusals)
             raise DraftRefused(f"{reasons}.", hint=refusals[0].hint)
-        return None, ""
+        return None
 
     def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
         """(where it is, what reads it) of the heads that are there, the best known first."""

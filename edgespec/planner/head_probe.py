@@ -27,8 +27,10 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import Budget, CheckCancelled, Draft
+from edgespec.core.truncation import NonFiniteLogits, non_finite_error
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
+from edgespec.formats.head_tensors import HEAD_HINT
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_readings import complete, describe, list_conventions
 from edgespec.text.chat_template import encode_prompt
@@ -122,8 +124,8 @@ class HeadProbe:
     def run(self, spec: HeadSpec) -> ProbeResult:
         """Try `spec`, what the file says, and the readings that differ from it in one convention.
 
-        From a better reading it goes on until none is better. Raises Cancelled, and what `Model.attach_head` and
-        sessions raise if no reading can be run.
+        From a better reading it goes on until none is better. Raises Cancelled, and if no reading can be run what
+        `Model.attach_head` and sessions raise, or DraftRefused for a head whose scores are not numbers.
         """
         started = perf_counter()
         n_layers = self._target.layer_count
@@ -180,7 +182,12 @@ class HeadProbe:
             draft.begin(text[:_FIRST])
             for i in range(n):
                 self._check()
-                chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
+                try:
+                    chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
+                except NonFiniteLogits:
+                    raise DraftRefused(
+                        f"{self._path.name} gives scores that are not numbers (NaN).", hint=HEAD_HINT
+                    ) from None
                 hits.append([each == right for each, right in zip(chosen, self._choices[i : i + 2], strict=True)])
                 if i % _LOOK == _LOOK - 1:
                     self._progress(name, i / n)
@@ -234,13 +241,18 @@ def is_better(a: Hits, b: Hits, chance: float) -> bool:
 
 
 def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int) -> tuple[int, int]:
-    """The first choices after `text`, and after `token` that follows it, which a block does not see; -1 for none."""
+    """The first choices after `text`, and after `token` that follows it, which a block does not see; -1 for none.
+
+    Raises NonFiniteLogits.
+    """
     rows: list[Logits | None]
     if isinstance(draft, BlockSession):
         rows = [*(draft.block(text, len(text), _DEPTH) or ()), None, None]
     else:
         first = draft.read(text, len(text))
         rows = [first, None if first is None else draft.step(token)]
+    if any(row is not None and np.isnan(row.max()) for row in rows):
+        raise non_finite_error()
     one, two = (-1 if row is None else int(row.argmax()) for row in rows[:_DEPTH])
     return one, two
 

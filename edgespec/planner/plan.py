@@ -89,6 +89,11 @@ class Plan:
         return [each.model for each in self.drafters if each.model is not None]
 
     @property
+    def findings(self) -> list[str]:
+        """Sentences that say which heads 'auto' has found; a load says them once a head is loaded."""
+        return [each.found for each in self.drafters if each.found]
+
+    @property
     def self_draft(self) -> SelfDraftSpec | None:
         """How the target drafts for itself, if that was asked for."""
         return next((each.self_draft for each in self.drafters if each.self_draft is not None), None)

@@ -31,6 +31,8 @@ def report_plan(
 ) -> Iterator[str]:
     """The report as text, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
     planned = plan(request, registry, hub, reporter)
+    for told in planned.findings:
+        reporter.notice(told)
     facts = describe_plan(planned) | describe_settings(planned, hub)
     yield "\n".join(format_plan(facts))
     yield "\n".join(format_plan(facts | describe_speed(planned, check)))

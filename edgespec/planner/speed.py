@@ -98,14 +98,14 @@ def _scale(header: Header, options: LoadOptions, folder: Path) -> Profile | None
         return measured
     of_few, measured = measured.rows, _measure_blocks(header, more, options, folder)
     of_more = measured.rows
-    read = _read_bytes(header, 0, more)
-    share = read / (read + _read_bytes(header, -1, 0))
+    read = read_bytes(header, 0, more)
+    share = read / (read + read_bytes(header, -1, 0))
     whole = {}
     for n in sorted(of_few.keys() & of_more.keys()):
         max_byte_s = of_more[n] / read
-        byte_s = (of_more[n] - of_few[n]) / _read_bytes(header, few, more)
+        byte_s = (of_more[n] - of_few[n]) / read_bytes(header, few, more)
         byte_s = min(max(byte_s, max_byte_s * share / 2), max_byte_s)
-        whole[n] = of_more[n] + byte_s * _read_bytes(header, more, blocks)
+        whole[n] = of_more[n] + byte_s * read_bytes(header, more, blocks)
     rows = {n: max(seconds, whole[1]) for n, seconds in whole.items()}
     longer = {}
     for context, by_rows in _rows_by_context(measured).items():
@@ -119,7 +119,7 @@ def _bytes(header: Header, first: int, end: int) -> int:
     return sum(tensor.nbytes for tensor in header.tensors if first <= block_of(tensor) < end)
 
 
-def _read_bytes(header: Header, first: int, end: int) -> float:
+def read_bytes(header: Header, first: int, end: int) -> float:
     """The part of `_bytes` that a forward of one row reads: only the routed experts, and no embedding table."""
     chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
     untied = any(tensor.name == "output.weight" for tensor in header.tensors)

@@ -46,6 +46,8 @@ def attach_head(
             raise
         reporter.notice(f"Drafting without {label}: {refusal.message}")
         return None
+    if drafter.found:
+        reporter.notice(drafter.found)
     if result is None:
         reporter.notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
     elif result.is_corrected:
@@ -115,7 +117,7 @@ def _find_reading(
         return result, ""
     try:
         result = HeadProbe(target, paths[1], planned.backend, check, reporter.loading).run(spec)
-    except (Cancelled, Unsupported):  # the latter where no reading can be run
+    except (Cancelled, Unsupported, DraftRefused):  # the last two where no reading can be run
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the load goes on
         return None, reason_of(error)

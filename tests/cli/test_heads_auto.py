@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.formats.gguf_validate import read_file
 from tests.backends import eagle3_heads
 from tests.backends.eagle3_heads import make_head
 from tests.backends.mtp_heads import make_mixture
@@ -49,6 +50,15 @@ def write_flipped_weights(path: Path) -> None:
     path.write_bytes(data)
 
 
+def write_nan(path: Path) -> None:
+    """The first weight of the last norm is NaN."""
+    header = read_file(make_head(path).path)
+    offset = next(tensor.offset for tensor in header.tensors if tensor.name == "output_norm.weight")
+    data = bytearray(path.read_bytes())
+    data[header.data_offset + offset : header.data_offset + offset + 4] = np.float32("nan").tobytes()
+    path.write_bytes(data)
+
+
 def write_layers(path: Path) -> None:
     """The head reads a layer that the target does not have."""
     data = make_head(path).path.read_bytes()
@@ -74,6 +84,7 @@ def write_other_words(path: Path) -> None:
         (write_cut, 5, "head.gguf is cut short"),
         (write_flipped_header, 5, "head.gguf is not a usable model: eagle3.block_count is missing"),
         (write_flipped_weights, 5, "d2t names tokens that the model does not have"),
+        (write_nan, 5, "gives scores that are not numbers (NaN)"),
         (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),
         (write_other_words, 5, "token"),
     ],
@@ -87,8 +98,8 @@ def test_a_head_that_cannot_be_used(
     write(tmp_path / "head.gguf")
     found = cli(*RUN, "--model", "here")
     assert (found.returncode, found.stdout) == (0, plain.stdout), found.stderr
-    (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting without ")]
-    assert told in left
+    (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting with")]
+    assert left.startswith("note: Drafting without ") and told in left
     named = cli(*RUN, "--model", "here", "--draft", str(tmp_path / "head.gguf"))
     assert (named.returncode, named.stdout) == (code, ""), named.stderr
     message, hint = named.stderr.rstrip().rsplit("error: ", 1)[1].split("\nhint: ")

@@ -65,9 +65,10 @@ def test_a_head_beside_the_target(target: Path, planned: Planned, heard: Heard) 
     target.with_name("damaged.gguf").write_bytes(b"GGUF")
     found = planned(target)
     assert taken(found) == [("ngram", "ngram"), ("eagle3", "head.gguf")] and not found.options.mtp
-    assert heard.notices == [f"Drafting with {head}, an EAGLE-3 head that lies beside the target."]
-    assert taken(planned(target, "eagle3")) == [("eagle3", "head.gguf")]
-    assert taken(planned(target, "ngram")) == [("ngram", "ngram")] and len(heard.notices) == 1
+    assert found.findings == [f"Drafting with {head}, an EAGLE-3 head that lies beside the target."]
+    named = planned(target, "eagle3")
+    assert taken(named) == [("eagle3", "head.gguf")] and named.findings == []
+    assert taken(planned(target, "ngram")) == [("ngram", "ngram")] and heard.notices == []
 
 
 def test_nothing_beside_the_target_needs_no_words(target: Path, planned: Planned, heard: Heard) -> None:
@@ -104,7 +105,7 @@ def test_the_targets_own_head(tmp_path: Path, planned: Planned, heard: Heard) ->
     own = found.drafters[-1]
     assert taken(found) == [("ngram", "ngram"), ("mtp", "mtp")] and own.head is not None and own.head.in_target
     assert own.model is not None and own.model.source == found.target and found.options.mtp
-    assert heard.notices == ["Drafting with an MTP head in the target's own file."]
+    assert found.findings == ["Drafting with an MTP head in the target's own file."] and heard.notices == []
     named = planned(target, "mtp")
     assert taken(named) == [("mtp", "mtp")] and named.options.mtp
     other = planned(target, "eagle3")
@@ -121,8 +122,9 @@ def test_the_registrys_head_comes_first(target: Path, planned: Planned, heard: H
     (elsewhere := target.parent / "elsewhere").mkdir()
     head = write_eagle3(elsewhere / "paired.gguf")
     toml = f'[here.gguf]\ntarget = "{target}"\nhead = "{head}"\nhead_kind = "eagle3"\n'
-    assert taken(planned("here", toml=toml)) == [("ngram", "ngram"), ("eagle3", "paired.gguf")]
-    assert heard.notices == [f"Drafting with {head}, an EAGLE-3 head that the registry pairs with the target."]
+    found = planned("here", toml=toml)
+    assert taken(found) == [("ngram", "ngram"), ("eagle3", "paired.gguf")] and heard.notices == []
+    assert found.findings == [f"Drafting with {head}, an EAGLE-3 head that the registry pairs with the target."]
     assert taken(planned("here", "eagle3", toml=toml)) == [("eagle3", "paired.gguf")]
     head.write_bytes(head.read_bytes()[:-40])
     assert taken(planned("here", toml=toml)) == [("ngram", "ngram"), ("eagle3", "beside.gguf")], "the next one"
@@ -173,7 +175,7 @@ def test_folders_beside_a_folder(tmp_path: Path, planned: Planned, heard: Heard)
     head = write_folder(tmp_path / "models" / "head", states, eagle3_shapes())
     found = planned(target, backend="mlx")
     assert taken(found) == [("ngram", "ngram"), ("eagle3", "head")]
-    assert heard.notices == [f"Drafting with {head}, an EAGLE-3 head that lies beside the target."]
+    assert found.findings == [f"Drafting with {head}, an EAGLE-3 head that lies beside the target."]
     facts = describe_plan(found)["heads"][0]
     assert facts["kv_bytes"] > 128 * H * 2, "a state of each position besides keys and values"
     write_folder(head, states | {"vocab_size": V + 1}, {})
