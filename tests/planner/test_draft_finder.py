@@ -180,7 +180,7 @@ def test_folders_beside_a_folder(tmp_path: Path, planned: Planned, heard: Heard)
     assert facts["kv_bytes"] > 128 * H * 2, "a state of each position besides keys and values"
     write_folder(head, states | {"vocab_size": V + 1}, {})
     assert taken(planned(target, backend="mlx")) == [("ngram", "ngram")]
-    assert "is an EAGLE-3 head for a vocabulary of 301; the target has 300" in heard.notices[1]
+    assert "is an EAGLE-3 head for a vocabulary of 301; the target has 300" in heard.notices[0]
 
 
 def test_a_folder_with_many_models_is_not_searched_without_end(target: Path, planned: Planned, heard: Heard) -> None:
