@@ -153,18 +153,19 @@ class ChatApp(Window):
             return
         self.recorder.ask(text)
         transcript = self.query_one(Transcript)
-        await transcript.add(UserMessage(text, len(self.recorder.questions)))
-        transcript.anchor()
+        transcript.add(UserMessage(text, len(self.recorder.questions)))
+        transcript.follow()
         await self.generate()
 
     async def generate(self) -> None:
         """Generate an answer to the conversation so far. Raises InvalidRequest where no model is loaded."""
         model_info = require_model(self.client)
         request = self.chat.request()
-        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft})
-        answer = Answer()
+        is_raw = model_info.chat_template is None
+        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw})
+        answer = Answer(is_raw=is_raw)
         self.activity.begin_answer(answer, LiveStats(model_info.plain_speed, requested_s=perf_counter()))
-        await self.query_one(Transcript).add(answer)
+        self.query_one(Transcript).add(answer)
         self.apply_view_options()
         self._drawn_cpu_s = thread_time()
         job = self.activity.job = self.client.stream(request)
@@ -205,7 +206,7 @@ class ChatApp(Window):
 
     async def action_clear_screen(self) -> None:
         """Remove everything from the screen but an answer under way; the conversation stays."""
-        await self.query_one(Transcript).clear(keep=self.activity.answer)
+        self.query_one(Transcript).clear(keep=self.activity.answer)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
@@ -223,7 +224,8 @@ class ChatApp(Window):
         pieces = [event for event in message.events if isinstance(event, Piece)]
         self.query_one(Progress).show(*self.activity.stats.prefill_status)
         if (answer := self.activity.answer) is not None and pieces:
-            await answer.append(pieces)
+            answer.append(pieces)
+            self.query_one(Transcript).update(answer)
             self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
         if perf_counter() - self._refreshed_s >= _REFRESH_INTERVAL_S:
             self.refresh_instruments()
@@ -261,10 +263,11 @@ class ChatApp(Window):
         answer, activity.answer = activity.answer, None
         if answer is not None:
             metrics = footer_metrics(activity.finished)
-            await answer.finish(format_footer(metrics))
+            answer.footer = format_footer(metrics)
+            self.query_one(Transcript).update(answer)
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:
-                await answer.remove()
+                self.query_one(Transcript).drop(answer)
         activity.job = None
         if self._is_leaving:
             self.exit()
@@ -277,7 +280,7 @@ class ChatApp(Window):
 
     async def show_turns(self) -> None:
         """Redraw the conversation."""
-        await self.query_one(Transcript).show(self.recorder.turns)
+        self.query_one(Transcript).show(self.recorder.turns)
         self.apply_view_options()
 
     def refresh_instruments(self) -> None:

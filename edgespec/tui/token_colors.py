@@ -1,22 +1,22 @@
-"""Text colored by the drafter that proposed each token."""
+"""Styles for text by the drafter that proposed each token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich.text import Text
+from dataclasses import dataclass
 
 from edgespec.drafters import drafter_specs
 from edgespec.text.stream import Piece
-from edgespec.tui.sanitize import sanitize
+from edgespec.tui.blocks import Paint, Run
 
 Span = tuple[int, str, int]
 """(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
 
-# ANSI names, because every theme maps them to readable colors; underline and weight carry the same without color.
-_COLORS = ("cyan", "green", "magenta", "blue", "red")  # of the registry's drafters, in its order
-_SEVERAL = "yellow"  # drafters that proposed the same token
+# Of the registry's drafters, in its order. Underline and weight carry the same without color.
+_COLORS = ("$text-accent", "$text-success", "$text-secondary", "$text-primary", "$text-error")
+_SEVERAL = "$text-warning"  # drafters that proposed the same token
 _MIN_LONG_RUN = 4  # tokens
+_MAX_MARKUP = 80  # characters between two characters that are shown one after the other
 
 
 def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
@@ -29,28 +29,65 @@ def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
             spans.append((len(piece.text), piece.origin, 1))
 
 
-def color_tokens(text: str, spans: Sequence[Span]) -> Text:
-    """`text` with a legend of the drafters' names. Spans may end before the text does."""
-    text = sanitize(text)
-    colored = Text()
-    at = 0
-    for length, origin, tokens in spans:
-        colored.append(text[at : at + length], _select_style(origin, tokens))
-        at += length
-    colored.append(text[at:])
-    colored.append("\n\nplain: the target   ", "dim")
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Of a part of a text: `styles` are (start, end, style) of its drafted characters."""
+
+    source: str
+    styles: tuple[tuple[int, int, str], ...]
+
+    @classmethod
+    def of(cls, text: str, spans: Sequence[Span], start: int, end: int) -> Origins:
+        """The origins of the characters `start` to `end`. Spans may end before the text does."""
+        styles: list[tuple[int, int, str]] = []
+        at = 0
+        for length, origin, tokens in spans:
+            if at >= end:
+                break
+            style = _select_style(origin, tokens)
+            if style and at + length > start:
+                styles.append((max(at, start) - start, min(at + length, end) - start, style))
+            at += length
+        return cls(text[start:end], tuple(styles))
+
+    def paint(self) -> Paint:
+        """Adds the styles to runs that show the source without its markup."""
+        by_character = [""] * len(self.source)
+        for start, end, style in self.styles:
+            by_character[start:end] = [style] * (end - start)
+        at = 0
+
+        def paint(runs: Sequence[Run]) -> list[Run]:
+            nonlocal at
+            painted: list[Run] = []
+            for text, styles in runs:
+                for character in text:
+                    found = self.source.find(character, at, at + _MAX_MARKUP)
+                    style = by_character[found] if found >= 0 else ""
+                    at = found + 1 if found >= 0 else at
+                    more = (*styles, style) if style else styles
+                    if painted and painted[-1][1] == more:
+                        painted[-1] = (painted[-1][0] + character, more)
+                    else:
+                        painted.append((character, more))
+            return painted
+
+        return paint
+
+
+def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
+    """A legend of the drafters' names."""
+    runs: list[Run] = [("plain: the target   ", ("$text-muted",))]
     for origin in sorted({origin for _, origin, _ in spans if origin}):
-        colored.append(origin.replace("+", " and "), _select_style(origin, 1))
-        colored.append("   ")
-    colored.append("bold: long runs", "dim")
-    return colored
+        runs += [(origin.replace("+", " and "), (_select_style(origin, 1),)), ("   ", ())]
+    return (*runs, ("bold: long runs", ("$text-muted",)))
 
 
 def _select_style(origin: str, tokens: int) -> str:
     if not origin or origin == "structure":
         return ""
     names = list(drafter_specs())
-    color = _SEVERAL if "+" in origin else "default"
+    color = _SEVERAL if "+" in origin else "$text"
     if origin in names:
         color = _COLORS[names.index(origin) % len(_COLORS)]
     return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"

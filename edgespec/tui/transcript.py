@@ -1,74 +1,271 @@
-"""The conversation as a list of widgets, the newest at the bottom."""
+"""The conversation, the newest at the bottom: a list of items of which only what is near the window is laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from textual.containers import VerticalScroll
-from textual.widget import Widget
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style as RichStyle
+from textual.cache import LRUCache
+from textual.events import Click, Resize
+from textual.geometry import Offset, Size
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
 
 from edgespec.conversations import Turn
+from edgespec.tui.blocks import Block, Row
 from edgespec.tui.footer import format_footer
-from edgespec.tui.turns import Answer, Notice, UserMessage
+from edgespec.tui.layout import Layout, Place
+from edgespec.tui.token_colors import Origins
+from edgespec.tui.turns import Answer, Fold, Item, UserMessage
 
-_MAX_TURNS = 40  # of a stored conversation that are drawn
-_MAX_FORMATTED = 8_000  # characters of stored answers, counted from the end: many Markdown blocks take seconds
+_MARGIN = 1  # columns at each side
+_MAX_CACHED_BLOCKS = 400
+_MAX_BLOCKS = 2**20  # of an item, to tell its lines apart from those of others
+_MAX_ROWS = 2**20  # of a block
 
 
-class Transcript(VerticalScroll):
-    """Scrolls to its end as it grows, until the user scrolls up."""
+class _Drawn(NamedTuple):
+    rows: list[Row]
+    strips: list[Strip]
+
+
+class Transcript(ScrollView):
+    """Scrolls to its end as it grows, until the user scrolls up.
+
+    A line in a selection is identified by its item, block and row, since what is above it may still change its height.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
+        self._layout = Layout()
+        self._drawn: LRUCache[tuple[Block, Origins | None, int], _Drawn] = LRUCache(_MAX_CACHED_BLOCKS)
+        self._styles: dict[tuple[str, ...], RichStyle] = {}
+        self._is_following = True
+        self._is_settling = False
 
-    def on_mount(self) -> None:
-        self.anchor()
+    @property
+    def items(self) -> list[Item]:
+        return [slot.item for slot in self._layout.slots]
 
-    async def add(self, widget: Widget) -> None:
-        await self.mount(widget)
+    @property
+    def answers(self) -> list[Answer]:
+        return [item for item in self.items if isinstance(item, Answer)]
 
-    async def show(self, turns: Sequence[Turn]) -> None:
-        """Replace the content by the last of these turns."""
-        await self.clear()
-        widgets: list[Widget] = []
-        if len(turns) > _MAX_TURNS:
-            text = f"Only the last {_MAX_TURNS} of {len(turns)} messages are shown; /export FILE.md writes all of them."
-            widgets.append(Notice(text))
-        number = sum(turn.role == "user" for turn in turns[:-_MAX_TURNS])
-        answers: list[tuple[Answer, Turn]] = []
-        for turn in turns[-_MAX_TURNS:]:
+    # The conversation.
+
+    def add(self, item: Item) -> None:
+        """Show `item` at the end."""
+        self._layout.insert(len(self._layout.slots), [item], self._width)
+        self._settle()
+
+    def show(self, turns: Sequence[Turn]) -> None:
+        """Replace the content by these turns."""
+        items: list[Item] = []
+        for turn in turns:
             if turn.role == "user":
-                number += 1
-                widgets.append(UserMessage(turn.text, number))
+                items.append(UserMessage(turn.text, 1 + sum(isinstance(each, UserMessage) for each in items)))
                 continue
-            answer = Answer()
-            answers.append((answer, turn))
-            widgets.append(answer)
-        with self.app.batch_update():
-            await self.mount_all(widgets)
-            characters = sum(len(turn.text) for _, turn in answers)  # from here to the end
-            for answer, turn in answers:
-                footer = format_footer(turn.metrics) if turn.finished else "cut off when the program ended"
-                is_formatted = characters <= _MAX_FORMATTED
-                await answer.show(turn.text, turn.reasoning, turn.spans, footer, is_formatted=is_formatted)
-                characters -= len(turn.text)
-        self.anchor()
+            answer = Answer(is_raw=bool(turn.settings.get("is_raw")))
+            footer = format_footer(turn.metrics) if turn.finished else "cut off when the program ended"
+            answer.show(turn.text, turn.reasoning, turn.spans, footer)
+            items.append(answer)
+        self._layout.remove(lambda item: False)
+        self._layout.insert(0, items, self._width)
+        self.follow()
 
-    async def cut(self, number: int, *, keep_question: bool = False) -> None:
+    def update(self, item: Item) -> None:
+        """Show what has changed in `item`."""
+        self._layout.update(item, self._width)
+        self._settle()
+
+    def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
+        """Fold the reasoning and show the origins of every answer."""
+        for answer in self.answers:
+            answer.is_folded, answer.shows_origins = is_folded, shows_origins
+        self._reset()
+
+    def cut(self, number: int, *, keep_question: bool = False) -> None:
         """Remove question `number` and everything after it; everything where that question is not shown."""
-        widgets = list(self.children)
-        at = [i for i, widget in enumerate(widgets) if isinstance(widget, UserMessage) and widget.number == number]
-        await self.remove_children(widgets[at[0] + keep_question if at else 0 :])
+        items = self.items
+        at = [i for i, item in enumerate(items) if isinstance(item, UserMessage) and item.number == number]
+        kept = items[: at[0] + keep_question] if at else []
+        self._layout.remove(lambda item: any(item is each for each in kept))
+        self._settle()
 
-    async def clear(self, keep: Widget | None = None) -> None:
-        """Remove every widget but `keep`."""
-        await self.remove_children([child for child in self.children if child is not keep])
+    def drop(self, item: Item) -> None:
+        self._layout.remove(lambda each: each is not item)
+        self._settle()
+
+    def clear(self, keep: Item | None = None) -> None:
+        """Remove every item but `keep`."""
+        self._layout.remove(lambda item: item is keep)
+        self._settle()
 
     def find(self, text: str) -> bool:
-        """Scroll to the last widget that contains `text`, ignoring case; whether there is one."""
-        for widget in reversed(self.children):
-            if text.casefold() in getattr(widget, "text", "").casefold():
-                self.scroll_to_widget(widget, top=True, animate=False)
-                self.release_anchor()
+        """Scroll to the last block that contains `text`, ignoring case; whether there is one."""
+        for at in range(len(self._layout.slots) - 1, -1, -1):
+            slot = self._layout.slots[at]
+            position = slot.item.text.casefold().rfind(text.casefold())
+            if position >= 0:
+                blocks = [i for i, block in enumerate(slot.blocks) if block.start <= position < block.end]
+                self._is_following = False
+                self._reveal(at, blocks[-1] if blocks else 0)
                 return True
         return False
+
+    def follow(self) -> None:
+        """Scroll to the end, and stay there as the content grows."""
+        self._is_following = True
+        self._settle()
+
+    # Lines.
+
+    @property
+    def _width(self) -> int:
+        """Columns of a block."""
+        return max(1, self.size.width - 2 * _MARGIN)
+
+    def _settle(self) -> None:
+        """Lay out what is in the window or near it, and leave the window where it is in the text."""
+        if self._is_settling or not self.size.height:
+            return
+        self._is_settling = True
+        height, y = self.size.height, self.scroll_offset.y
+        while True:
+            if self._is_following:
+                y = self._layout.height - height
+            grown = self._layout.measure(y - height, y + height, self._measure)
+            if grown is None:
+                break
+            y += grown
+        self.virtual_size = Size(self.size.width, self._layout.height)
+        if max(0, y) != self.scroll_offset.y:
+            self.scroll_to(y=max(0, y), animate=False)
+        self._is_settling = False
+        self.refresh()
+
+    def _reveal(self, slot: int, block: int) -> None:
+        """Scroll so that a block is the first one of the window."""
+        for _ in range(3):  # what is measured on the way moves it
+            self.virtual_size = Size(self.size.width, self._layout.height)
+            self.scroll_to(y=self._layout.top(slot, block), animate=False)
+
+    def _reset(self) -> None:
+        """Lay out everything anew; the first block of the window stays the first."""
+        place = self._layout.locate(self.scroll_offset.y)
+        self._layout.reset(self._width)
+        if place is not None and not self._is_following:
+            slot = self._layout.slots[place.slot]
+            self._reveal(place.slot, min(place.block, len(slot.blocks) - 1))
+        self._settle()
+
+    def _measure(self, item: Item, block: Block) -> int:
+        return len(self._draw(item, block).rows)
+
+    def _draw(self, item: Item, block: Block) -> _Drawn:
+        origins = item.origins(block)
+        key = (block, origins, self._width)
+        if (drawn := self._drawn.get(key)) is None:
+            rows = block.lay_out(self._width, origins.paint() if origins else list)
+            drawn = self._drawn[key] = _Drawn(rows, [self._make_strip(row) for row in rows])
+        return drawn
+
+    def _make_strip(self, row: Row) -> Strip:
+        margin = Segment(" " * _MARGIN, self._select_style(()))
+        segments = [Segment(text, self._select_style((row.fill, *styles))) for text, styles in row.runs if text]
+        blank = max(0, self._width - sum(cell_len(segment.text) for segment in segments))
+        strip = Strip([margin, *segments, Segment(" " * blank, self._select_style((row.fill,))), margin])
+        return strip.crop(0, self.size.width).simplify()
+
+    def _select_style(self, styles: tuple[str, ...]) -> RichStyle:
+        if styles not in self._styles:
+            style = self.visual_style
+            for each in styles:
+                style += self.app.stylesheet.parse_style(each)
+            self._styles[styles] = style.rich_style
+        return self._styles[styles]
+
+    def render_line(self, y: int) -> Strip:
+        place = self._layout.locate(self.scroll_offset.y + y)
+        blank = Strip.blank(self.size.width, self._select_style(()))
+        if place is None:
+            return blank
+        slot = self._layout.slots[place.slot]
+        strips = self._draw(slot.item, slot.blocks[place.block]).strips
+        if place.row >= len(strips):
+            return blank
+        line = self._identify(place)
+        return self._mark_selected(strips[place.row].apply_offsets(0, line), line)
+
+    # Events.
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if not self._is_settling:
+            self._is_following = new_value >= self.max_scroll_y
+            self._settle()
+
+    def on_resize(self, event: Resize) -> None:
+        if event.size.width != self.virtual_size.width:
+            self._reset()
+        else:
+            self._settle()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._drawn.clear()
+        self._styles.clear()
+
+    def on_click(self, event: Click) -> None:
+        place = self._layout.locate(self.scroll_offset.y + event.y)
+        if place is None:
+            return
+        slot = self._layout.slots[place.slot]
+        if isinstance(slot.blocks[place.block], Fold) and isinstance(slot.item, Answer):
+            slot.item.is_folded = not slot.item.is_folded
+            self.update(slot.item)
+
+    # Selection.
+
+    @property
+    def allow_select(self) -> bool:
+        return True
+
+    def _identify(self, place: Place) -> int:
+        """A number for a line, which grows from top to bottom."""
+        return (self._layout.slots[place.slot].serial * _MAX_BLOCKS + place.block) * _MAX_ROWS + place.row
+
+    def _mark_selected(self, strip: Strip, line: int) -> Strip:
+        selection = self.text_selection
+        span = selection.get_span(line) if selection else None
+        if span is None:
+            return strip
+        start = cell_len(strip.text[: span[0]])
+        end = strip.cell_length if span[1] < 0 else cell_len(strip.text[: span[1]])
+        style = self.screen.get_component_rich_style("screen--selection")
+        return Strip.join([strip.crop(0, start), strip.crop(start, end).apply_style(style), strip.crop(end)])
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The selected text: lines that were broken to fit are one line again, and margins are left out."""
+        parts: list[str] = []
+        for line, row in self._list_rows(selection.start, selection.end):
+            if (span := selection.get_span(line)) is None:
+                continue
+            text = " " * _MARGIN + row.text
+            end = None if span[1] < 0 else span[1]
+            parts += [text[max(span[0], row.skip + _MARGIN) : end].rstrip(), row.joint]
+        return "".join(parts[:-1]), "\n"
+
+    def _list_rows(self, start: Offset | None, end: Offset | None) -> Iterator[tuple[int, Row]]:
+        """Lines and rows of the blocks from one line to another."""
+        for at, slot in enumerate(self._layout.slots):
+            for index, block in enumerate(slot.blocks):
+                line = self._identify(Place(at, index, 0))
+                if (start is not None and line + _MAX_ROWS <= start.y) or (end is not None and line > end.y):
+                    continue
+                for number, row in enumerate(self._draw(slot.item, block).rows):
+                    yield line + number, row

@@ -1,106 +1,130 @@
-"""The widgets of a conversation: messages of the user, notices, answers that grow."""
+"""The items of a conversation: messages of the user, notices, answers that grow. Each is a list of blocks."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.containers import Vertical
-from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownStream
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from edgespec.text.stream import Piece
+from edgespec.tui.blocks import Block, TextBlock
+from edgespec.tui.code import is_python
+from edgespec.tui.document import Document, Parse, parse_code, parse_plain
+from edgespec.tui.markdown import parse_markdown
 from edgespec.tui.sanitize import sanitize
-from edgespec.tui.token_colors import Span, color_tokens, extend_spans
+from edgespec.tui.token_colors import Origins, Span, describe_origins, extend_spans
+
+_JUDGED = 2_000  # characters of a raw text that tell whether it is code
+_MUTED = "$text-muted"
 
 
-class UserMessage(Static):
+class Item(Protocol):
+    """What a transcript shows."""
+
+    text: str
+
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+
+    def origins(self, block: Block) -> Origins | None:
+        """The origins of a block's characters; None where they are not shown."""
+
+
+class UserMessage:
     """A message of the user, as typed, with its number."""
 
     def __init__(self, text: str, number: int) -> None:
-        super().__init__(Text.assemble((f"{number} ", "dim"), sanitize(text)), classes="user-message", markup=False)
         self.text = text
         self.number = number
+        first = f"    ▌ {number} "
+        rest = "    ▌ "
+        self.blocks = [TextBlock(0, len(text), first, rest, "", ((sanitize(text), ()),), "on $boost")]
+
+    def origins(self, block: Block) -> None:
+        return None
 
 
-class Notice(Static):
+class Notice:
     """A message of the program; `kind` is "note" or "error"."""
 
     def __init__(self, text: str, kind: str = "note") -> None:
-        super().__init__(Text(sanitize(text)), classes=f"notice {kind}", markup=False)
+        self.text = text
+        self.kind = kind
+        prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", _MUTED)
+        self.blocks = [TextBlock(0, len(text), prefix, prefix, "", ((sanitize(text), (style,)),))]
+
+    def origins(self, block: Block) -> None:
+        return None
 
 
-class Answer(Vertical):
-    """Reasoning in a fold, the answer as Markdown or as colored tokens, and a footer."""
+class Fold(TextBlock):
+    """The line that folds and unfolds what is below it."""
 
-    def __init__(self) -> None:
-        super().__init__(classes="answer")
+
+class Thought(TextBlock):
+    """A part of the reasoning."""
+
+
+class Answer:
+    """Reasoning in a fold, the answer as Markdown or raw, and a footer."""
+
+    def __init__(self, *, is_raw: bool = False) -> None:
+        """`is_raw`: the text is no Markdown but what a model without a chat template has written."""
         self.text = ""
         self.reasoning = ""
         self.spans: list[Span] = []
-        self._stream: MarkdownStream | None = None
-        self._reasoning = Static("", markup=False)
-        self._fold = Collapsible(self._reasoning, title="Reasoning", collapsed=True)
-        self._markdown = Markdown()
-        self._colored = Static("", classes="token-colors", markup=False)
-        self._footer = Static("", classes="answer-footer", markup=False)
-        self._shows_colors = False
-        self._is_formatted = True
+        self.footer = ""
+        self.is_folded = True
+        self.shows_origins = False
+        self._is_raw = is_raw
+        self._is_code = False
+        self._thoughts = Document(parse_plain("  ", _MUTED, kind=Thought))
+        self._document = Document(self._select_parser())
 
-    def compose(self) -> ComposeResult:
-        self._fold.display = self._colored.display = False
-        yield self._fold
-        yield self._markdown
-        yield self._colored
-        yield self._footer
+    @property
+    def blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        if self.reasoning:
+            blocks.append(Fold(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", (_MUTED,)),)))
+            blocks += () if self.is_folded else self._thoughts.blocks
+        blocks += self._document.blocks
+        if self.shows_origins and self.spans:
+            blocks.append(TextBlock(runs=describe_origins(self.spans)))
+        if self.footer:
+            blocks.append(TextBlock(gap=None, runs=((self.footer, (_MUTED,)),)))
+        return blocks
 
-    async def append(self, pieces: list[Piece]) -> None:
-        """Show the next pieces of the answer and its reasoning."""
-        reasoning = "".join(piece.text for piece in pieces if piece.channel == "reasoning")
-        answer = [piece for piece in pieces if piece.channel != "reasoning"]
-        if reasoning:
+    def origins(self, block: Block) -> Origins | None:
+        if not self.shows_origins or block.end <= block.start or isinstance(block, Thought):
+            return None
+        return Origins.of(self.text, self.spans, block.start, block.end)
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        """Add the next pieces of the answer and its reasoning."""
+        if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
             self.reasoning += reasoning
-            self._fold.display = True
-            self._reasoning.update(Text(sanitize(self.reasoning)))
-        if answer:
+            self._thoughts.update(sanitize(self.reasoning))
+        if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
             extend_spans(self.spans, answer)
-            text = "".join(piece.text for piece in answer)
-            self.text += text
-            if self._stream is None:
-                self._stream = Markdown.get_stream(self._markdown)
-            await self._stream.write(sanitize(text))
-        if self._shows_colors:
-            self._colored.update(color_tokens(self.text, self.spans))
+            self.text += "".join(piece.text for piece in answer)
+            self._update()
 
-    async def show(self, text: str, reasoning: str, spans: Any, footer: str, *, is_formatted: bool = True) -> None:
-        """Show a stored answer; as plain text unless `is_formatted`, which is much faster than Markdown."""
-        self.text, self.reasoning, self.spans = text, reasoning, [tuple(span) for span in spans]
-        self._fold.display = bool(reasoning)
-        self._reasoning.update(Text(sanitize(reasoning)))
-        self._footer.update(Text(footer))
-        self._is_formatted = is_formatted
-        if is_formatted:
-            await self._markdown.update(sanitize(text))
-        self.show_token_colors(self._shows_colors)
+    def show(self, text: str, reasoning: str, spans: Any, footer: str) -> None:
+        """Become a stored answer."""
+        self.text, self.reasoning, self.footer = text, reasoning, footer
+        self.spans = [tuple(span) for span in spans]
+        if reasoning:
+            self._thoughts.update(sanitize(reasoning))
+        self._update()
 
-    async def finish(self, footer: str) -> None:
-        """Complete the Markdown and show the footer; nothing is appended afterwards."""
-        if self._stream is not None:
-            await self._stream.stop()
-            self._stream = None
-        self._footer.update(Text(footer))
+    def _update(self) -> None:
+        is_code = self._is_raw and is_python(self.text[:_JUDGED])
+        if is_code is not self._is_code:
+            self._is_code = is_code
+            self._document = Document(self._select_parser())
+        if self.text:
+            self._document.update(sanitize(self.text))
 
-    def fold(self, collapsed: bool) -> None:
-        """Fold or unfold the reasoning."""
-        self._fold.collapsed = collapsed
-
-    def show_token_colors(self, is_shown: bool) -> None:
-        """Show the raw text, colored by drafter, in place of the Markdown; or the Markdown again."""
-        self._shows_colors = is_shown
-        self._markdown.display = not is_shown and self._is_formatted
-        self._colored.display = not self._markdown.display
-        if is_shown:
-            self._colored.update(color_tokens(self.text, self.spans))
-        elif not self._is_formatted:
-            self._colored.update(Text(sanitize(self.text)))
+    def _select_parser(self) -> Parse:
+        if not self._is_raw:
+            return parse_markdown
+        return parse_code("python") if self._is_code else parse_plain()

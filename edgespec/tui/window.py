@@ -25,7 +25,7 @@ from edgespec.tui.sanitize import sanitize
 from edgespec.tui.settings import PromptHistory, Settings
 from edgespec.tui.themes import HIGH_CONTRAST
 from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Answer, Notice
+from edgespec.tui.turns import Notice
 
 _MIN_PANEL_COLUMNS = 100  # narrower screens show the status line instead of the panel
 _MIN_NOTICE_S = 4.0
@@ -134,7 +134,9 @@ class Window(App[None]):
 
     async def keep(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""
-        await self.query_one(Transcript).add(Notice(_capitalize(text), kind))
+        self.query_one(Transcript).add(Notice(_capitalize(text), kind))
+
+    # View options.
 
     # View options.
 
@@ -150,9 +152,7 @@ class Window(App[None]):
 
     def apply_view_options(self) -> None:
         """Fold the reasoning and color the tokens of every answer as the user has chosen."""
-        for answer in self.query(Answer):
-            answer.fold(self._is_reasoning_folded)
-            answer.show_token_colors(self._shows_token_colors)
+        self.query_one(Transcript).set_view(is_folded=self._is_reasoning_folded, shows_origins=self._shows_token_colors)
 
     def on_resize(self, event: Resize) -> None:
         self.screen_stack[0].set_class(event.size.width < _MIN_PANEL_COLUMNS, "narrow")

@@ -44,7 +44,7 @@ ALLOWED = {
     "planner": {"numpy"},
     "service": {"psutil"},
     "server": {"numpy", "starlette", "pydantic", "prometheus_client"},
-    "tui": {"textual", "rich", "psutil", "markdown_it"},
+    "tui": {"textual", "rich", "psutil", "markdown_it", "pygments"},
     "api": set(),
     "cli": {"click", "psutil", "readline", "httpx", "uvicorn"},
 }

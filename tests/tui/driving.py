@@ -12,7 +12,6 @@ from typing import TypeVar
 from textual.message import Message
 from textual.notifications import Notification, Notify
 from textual.pilot import Pilot
-from textual.widgets import Static
 
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store, Turn
@@ -50,6 +49,10 @@ class Driver:
         return self.app.query_one(Prompt)
 
     @property
+    def transcript(self) -> Transcript:
+        return self.app.query_one(Transcript)
+
+    @property
     def turns(self) -> list[Turn]:
         return self.app.recorder.turns
 
@@ -60,19 +63,18 @@ class Driver:
     @property
     def shown(self) -> list[str]:
         """Questions and answers on the screen."""
-        return [w.text for w in self.app.query_one(Transcript).children if isinstance(w, UserMessage | Answer)]
+        return [item.text for item in self.transcript.items if isinstance(item, UserMessage | Answer)]
 
     @property
     def footers(self) -> list[str]:
         """What is below the answers."""
-        return [
-            str(footer.render()) for footer in self.app.query_one(Transcript).query(".answer-footer").results(Static)
-        ]
+        return [answer.footer for answer in self.transcript.answers]
 
     def notices(self, kind: str = "") -> list[str]:
         """What the program has said: in a corner of the screen, then in the conversation; `kind` is note or error."""
         toasts = [each.message for each in self._toasts if kind in ("", _KINDS[each.severity])]
-        return toasts + [str(each.render()) for each in self.app.query(Notice) if not kind or each.has_class(kind)]
+        kept = [item for item in self.transcript.items if isinstance(item, Notice)]
+        return toasts + [each.text for each in kept if kind in ("", each.kind)]
 
     async def until(self, holds: Callable[[], object], seconds: float = 30.0) -> None:
         end = monotonic() + seconds

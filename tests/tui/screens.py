@@ -7,6 +7,7 @@ import html
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from time import monotonic, sleep
 from typing import Any
@@ -29,10 +30,13 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.load import LoadedModel
 from edgespec.service.local import LocalEngine
 from edgespec.service.stream import Stream
+from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import SlashCommands
 from edgespec.tui.panel import ModelStatus
+from edgespec.tui.transcript import Transcript
+from edgespec.tui.turns import Notice
 from edgespec.units import GIB
 
 NOW_S = 100.0  # when every question is asked
@@ -106,6 +110,9 @@ async def opened(
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.activity.job is None)
         if app.client.model_info is not None:
+            assert isinstance(app.client, LocalEngine)
+            chat_info = replace(within(app).info, chat_template=PLAIN)  # its answers are Markdown
+            app.client.loaded = replace(within(app), info=chat_info)
             within(app).engine.draft_stats = DraftStats(
                 Profile(ROWS, {"model": DraftCost({1: 0.006}, 0.0004), "pard": DraftCost({1: 0.006, 8: 0.0085})})
             )
@@ -153,6 +160,12 @@ async def exported(app: ChatApp, pilot: Pilot[None]) -> str:
 def still(app: ChatApp) -> str:
     """The screen as SVG as it is now."""
     return re.sub(r"terminal-\d+", "terminal", app.export_screenshot(simplify=True))
+
+
+def errors(app: ChatApp) -> list[str]:
+    """The errors that stay in the conversation."""
+    items = app.query_one(Transcript).items
+    return [item.text for item in items if isinstance(item, Notice) and item.kind == "error"]
 
 
 def toasts(app: ChatApp) -> list[str]:

@@ -17,11 +17,10 @@ from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
 from edgespec.tui.picker import Picker
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.turns import Notice
 from edgespec.units import gib
 from tests.hub.stores import put
 from tests.models import DRAFT, TARGET
-from tests.tui.screens import Script, in_loop, opened, seen, toasts, until, within
+from tests.tui.screens import Script, errors, in_loop, opened, seen, toasts, until, within
 
 OTHER = "llama.cpp: draft"
 
@@ -116,8 +115,8 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         await until(lambda: not names(picker))
         assert "Enter opens it as a reference" in read_status(picker)
         await pilot.press("enter")
-        await until(lambda: app.query("Notice.error"))
-        assert "nowhere.gguf" in str(app.query("Notice.error").last(Notice).visual)
+        await until(lambda: errors(app))
+        assert "nowhere.gguf" in errors(app)[-1]
         await until(lambda: app.activity.job is None)
         await app.run_command("model tree")
         await until(lambda: app.activity.job is None)
@@ -185,7 +184,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         await pilot.press("escape")
         await until(lambda: ended == ["cancelled"])
         await pilot.pause()
-        assert len(app.screen_stack) == 1 and app.is_running and not app.query("Notice.error")
+        assert len(app.screen_stack) == 1 and app.is_running and not errors(app)
 
 
 @in_loop

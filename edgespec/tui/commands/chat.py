@@ -10,6 +10,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.service.client import require_model
 from edgespec.tui.app import ChatApp
 from edgespec.tui.history import History
+from edgespec.tui.markdown import list_code_blocks
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.transcript import Transcript
 
@@ -22,7 +23,7 @@ async def retry(app: ChatApp, argument: str) -> None:
     require_model(app.client)
     number = _parse_question(app, argument)
     app.recorder.rewind_answers(number)
-    await app.query_one(Transcript).cut(number, keep_question=True)
+    app.query_one(Transcript).cut(number, keep_question=True)
     await app.generate()
 
 
@@ -30,7 +31,7 @@ async def edit(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
     number = _parse_question(app, argument)
     question = app.recorder.rewind(number)
-    await app.query_one(Transcript).cut(number)
+    app.query_one(Transcript).cut(number)
     app.query_one(Prompt).put(question)
 
 
@@ -38,7 +39,7 @@ async def undo(app: ChatApp, _argument: str) -> None:
     app.activity.require_idle()
     number = _parse_question(app, "")
     app.recorder.rewind(number)
-    await app.query_one(Transcript).cut(number)
+    app.query_one(Transcript).cut(number)
 
 
 async def branch(app: ChatApp, argument: str) -> None:
@@ -77,7 +78,7 @@ async def copy(app: ChatApp, argument: str) -> None:
         raise InvalidRequest("there is no answer to copy.", hint="Ask something first.")
     text = texts[-1]
     if argument:
-        blocks = _find_code_blocks(text)
+        blocks = list_code_blocks(text)
         message = f"the answer has {len(blocks)} code blocks."
         text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
     app.copy_to_clipboard(text)
@@ -174,10 +175,3 @@ def _read(path: Path, max_bytes: int, hint: str) -> str:
 def _measure_longest_fence(text: str) -> int:
     """Length of the longest run of backticks at the start of a line."""
     return max((len(line) - len(line.lstrip("`")) for line in map(str.strip, text.splitlines())), default=0)
-
-
-def _find_code_blocks(text: str) -> list[str]:
-    """The contents of the fenced code blocks of a Markdown text."""
-    from markdown_it import MarkdownIt
-
-    return [token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "fence"]

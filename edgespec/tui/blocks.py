@@ -1,0 +1,273 @@
+"""Blocks, the parts of a message that are laid out on their own, and the rows that they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, split_graphemes
+
+MAX_COLUMNS = 100  # of text; code and tables may be wider
+_TAB = 4  # columns
+_MUTED = "$text-muted"
+_CODE = "on $surface"
+# A space, a character of a script without spaces, or a word.
+_PIECE = re.compile("[ ]+|[\u2e80-\ud7a3\uf900-\ufaff\uff00-\uffef]|[^ \u2e80-\ud7a3\uf900-\ufaff\uff00-\uffef]+")
+_SKIPPED = " ▌"  # in front of a row: drawn, not copied
+
+Run = tuple[str, tuple[str, ...]]
+"""Text and its styles, in Textual's notation; a later style goes over an earlier one."""
+Paint = Callable[[Sequence[Run]], Sequence[Run]]
+"""Adds styles to runs; it is given all runs of a block in the order of the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the screen.
+
+    skip   characters at its start that are not copied
+    joint  what stood between this row and the next one: a line feed, or what a line was broken at
+    fill   the style of the row to its end
+    """
+
+    runs: tuple[Run, ...]
+    skip: int = 0
+    joint: str = "\n"
+    fill: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The base of all blocks. Equal blocks have equal rows.
+
+    start, end   characters of the source that the block shows
+    first, rest  in front of its first row and of the others
+    gap          in front of an empty row above it; None where there is no such row
+    """
+
+    start: int = 0
+    end: int = 0
+    first: str = ""
+    rest: str = ""
+    gap: str | None = ""
+
+    def estimate(self, width: int) -> int:
+        """About how many rows there will be at `width` columns, found without laying them out."""
+        return 1 + (self.gap is not None)
+
+    def lay_out(self, width: int, paint: Paint = list) -> list[Row]:
+        """The rows at `width` columns."""
+        above = [] if self.gap is None else [Row(((self.gap, (_MUTED,)),), skip=len(self.gap))]
+        return above + self._rows(width, paint)
+
+    def _rows(self, width: int, paint: Paint) -> list[Row]:
+        raise NotImplementedError
+
+    def _prefix(self, rows: Iterable[Row]) -> list[Row]:
+        """`rows` with `first` and `rest` in front of them."""
+        prefixed = []
+        for i, row in enumerate(rows):
+            prefix = self.rest if i else self.first
+            skip = len(prefix) - len(prefix.lstrip(_SKIPPED))
+            prefixed.append(Row(((prefix, (_MUTED,)), *row.runs), skip, row.joint, row.fill))
+        return prefixed
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock(Block):
+    """Lines of text, wrapped at MAX_COLUMNS."""
+
+    runs: tuple[Run, ...] = ()
+    fill: str = ""
+
+    def estimate(self, width: int) -> int:
+        columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
+        lines = "".join(text for text, _ in self.runs).split("\n")
+        return sum(1 + len(line) // columns for line in lines) + (self.gap is not None)
+
+    def _rows(self, width: int, paint: Paint) -> list[Row]:
+        columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
+        broken = (each for line in split_lines(paint(self.runs)) for each in wrap(line, columns))
+        return self._prefix(Row(tuple(runs), 0, joint, self.fill) for runs, joint in broken)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBlock(Block):
+    """A part of a code block. `title` is the line above it, None where there is none; `fill` its background."""
+
+    code: str = ""
+    language: str = ""
+    title: str | None = None
+    fill: str = _CODE
+
+    def estimate(self, width: int) -> int:
+        columns = max(1, width - len(self.rest) - 2)
+        rows = sum(1 + len(line) // columns for line in self.code.split("\n"))
+        return rows + (self.gap is not None) + (self.title is not None)
+
+    def _rows(self, width: int, paint: Paint) -> list[Row]:
+        from edgespec.tui.code import highlight  # Pygments is not needed before the first code
+
+        margin = 1 if self.fill else 0
+        columns = max(1, width - len(self.rest) - 2 * margin)
+        rows = []
+        if self.title is not None:
+            rows.append(Row(((" " * margin + self.title, ("$text-muted bold",)),), fill="on $panel"))
+        for line in split_lines(paint(highlight(self.code, self.language))):
+            for runs, joint in wrap(line, columns, at_spaces=False):
+                rows.append(Row(((" " * margin, ()), *runs), 0, joint, self.fill))
+        prefixed = self._prefix(rows)
+        return [Row(row.runs, len(row.runs[0][0]) + margin, row.joint, row.fill) for row in prefixed]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleBlock(Block):
+    """A horizontal line."""
+
+    def _rows(self, width: int, paint: Paint) -> list[Row]:
+        columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
+        return self._prefix([Row((("─" * columns, (_MUTED,)),))])
+
+
+@dataclass(frozen=True, slots=True)
+class TableBlock(Block):
+    """A table. Each row has as many cells as `alignments`, which are left, center or right; the first is the header."""
+
+    cells: tuple[tuple[tuple[Run, ...], ...], ...] = ()
+    alignments: tuple[str, ...] = ()
+
+    def estimate(self, width: int) -> int:
+        return len(self.cells) + 1 + (self.gap is not None)
+
+    def _rows(self, width: int, paint: Paint) -> list[Row]:
+        natural = [max(cell_len(_text(cell)) for cell in column) for column in zip(*self.cells, strict=True)]
+        widths = _share(natural, width - len(self.rest) - 3 * (len(natural) - 1))
+        rows: list[Row] = []
+        for i, cells in enumerate(self.cells):
+            style = () if i else ("bold",)
+            painted = [[(text, (*style, *styles)) for text, styles in paint(cell)] for cell in cells]
+            columns = [[runs for runs, _ in wrap(cell, n)] for cell, n in zip(painted, widths, strict=True)]
+            for line in range(max(map(len, columns))):
+                parts = [column[line] if line < len(column) else [] for column in columns]
+                rows.append(Row(tuple(self._join(parts, widths))))
+            if not i:
+                rows.append(Row((("─┼─".join("─" * n for n in widths), (_MUTED,)),)))
+        return self._prefix(rows)
+
+    def _join(self, parts: Sequence[Sequence[Run]], widths: Sequence[int]) -> Iterator[Run]:
+        for i, (runs, width, alignment) in enumerate(zip(parts, widths, self.alignments, strict=True)):
+            if i:
+                yield " │ ", (_MUTED,)
+            blank = max(0, width - cell_len(_text(runs)))
+            left = {"right": blank, "center": blank // 2}.get(alignment, 0)
+            yield " " * left, ()
+            yield from runs
+            yield " " * (blank - left), ()
+
+
+def split_parts(text: str) -> list[str]:
+    """`text` cut after line feeds into parts that do not change when it grows, except for the last one.
+
+    A cut is made after an empty line and before one that is not indented, outside of strings and comments of several
+    lines as far as a count of their marks tells, and in any case after 200 lines.
+    """
+    parts: list[str] = []
+    lines: list[str] = []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        is_break = len(lines) >= 30 and not lines[-1].strip() and not line[:1].isspace()
+        if len(lines) >= 200 or (is_break and _is_balanced("".join(lines))):
+            parts.append("".join(lines))
+            lines = []
+        lines.append(line)
+    return [*parts, "".join(lines)]
+
+
+def split_lines(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs of each line."""
+    lines: list[list[Run]] = [[]]
+    for text, styles in runs:
+        head, *rest = text.split("\n")
+        lines[-1].append((head, styles))
+        lines.extend([(each, styles)] for each in rest)
+    return lines
+
+
+def wrap(line: Sequence[Run], width: int, *, at_spaces: bool = True) -> list[tuple[list[Run], str]]:
+    """The rows of one line, and what follows each: the spaces it was broken at, nothing, or the line's end."""
+    line = [(text.expandtabs(_TAB), styles) for text, styles in line]
+    text = _text(line)
+    if cell_len(text) <= width:
+        return [(list(line), "\n")]
+    cuts = list(_find_cuts(text, width, at_spaces))
+    starts = [0, *(start for _, start in cuts)]
+    ends = [*(end for end, _ in cuts), len(text)]
+    joints = [*(text[end:start] for end, start in cuts), "\n"]
+    return [(_slice(line, start, end), joint) for start, end, joint in zip(starts, ends, joints, strict=True)]
+
+
+def _find_cuts(text: str, width: int, at_spaces: bool) -> Iterator[tuple[int, int]]:
+    """Where rows end and the next ones start, as indices into `text`."""
+    used = 0
+    space = 0  # where the spaces before the present piece begin
+    for piece in _PIECE.finditer(text) if at_spaces else re.finditer(".+", text, re.DOTALL):
+        cells = cell_len(piece.group())
+        is_space = piece.group()[0] == " " and at_spaces
+        if used + cells > width:
+            if is_space:
+                yield piece.start(), piece.end()
+                used, space = 0, piece.end()
+                continue
+            if used and cells <= width:
+                yield space, piece.start()
+                used = 0
+            else:
+                for start, _, size in split_graphemes(piece.group())[0]:
+                    if used and used + size > width:
+                        yield piece.start() + start, piece.start() + start
+                        used = 0
+                    used += size
+                space = piece.end()
+                continue
+        used += cells
+        if not is_space:
+            space = piece.end()
+
+
+def _slice(runs: Iterable[Run], start: int, end: int) -> list[Run]:
+    sliced, at = [], 0
+    for text, styles in runs:
+        if part := text[max(0, start - at) : max(0, end - at)]:
+            sliced.append((part, styles))
+        at += len(text)
+    return sliced
+
+
+def _share(natural: Sequence[int], total: int) -> list[int]:
+    """Widths of columns that fit into `total`: narrow columns as wide as they are, the others alike."""
+    widths = dict(enumerate(natural))
+    wide = list(widths)
+    left = total
+    while wide:
+        share = max(1, left // len(wide))
+        fitting = [i for i in wide if natural[i] <= share]
+        if not fitting:
+            widths.update(dict.fromkeys(wide, share))
+            break
+        left -= sum(natural[i] for i in fitting)
+        wide = [i for i in wide if i not in fitting]
+    return [max(1, width) for width in widths.values()]
+
+
+def _text(runs: Iterable[Run]) -> str:
+    return "".join(text for text, _ in runs)
+
+
+def _is_balanced(code: str) -> bool:
+    """Whether no string or comment of several lines seems to be open at the end."""
+    is_closed = code.count('"""') % 2 == 0 and code.count("'''") % 2 == 0
+    return is_closed and code.count("/*") <= code.count("*/")
