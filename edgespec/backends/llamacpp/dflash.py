@@ -14,8 +14,9 @@ from typing import Any
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.backends.features import Features
-from edgespec.backends.llamacpp.dflash_context import MAX_ROWS, BlockContext
+from edgespec.backends.llamacpp.dflash_context import BlockContext
 from edgespec.backends.llamacpp.dflash_file import check_file
+from edgespec.backends.llamacpp.draft_context import MAX_ROWS
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.pair_session import OTHER_HEAD
 from edgespec.backends.llamacpp.session import LlamaSession

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.llamacpp.batch import NativeBatch
+from edgespec.backends.llamacpp.draft_context import MAX_ROWS, DraftContext
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.native import NativeContext
-from edgespec.backends.llamacpp.pending import SequenceSlot
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import RollbackError
 
-MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
 _ROPE_SECTIONS = 4  # positions of a row of states where the rotary embedding has sections
 
 
-class BlockContext:
+class BlockContext(DraftContext):
     """Its cache has the keys and values of the target's states by position, and while it drafts those of a block.
 
     Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` where
@@ -43,18 +40,7 @@ class BlockContext:
 
         Raises BackendError.
         """
-        slot = SequenceSlot(0, check)
-        self._api = lib.api
-        self._native = NativeContext(
-            lib,
-            model,
-            params,
-            vocab_size,
-            max_outputs=MAX_ROWS,
-            sequences=1,
-            is_cancelled=lambda: slot.is_cancelled,
-            max_tokens=MAX_ROWS,
-        )
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check)
         lib.api.llama_set_causal_attn(self._native.handle, is_causal)
         self._features = np.zeros((MAX_ROWS, width), np.float32)
         self._positions = np.zeros(_ROPE_SECTIONS * MAX_ROWS, np.int32)
@@ -83,11 +69,3 @@ class BlockContext:
         """
         self._native.batch.chain(tokens, position, 0, outputs=len(tokens))
         return self._native.decode()[: len(tokens)]
-
-    def trim(self, position: int) -> None:
-        """Drop what the cache has from `position` on. Raises RollbackError."""
-        if not self._api.llama_memory_seq_rm(self._native.memory, 0, position, -1):
-            raise RollbackError("llama.cpp could not trim the head's cache.", hint="Start a new chat.")
-
-    def free(self) -> None:
-        self._native.free()

@@ -11,8 +11,9 @@ import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.batch import NativeBatch
+from edgespec.backends.llamacpp.draft_context import MAX_ROWS
 from edgespec.backends.llamacpp.draft_ids import check_ids
-from edgespec.backends.llamacpp.head_context import MAX_ROWS, HeadContext, float_pointer
+from edgespec.backends.llamacpp.head_context import HeadContext, float_pointer
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
 from edgespec.backends.llamacpp.session import LlamaSession

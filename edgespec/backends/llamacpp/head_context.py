@@ -8,38 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.backends.llamacpp.draft_context import MAX_ROWS, DraftContext
 from edgespec.backends.llamacpp.experimental import find_function
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.native import NativeContext
-from edgespec.backends.llamacpp.pending import SequenceSlot
 from edgespec.backends.llamacpp.taps import Floats, float_rows
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.truncation import non_finite_error
-from edgespec.errors import RollbackError
-
-MAX_ROWS = 64  # of one call
 
 
-class HeadContext:
+class HeadContext(DraftContext):
     """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
 
-    def __init__(self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled) -> None:
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+    ) -> None:
         """`params` have the sizes and types of the cache. Raises BackendError, Unsupported."""
         enable, self._states = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
-        self._api = lib.api
-        self.size: int = lib.api.llama_model_n_embd(model)
-        slot = SequenceSlot(0, check)
-        self._native = NativeContext(
-            lib,
-            model,
-            params,
-            vocab_size,
-            max_outputs=MAX_ROWS,
-            sequences=1,
-            is_cancelled=lambda: slot.is_cancelled,
-            max_tokens=MAX_ROWS,
-        )
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check, sequence=sequence)
+        self.size: int = lib.api.llama_model_n_embd_out(model)
         enable(self._native.handle, True, True)  # the states of rows with scores
         self._inputs = np.zeros((MAX_ROWS, self.size), np.float32)
         self._native.batch.native.embd = float_pointer(self._inputs)
@@ -73,17 +60,9 @@ class HeadContext:
         """`decode` of a drafted token and the state of the pair before; None where the head drafts no further."""
         return self.decode([token], state, position)
 
-    def trim(self, position: int) -> None:
-        """Drop the pairs from `position` on. Raises RollbackError."""
-        if not self._api.llama_memory_seq_rm(self._native.memory, 0, position, -1):
-            raise RollbackError("llama.cpp could not trim the head's cache.", hint="Start a new chat.")
-
-    def free(self) -> None:
-        self._native.free()
-
     def _stage(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> None:
         self._inputs[: len(tokens)] = states
-        self._native.batch.chain(tokens, position, 0, outputs=outputs)
+        self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
 
     def _read_states(self, n: int) -> Floats:
         return float_rows(self._states(self._native.handle), n, self.size).copy()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.features import Features
-from edgespec.backends.llamacpp.head_context import MAX_ROWS, HeadContext
+from edgespec.backends.llamacpp.draft_context import MAX_ROWS
+from edgespec.backends.llamacpp.head_context import HeadContext
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.llamacpp.weights import LlamaWeights
