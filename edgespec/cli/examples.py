@@ -20,6 +20,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec history binary search", "those in which both words occur"),
     ),
     "doctor": (("edgespec doctor", "check this machine"),),
+    "recommend": (
+        ("edgespec recommend", "the models that suit this machine"),
+        ("edgespec recommend --task code --max-size 10", "for code, at most 10 GiB to download"),
+        ("edgespec recommend qwen 8b", "search the hub as well"),
+    ),
     "list": (("edgespec list", "aliases, downloads, models of other programs"),),
     "pull": (
         ("edgespec pull qwen3.5-9b-q4", "a model of `edgespec list`, with its draft"),

@@ -25,6 +25,7 @@ _GROUPS = {
         "doctor": ("Check this machine and its runtimes", "doctor"),
     },
     "Models": {
+        "recommend": ("Which models suit this machine, and how fast", "recommend"),
         "list": ("List aliases and downloaded models", "models"),
         "pull": ("Download a model with its draft", "models"),
         "show": ("Describe a model before its download", "show"),
@@ -50,7 +51,7 @@ _WELCOME = """\
 edgespec runs language models on this machine, with exact speculative decoding.
 
   edgespec chat            chat with a small embedded model, offline
-  edgespec list            the models that have short names
+  edgespec recommend       which models suit this machine
   edgespec chat NAME       download one of them, and chat with it
 
 `edgespec --help` lists all commands, `edgespec doctor` checks this machine."""

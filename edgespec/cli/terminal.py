@@ -50,6 +50,12 @@ class TerminalReporter:
             self._bar = None
 
 
+def report_activity(text: str) -> None:
+    """Show on stderr what is being done, in place of the text before; an empty text removes it. For terminals only."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
 class Progress:
     """A progress bar on stderr with the remaining time; silent unless stderr is a terminal."""
 

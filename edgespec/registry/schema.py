@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import importlib.resources
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.reference import Alias, Reference, parse_reference
+from edgespec.registry.about import ABOUT_KEYS, About, find_about_error, read_about
+from edgespec.registry.shipped import FILE_NAME, read_shipped
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
     from edgespec.core.sampling import SamplingParams
 
 DEFAULT_ALIAS = "python-6m"
-FILE_NAME = "models.toml"
 NO_DRAFT = "ngram"
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
@@ -29,7 +29,7 @@ Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 
 _HEAD_KEYS = ("head", "head_kind", "head_verified", "with_head")
-_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling")
+_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling", *ABOUT_KEYS)
 _PAIR_KEYS = ("target", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
 _REFERENCES = ("target", "draft", "pard", "head", "with_head")
 # Key: whether it must be an integer, minimum, maximum.
@@ -97,13 +97,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, and sampling defaults."""
+    """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, sampling defaults, and what there is to know."""
 
     alias: str
     description: str
     gguf: Pair | None
     mlx: Pair | None
     sampling: SamplingDefaults
+    about: About = field(default_factory=About)
 
     def pair(self, backend: FileBackend) -> Pair | None:
         """The pair for `backend`, or None."""
@@ -144,7 +145,7 @@ def load_registry(user_file: Path | None = None) -> Registry:
     `user_file` defaults to models.toml in `config_dir()` and may be missing. Raises RegistryError, which names file,
     table and key, and CacheError if the file cannot be read.
     """
-    tables, origin = _parse_file(_read_shipped(), FILE_NAME), FILE_NAME
+    tables, origin = _parse_file(read_shipped(), FILE_NAME), FILE_NAME
     path = user_file or config_dir() / FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
@@ -157,15 +158,6 @@ def load_registry(user_file: Path | None = None) -> Registry:
     if text is not None:
         tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
     return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
-
-
-def _read_shipped() -> str:
-    """models.toml of the installed package, or of a source checkout."""
-    package = importlib.resources.files("edgespec")
-    for place in (package.joinpath(FILE_NAME), Path(str(package)).parent / FILE_NAME):
-        if place.is_file():
-            return place.read_text(encoding="utf-8")
-    raise RegistryError("The list of models is missing from this installation.", hint="Install edgespec again.")
 
 
 def _parse_file(text: str, origin: str) -> dict[str, Table]:
@@ -182,6 +174,8 @@ def _parse_file(text: str, origin: str) -> dict[str, Table]:
         table = _check_table(origin, where, value, _ENTRY_KEYS)
         if not isinstance(table.get("description", ""), str):
             raise _schema_error(origin, where, "description is not text")
+        if (problem := find_about_error(table)) is not None:
+            raise _schema_error(origin, where, problem)
         for name in ("gguf", "mlx"):
             if name in table:
                 table[name] = _check_pair(origin, f"[{alias}.{name}]", table[name])
@@ -277,7 +271,8 @@ def _make_entry(alias: str, table: Table, origin: str) -> Entry:
         raise _schema_error(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
     sampling = table.get("sampling", {})
     assert isinstance(sampling, dict)
-    return Entry(alias, str(table.get("description", "")), pairs["gguf"], pairs["mlx"], SamplingDefaults(**sampling))
+    description, defaults = str(table.get("description", "")), SamplingDefaults(**sampling)
+    return Entry(alias, description, pairs["gguf"], pairs["mlx"], defaults, read_about(table))
 
 
 def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:

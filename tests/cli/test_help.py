@@ -18,7 +18,7 @@ _CONTEXT = click.Context(group, info_name="edgespec")
 def test_without_a_command_the_first_steps_are_shown(cli: Cli) -> None:
     done = cli()
     assert done.returncode == 0 and done.stderr == ""
-    assert re.findall(r"^  edgespec (\w+)", done.stdout, re.MULTILINE) == ["chat", "list", "chat"]
+    assert re.findall(r"^  edgespec (\w+)", done.stdout, re.MULTILINE) == ["chat", "recommend", "chat"]
 
 
 def test_help_lists_every_command_once_in_a_group(cli: Cli) -> None:

@@ -15,7 +15,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.hubstate import LARGE, Fault, Request, State, commit_of, etag_of
 
@@ -102,12 +102,23 @@ class _Handler(BaseHTTPRequestHandler):
         stated = self.headers.get("Authorization")
         if stated and self.hub.token and stated != f"Bearer {self.hub.token}":
             self._refuse(401, None, "Invalid credentials in Authorization header")
+        elif path == "/api/models":
+            self._list(parse_qs(urlsplit(self.path).query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             self._info(match[1], match[2] or "main")
         elif match := re.fullmatch(r"/(cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(match[2], match[3], match[4], redirected=match[1] is not None)
         else:
             self._refuse(404, None, "not found")
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        fault = self.hub.faults.get(("models", ""))
+        if fault is not None:
+            self._refuse(fault.code, fault.error_code, fault.message or "")
+            return
+        limit = int(query.get("limit", ["1000"])[0])
+        found = self.hub.list_repos(query.get("search", [""])[0], query.get("filter", []), limit)
+        self._answer(200, json.dumps(found).encode())
 
     def _info(self, repo: str, revision: str) -> None:
         folder = self._folder(repo, revision, "")

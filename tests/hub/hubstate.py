@@ -6,6 +6,7 @@ import hashlib
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 LARGE = (".gguf", ".safetensors")
 OUTLINE_BYTES = 2**28
@@ -46,6 +47,7 @@ class State:
     root: Path
     token: str | None = None
     faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[Request] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -59,6 +61,21 @@ class State:
             if revision in (name, commit_of(repo, name)):
                 return place
         return None
+
+    def list_repos(self, search: str, tags: list[str], limit: int) -> list[dict[str, Any]]:
+        """Repositories as the hub lists them: those whose name has `search` and that have all `tags`, by downloads.
+
+        What `cards` says of a repository, its tags and downloads, is added; the format of its files is a tag.
+        """
+        found: list[dict[str, Any]] = []
+        for folder in sorted(self.root.glob("*/*")):
+            repo = folder.relative_to(self.root).as_posix()
+            kind = "gguf" if any(folder.rglob("*.gguf")) else "mlx"
+            card: dict[str, Any] = {"downloads": 0, "tags": [], **self.cards.get(repo, {})}
+            card["tags"] = [kind, *card["tags"]]
+            if "@" not in repo and search.lower() in repo.lower() and set(tags) <= set(card["tags"]):
+                found.append({"id": repo, "modelId": repo, "sha": commit_of(repo), **card})
+        return sorted(found, key=lambda each: -int(each["downloads"]))[:limit]
 
     def fault(self, repo: str, path: str) -> Fault | None:
         return self.faults.get((repo, path)) or self.faults.get((repo, ""))

@@ -202,3 +202,24 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(RegistryError, match="UTF-8"):
         load_registry(tmp_path / "models.toml")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("parameters = 0", "parameters is not a positive number"),
+        ('active = "3B"', "active is not a positive number"),
+        ("license = 2", "license is not text"),
+        ('tasks = ["cooking"]', "tasks is not a list of chat, code, reasoning"),
+    ],
+)
+def test_wrong_facts_about_a_model(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "models.toml").write_text(f"[python-6m]\n{line}\n")
+    with pytest.raises(RegistryError, match=told):
+        load_registry(tmp_path / "models.toml")
+
+
+def test_every_shipped_alias_says_how_large_it_is(tmp_path: Path) -> None:
+    for entry in load_registry(tmp_path / "none").entries.values():
+        assert entry.about.parameters and entry.about.tasks, entry.alias
+        assert entry.about.active is None or entry.about.active < entry.about.parameters

@@ -1,0 +1,112 @@
+"""`edgespec recommend`: the models that suit this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec.cli.options import backend_option, parse_backend
+
+if TYPE_CHECKING:
+    from edgespec.core.protocols import CheckCancelled
+    from edgespec.planner.recommend import Recommendation, Recommendations
+
+_GIB = 2**30
+
+
+@click.command("recommend")
+@click.argument("words", nargs=-1, metavar="[TEXT]...")
+@click.option("--task", type=click.Choice(["chat", "code", "reasoning"]), help="What the model is for.")
+@click.option(
+    "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
+)
+@backend_option("Runtime that is to run the models.")
+@click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+def recommend_command(
+    words: tuple[str, ...], task: str | None, max_size: float | None, backend: str, no_speed: bool, as_json: bool
+) -> None:
+    """List models for this machine: those of the registry, and with TEXT or --task those of a search of the hub.
+
+    Only headers are read. The order: models that fit in the free memory at 10 tokens/s or more, the largest first;
+    slower ones, the fastest first; those whose speed is not known; those that do not fit.
+
+    Speeds are extrapolated from a measurement of this machine; DRAFTED is the range with the draft model, at low and
+    high acceptance. QUALITY follows from the number of parameters alone: toy, simple (from 1 billion), fair (3), good
+    (7), strong (20), best (60).
+    """
+    from edgespec.backends import prefers_mlx
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.candidates import Query
+    from edgespec.planner.memory import read_memory
+    from edgespec.planner.recommend import Recommender
+    from edgespec.registry.schema import load_registry
+
+    chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
+    assert chosen != "toy"
+    query = Query(" ".join(words), task, None if max_size is None else int(max_size * _GIB))  # type: ignore[arg-type]
+    registry, hub = load_registry(), Hub.from_environment()
+
+    def work(check: CheckCancelled) -> Iterator[Recommendations]:
+        recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check)
+        yield recommender.recommend(query, measure=not no_speed)
+
+    (found,) = run_work(work)
+    report_activity("")
+    if as_json:
+        models = [each.to_dict() for each in found.models]
+        click.echo(json.dumps({"models": models, "notices": list(found.notices)}, ensure_ascii=False))
+        return
+    for notice in found.notices:
+        click.echo(f"note: {notice}", err=True)
+    if not found.models:
+        click.echo("No model matches.")
+        return
+    click.echo("\n".join(_format(found.models)))
+    click.echo("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.", err=True)
+
+
+def _format(models: Sequence[Recommendation]) -> Iterator[str]:
+    from edgespec.cli.table import format_table
+    from edgespec.planner.recommend import GROUPS
+
+    header = ("NAME", "QUALITY", "DOWNLOAD", "TOK/S", "DRAFTED", "LICENSE")
+    lines = list(format_table([header, *(_to_row(each) for each in models)], frozenset({2, 3, 4})))
+    yield lines[0]
+    shown = ""
+    for line, model in zip(lines[1:], models, strict=True):
+        if model.group != shown:
+            shown = model.group
+            yield f"\n{GROUPS[model.group]}:"
+        yield line
+    yield ""
+
+
+def _to_row(model: Recommendation) -> tuple[str, ...]:
+    from edgespec.cli.table import shorten
+    from edgespec.planner.recommend import format_speed
+    from edgespec.units import gib
+
+    about = "" if model.facts is not None and model.facts.exact else "~"
+    size = "?" if model.missing is None else "here" if model.missing == 0 else about + gib(model.missing)
+    plain = "" if model.plain is None else format_speed(model.plain)
+    tight = " (tight)" if model.fit == "tight" else ""
+    licensed = shorten(model.candidate.about.license or "?", 12)
+    return model.candidate.name, model.quality, size, plain, _format_drafted(model), licensed + tight
+
+
+def _format_drafted(model: Recommendation) -> str:
+    from edgespec.planner.recommend import format_speed
+
+    if model.drafted is None or model.plain is None:
+        names = {"": "n-grams", "model": "draft model", "gemma4-assistant": "mtp head"}
+        return names.get(model.candidate.draft_by, f"{model.candidate.draft_by} head")
+    low, high = model.drafted
+    if high <= model.plain * 1.02:
+        return "no gain"
+    return f"{format_speed(low)}-{format_speed(high)}"
