@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
@@ -12,9 +12,10 @@ from edgespec.cli.interrupts import interruptible
 from edgespec.cli.terminal import TerminalReporter, format_summary, report_bug
 from edgespec.conversations.chat import Chat, describe_speculation, parse_path
 from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
+from edgespec.conversations.context import NEARLY_FULL, describe_end, make_room
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
-from edgespec.engine.events import Finished, Notice
+from edgespec.engine.events import AnswerStart, Finished, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planner.draft_request import describe_words
 from edgespec.planner.plan import LoadConfig
@@ -24,9 +25,19 @@ from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
 _COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
+_BY_NAME = _COMMANDS | {"save!": replace(SHARED["save"], name="save!")}
+_NOTHING = AnswerStart("")
 _KEYS = '''
 """                      starts and ends a message of several lines
 Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """An answer that did not end by itself, and the messages before it."""
+
+    messages: list[Message]
+    start: AnswerStart
 
 
 class Repl:
@@ -39,8 +50,11 @@ class Repl:
         self._chat = chat
         self._interactive = interactive
         self._metrics: Metrics | None = None  # of the last answer
-        names = ("help", "stats", "spec", "draft", "set", "clear", "retry", "undo", "save", "load")
+        self._cut: _Cut | None = None  # the last answer, unless it is whole
+        self._is_nearly_full = False  # as it was told
+        names = ("help", "stats", "spec", "draft", "set", "clear", "retry", "continue", "undo", "save", "load")
         self._actions: dict[str, Callable[[str], None]] = {name: getattr(self, f"_{name}") for name in names}
+        self._actions["save!"] = lambda argument: self._save(argument, overwrite=True)
 
     def loop(self) -> int:
         """Run until /exit or the end of input; returns the exit code."""
@@ -69,12 +83,14 @@ class Repl:
         """Run a command or answer a message, and print errors; False for /exit."""
         try:
             if line.startswith("/"):
-                command, argument = parse_command(line[1:], _COMMANDS, ALIASES)
+                command, argument = parse_command(line[1:], _BY_NAME, ALIASES)
                 if command.name == "exit":
                     return False
                 self._actions[command.name](argument)
             elif line.strip():
-                self._chat.messages.append(Message("user", line))
+                messages = [*self._chat.messages, Message("user", line)]
+                self._make_room(messages)
+                self._chat.messages[:] = messages
                 self._answer()
         except EdgespecError as error:
             click.echo(f"{error.message}\n{error.hint}", err=True)
@@ -95,18 +111,26 @@ class Repl:
             lines.append(input("... " if self._interactive else ""))
         return "\n".join(lines).removesuffix('"""').strip("\n")
 
-    def _answer(self) -> None:
-        """Generate for the present messages; a question that gets no answer is removed."""
-        answer: list[str] = []
+    def _make_room(self, messages: list[Message]) -> None:
+        """See `make_room`."""
+        size = require_model(self._engine).context_size
+        notice = make_room(self._chat, messages, size, lambda prompt: self._engine.count(prompt, {}).result())
+        if notice is not None:
+            click.echo(f"note: {notice}", err=True)
+
+    def _answer(self, start: AnswerStart = _NOTHING) -> None:
+        """Generate what follows `start` for the present messages; a question that gets no answer is removed."""
+        info, question = require_model(self._engine), list(self._chat.messages)
+        texts = {"answer": start.text, "reasoning": start.reasoning}
         steps: list[Step] = []
         notices: list[str] = []
+        finished: Finished | None = None
         try:
-            for event in interruptible(self._engine.stream(self._chat.request())):
+            for event in interruptible(self._engine.stream(self._chat.request(info.sampling, start))):
                 if isinstance(event, Piece):
                     is_reasoning = event.channel == "reasoning"
                     click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
-                    if not is_reasoning:
-                        answer.append(event.text)
+                    texts[event.channel] += event.text
                 elif isinstance(event, Step):
                     steps.append(event)
                 elif isinstance(event, Notice):
@@ -114,17 +138,32 @@ class Repl:
                 elif isinstance(event, Finished):
                     finished = event
         finally:
-            if answer:
-                self._chat.messages.append(Message("assistant", "".join(answer)))
+            if texts["answer"]:
+                self._chat.messages.append(Message("assistant", texts["answer"]))
             else:
                 self._chat.undo()  # templates require alternating roles
+            is_whole = (finished is not None and finished.reason == "stop") or not any(texts.values())
+            self._cut = None if is_whole else _Cut(question, AnswerStart(texts["answer"], texts["reasoning"]))
+        assert finished is not None
         click.echo()
+        self._metrics = finished.metrics
+        used = finished.metrics.prompt_tokens + finished.metrics.emitted_tokens
+        was_nearly_full, self._is_nearly_full = self._is_nearly_full, used >= NEARLY_FULL * info.context_size
+        if self._is_nearly_full and not was_nearly_full:
+            notices.append(describe_end(self._chat, used, info.context_size))
         for text in notices:
             click.echo(f"note: {text}", err=True)
-        self._metrics = finished.metrics
         if self._interactive or finished.reason == "cancelled":
-            line = format_summary(finished.metrics, steps, require_model(self._engine).drafters, finished.reason)
-            click.echo(click.style(line, dim=True), err=True)
+            line = format_summary(finished.metrics, steps, info.drafters, finished.reason)
+            click.echo(click.style(line + ("" if is_whole else "; /continue goes on"), dim=True), err=True)
+
+    def _continue(self, _argument: str) -> None:
+        if self._cut is None:
+            raise InvalidRequest("there is no answer that was cut.", hint="/retry answers the last question again.")
+        cut = self._cut
+        self._make_room([*cut.messages, Message("assistant", cut.start.reasoning + cut.start.text)])
+        self._chat.messages[:] = cut.messages
+        self._answer(cut.start)
 
     def _help(self, _argument: str) -> None:
         click.echo(format_help(_COMMANDS.values()) + _KEYS)
@@ -156,6 +195,7 @@ class Repl:
 
     def _clear(self, _argument: str) -> None:
         self._chat.messages.clear()
+        self._chat.left_out, self._cut = 0, None
 
     def _retry(self, _argument: str) -> None:
         messages = self._chat.messages
@@ -171,13 +211,14 @@ class Repl:
                 messages[:] = before  # without a new answer, keep the old one
 
     def _undo(self, _argument: str) -> None:
-        question = self._chat.undo()
+        question, self._cut = self._chat.undo(), None
         click.echo("nothing to undo" if question is None else f"removed: {question.splitlines()[0][:70]}")
 
-    def _save(self, argument: str) -> None:
-        self._chat.save(parse_path(argument))
+    def _save(self, argument: str, *, overwrite: bool = False) -> None:
+        self._chat.save(parse_path(argument), overwrite=overwrite)
         click.echo(f"saved {len(self._chat.messages)} messages")
 
     def _load(self, argument: str) -> None:
         self._chat.load(parse_path(argument))
+        self._cut = None
         click.echo(f"loaded {len(self._chat.messages)} messages")

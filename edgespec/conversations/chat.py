@@ -10,58 +10,90 @@ from typing import Any
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Request
+from edgespec.engine.events import AnswerStart, Request
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.files import write_atomically
+from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
 
 _NUMBERS = {
     f.name: float if isinstance(f.default, float) else int for f in fields(SamplingParams) if f.name != "logit_bias"
 }
-SETTINGS = (*_NUMBERS, "max_tokens", "seed", "system")
+SETTINGS = (*_NUMBERS, "max_tokens", "seed", "rolling", "system")
+NONE = "none"
+"""What unsets a setting that needs no value."""
 
 
 class Chat:
-    """The messages, and the settings of the next answer."""
+    """The messages, and the settings of the next answer.
+
+    max_tokens  None: what the model's authors recommend, else to the end of the context
+    rolling     leave out the oldest turns where the context is full
+    left_out    messages at the beginning that are left out of requests
+    """
 
     def __init__(
-        self, system: str | None, sampling: SamplingParams, max_tokens: int, seed: int | None, stop: tuple[str, ...]
+        self,
+        system: str | None,
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        seed: int | None,
+        stop: tuple[str, ...],
+        *,
+        rolling: bool = False,
     ) -> None:
         self.system = system
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.seed = seed
+        self.rolling = rolling
         self._stop = stop
         self.messages: list[Message] = []
+        self.left_out = 0
 
     @property
     def system_messages(self) -> tuple[Message, ...]:
         """The system message, if any."""
         return (Message("system", self.system),) if self.system else ()
 
-    def request(self) -> Request:
-        prompt = (*self.system_messages, *self.messages)
-        return Request(prompt, self.sampling, self.max_tokens, self.seed, self._stop)
+    def request(self, recommended: SamplingDefaults | None = None, start: AnswerStart | None = None) -> Request:
+        """The request for an answer to the last question, or for what follows `start`, the answer so far."""
+        messages = self.messages[self.left_out :]
+        if start is not None and messages[-1].role == "assistant":
+            messages.pop()
+        prompt = (*self.system_messages, *messages)
+        max_tokens = self.max_tokens or (recommended.max_tokens if recommended else None)
+        return Request(prompt, self.sampling, max_tokens, self.seed, self._stop, start=start)
 
     def undo(self) -> str | None:
         """Remove the last question and its answer; returns the question, or None without one."""
         while self.messages:
             message = self.messages.pop()
+            self.left_out = min(self.left_out, len(self.messages))
             if message.role == "user":
                 return message.content
         return None
 
     def setting(self, name: str) -> Any:
-        """The value of one of SETTINGS."""
+        """The value of one of SETTINGS. Raises InvalidRequest for another name."""
+        if name not in SETTINGS:
+            raise InvalidRequest(f"there is no setting '{name}'.", hint=f"Set one of {', '.join(SETTINGS)}.")
         return getattr(self if hasattr(self, name) else self.sampling, name)
 
     def set(self, name: str, text: str) -> None:
-        """Change one of SETTINGS. Raises InvalidRequest."""
+        """Change one of SETTINGS; NONE unsets `max_tokens`, `seed` and `system`. Raises InvalidRequest."""
+        self.setting(name)
         if name == "system":
-            self.system = text or None
+            self.system = None if text == NONE else text
             return
-        if name not in SETTINGS:
-            raise InvalidRequest(f"there is no setting '{name}'.", hint=f"Set one of {', '.join(SETTINGS)}.")
+        if name == "rolling":
+            if text not in ("on", "off"):
+                raise InvalidRequest(f"rolling is on or off, not '{text}'.", hint="For example: /set rolling on")
+            self.rolling = text == "on"
+            return
+        if name in ("seed", "max_tokens") and text == NONE:
+            setattr(self, name, None)
+            return
         number = _NUMBERS.get(name, int)
         try:
             value = number(text)
@@ -77,17 +109,19 @@ class Chat:
             change: dict[str, Any] = {name: value}
             self.sampling = replace(self.sampling, **change)
 
-    def save(self, path: Path) -> None:
-        """Write everything as JSON. Raises CacheError."""
+    def save(self, path: Path, *, overwrite: bool = False) -> None:
+        """Write everything as JSON. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""
         state = {
             "edgespec_chat": 1,
             "system": self.system,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
+            "rolling": self.rolling,
             "sampling": asdict(self.sampling),
             "messages": [{"role": m.role, "content": m.content} for m in self.messages],
         }
-        write_file(path, json.dumps(state, indent=1) + "\n")  # ASCII: whatever was typed can be written
+        text = json.dumps(state, indent=1) + "\n"  # ASCII: whatever was typed can be written
+        write_file(path, text, overwrite=overwrite)
 
     def load(self, path: Path) -> None:
         """Read a file of `save`; changes nothing on failure. Raises InvalidRequest."""
@@ -100,14 +134,14 @@ class Chat:
                 raise ValueError("a fraction instead of an integer")
             bias = tuple((int(t), float(b)) for t, b in state["sampling"].get("logit_bias", ()))
             params = SamplingParams(**numbers, logit_bias=bias)
-            max_tokens = _check(state["max_tokens"], int)
+            max_tokens, rolling = _check(state["max_tokens"], int, type(None)), state.get("rolling") is True
             seed, system = _check(state["seed"], int, type(None)), _check(state["system"], str, type(None))
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {_reason(error)}.", hint="Check the path.") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file of /save.") from error
-        self.messages, self.sampling = messages, params
-        self.max_tokens, self.seed, self.system = max_tokens, seed, system
+        self.messages, self.left_out, self.sampling = messages, 0, params
+        self.max_tokens, self.rolling, self.seed, self.system = max_tokens, rolling, seed, system
 
 
 def change_speculation(engine: Engine, argument: str) -> None:
@@ -136,9 +170,11 @@ def describe_speculation(speculation: Speculation, draft: str, *, is_paused: boo
     return f"speculation: {amount}, by {draft}"
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file atomically. Raises CacheError."""
+def write_file(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write a file atomically. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""
     try:
+        if not overwrite and path.is_file():
+            raise InvalidRequest(f"{path} exists.", hint="Add ! to the command to replace it, such as /save! FILE.")
         write_atomically(path, text)
     except (OSError, ValueError) as error:
         raise CacheError(f"cannot write {path}: {_reason(error)}.", hint="Choose another folder.") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Protocol, TypeVar
 
-from edgespec.conversations.chat import SETTINGS, Chat
+from edgespec.conversations.chat import NONE, SETTINGS, Chat
 from edgespec.errors import InvalidRequest
 
 
@@ -40,11 +40,12 @@ _COMMANDS = (
     SlashCommand("help", "", "show keys and commands"),
     SlashCommand("spec", "[on|off|auto|N]", "speculation: on, off, adaptive, or N drafted tokens"),
     SlashCommand("draft", "[NAMES|REF]", "draft by auto, none, drafters joined by '+', or a model; without, list them"),
-    SlashCommand("set", "[NAME VALUE]", f"show or change {', '.join(SETTINGS)}"),
+    SlashCommand("set", "[NAME [VALUE]]", f"show or change {', '.join(SETTINGS)}; 'none' unsets"),
     SlashCommand("stats", "", "show statistics of the last answer"),
     SlashCommand("retry", "", "answer the last question again"),
+    SlashCommand("continue", "", "go on with an answer that was cut"),
     SlashCommand("undo", "", "remove the last question and its answer"),
-    SlashCommand("save", "FILE", "write messages and settings for /load"),
+    SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file"),
     SlashCommand("load", "FILE", "read a file of /save"),
     SlashCommand("exit", "", "quit"),
 )
@@ -81,13 +82,19 @@ def parse_command(
 
 
 def apply_setting(chat: Chat, argument: str) -> list[tuple[str, str]]:
-    """Run /set: change the setting named in `NAME VALUE`, if any; returns names and values to show.
+    """Run /set: change the setting in `NAME VALUE`, if there is a value; returns names and values to show.
 
     Raises InvalidRequest.
     """
     name, _, value = argument.partition(" ")
     name = name.replace("-", "_")
-    if name:
+    if value.strip():
         chat.set(name, value.strip())
     values = ((setting, chat.setting(setting)) for setting in ([name] if name else SETTINGS))
-    return [(setting, "-" if value is None else str(value)) for setting, value in values]
+    return [(setting, _format_setting(value)) for setting, value in values]
+
+
+def _format_setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return NONE if value is None else str(value)

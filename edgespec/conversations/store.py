@@ -21,12 +21,20 @@ from edgespec.conversations.rows import (
     to_column,
     to_row,
 )
-from edgespec.conversations.search import SearchHit, matches, snippet, split_words
+from edgespec.conversations.search import SearchHit, find_turns, index_turn, matches, snippet, split_words
+from edgespec.conversations.tree import SELECT_NEWEST_LEAF, list_branches
 from edgespec.errors import CacheError, InvalidRequest
 
 _LISTED = (
     "WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC LIMIT ?"
 )
+
+
+_NAMES = (  # a title that the user did not give is a part of the first message
+    "SELECT id, coalesce(name, '') FROM conversations"
+    " WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC"
+)
+_BY_ID = "WHERE id = ?"
 
 
 class Store:
@@ -118,6 +126,12 @@ class Store:
         """
         return self._rewrite(turn, text, reasoning, spans, metrics or {}, finished=True)
 
+    def reopen(self, turn: Turn) -> Turn:
+        """Let a finished answer grow again."""
+        with self._transaction():
+            self._db.execute("UPDATE turns SET finished = 0 WHERE id = ? AND role = 'assistant'", (turn.id,))
+            return self._turn(turn.id)
+
     def path(self, leaf: Turn | int | None) -> list[Turn]:
         """The turns from the first to `leaf`, a turn or its id; empty for None or an unknown id."""
         query = (
@@ -131,19 +145,15 @@ class Store:
         """All turns of all branches, parents first."""
         return self._turns(f"{SELECT_TURN} WHERE conversation = ? ORDER BY id", conversation.id)
 
-    def siblings(self, turn: Turn) -> list[Turn]:
-        """The turns with the same parent, including `turn`, oldest first."""
-        query = f"{SELECT_TURN} WHERE conversation = ? AND parent IS ? ORDER BY id"
-        return self._turns(query, turn.conversation, turn.parent)
+    def branches(self, conversation: Conversation) -> dict[int | None, list[int]]:
+        """The ids of the turns after each parent, oldest first; see `tree`."""
+        with self._map_errors():
+            return list_branches(self._db, conversation.id)
 
-    def newest_leaf(self, turn: Turn) -> Turn:
-        """The newest descendant of `turn`, or `turn` itself without one."""
-        query = (
-            "WITH RECURSIVE below (id) AS (SELECT ? UNION SELECT turns.id FROM turns JOIN below ON parent = below.id)"
-            f" {SELECT_TURN} WHERE id = (SELECT max(id) FROM below)"
-        )
-        found = self._turns(query, turn.id)
-        return found[0] if found else turn
+    def newest_leaf(self, id: int) -> Turn:
+        """The newest descendant of a turn, or the turn itself without one; see `tree`."""
+        found = self._turns(SELECT_NEWEST_LEAF, id)
+        return found[0] if found else self._turn(id)
 
     def select(self, conversation: Conversation, leaf: Turn | None) -> Conversation:
         """Make `leaf` the end of the current branch; None is the start. Raises ValueError for another's turn."""
@@ -171,7 +181,7 @@ class Store:
         """Read a conversation. Raises InvalidRequest for an unknown id."""
         with self._map_errors():
             if 0 < id < 2**63:
-                for found in self._conversations("WHERE id = ?", id):
+                for found in self._conversations(_BY_ID, id):
                     return found
         raise InvalidRequest(f"there is no conversation {id}.", hint="/history lists the conversations.")
 
@@ -190,13 +200,13 @@ class Store:
         if not words:
             return found
         with self._map_errors():
-            for conversation in self._conversations(_LISTED, -1):
-                rows = self._db.execute(
-                    "SELECT id, text FROM turns WHERE conversation = ? ORDER BY id DESC", (conversation.id,)
-                )
-                turn, content = next((row for row in rows if matches(row[1], words)), (None, conversation.title))
-                if turn is not None or matches(content, words):
-                    found.append(SearchHit(conversation, turn, snippet(content, words)))
+            newest = find_turns(self._db, words)
+            for id, name in self._db.execute(_NAMES).fetchall():
+                turn = newest.get(id)
+                content = next(self._db.execute("SELECT text FROM turns WHERE id = ?", (turn,)), (name,))[0]
+                if matches(content, words):
+                    shown = snippet(content, words)
+                    found += [SearchHit(each, turn, shown) for each in self._conversations(_BY_ID, id)]
                 if len(found) == limit:
                     break
         return found
@@ -224,6 +234,8 @@ class Store:
         """Insert a turn and return its new id."""
         id = self._db.execute(INSERT_TURN, to_row(turn)).lastrowid
         assert id is not None
+        if turn.finished:
+            index_turn(self._db, id, turn.conversation, drop_surrogates(turn.text))
         return id
 
     def _rewrite(
@@ -237,6 +249,8 @@ class Store:
                 "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",
                 (*values, turn.id),
             )
+            if finished:
+                index_turn(self._db, turn.id, turn.conversation, values[0])
             self._db.execute("UPDATE conversations SET changed = ? WHERE id = ?", (time.time(), turn.conversation))
             return self._turn(turn.id)
 
@@ -250,7 +264,7 @@ class Store:
             yield read_conversation(row)
 
     def _conversation(self, id: int | None) -> Conversation:
-        for found in self._conversations("WHERE id = ?", id):
+        for found in self._conversations(_BY_ID, id):
             return found
         raise CacheError(f"conversation {id} has been removed.", hint="Start a new conversation.")
 

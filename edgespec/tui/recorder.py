@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from time import monotonic
 from typing import Any, TypeVar
 
 from edgespec.conversations import Conversation, Spans, Store, Turn
 from edgespec.conversations.chat import Chat
-from edgespec.errors import CacheError
+from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message
 
 T = TypeVar("T")
 SAVE_INTERVAL_S = 0.5  # while an answer is generated
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A place with several branches.
+
+    parent    id of the turn before; None at the start
+    branches  ids of the turns there, the oldest first
+    at        index of the one on the screen; -1 where the screen ends before them
+    """
+
+    parent: int | None
+    branches: Sequence[int]
+    at: int
 
 
 class ConversationRecorder:
@@ -33,6 +48,7 @@ class ConversationRecorder:
         self._chat = chat
         self._report = report
         self._model = ""
+        self._fork: Fork | None = None  # the one that was selected last
         self._is_saved = True
         self._saved_s = 0.0
 
@@ -41,14 +57,24 @@ class ConversationRecorder:
         return [turn for turn in self.turns if turn.role == "user"]
 
     def use_model(self, name: str) -> None:
+        """The conversation takes the model's name with its next answer."""
         self._model = name
-        if self.conversation is not None:
-            self._write(lambda: self.store.set_model(self._require_conversation(), name))
+
+    def drop_unanswered(self) -> bool:
+        """Take a question without an answer, or with reasoning alone, off the screen; whether there was one.
+
+        It stays as a branch.
+        """
+        turns = list(self.turns)
+        while turns and (turns[-1].role == "user" or not turns[-1].text):
+            turns.pop()
+        is_any = len(turns) < len(self.turns)
+        self._set_turns(turns)
+        return is_any
 
     def ask(self, text: str) -> None:
-        """Add a question after the last answer. An unanswered question at the end stays on a branch of its own."""
-        while self.turns and self.turns[-1].role == "user":
-            self.turns.pop()
+        """Add a question after the last answer that has a text."""
+        self.drop_unanswered()
 
         def write() -> Turn:
             if self.conversation is None:
@@ -60,11 +86,27 @@ class ConversationRecorder:
 
     def begin_answer(self, settings: Mapping[str, Any]) -> None:
         """Add an empty answer to the last question, as another branch where it already has one."""
+        if self._require_conversation().model != self._model:
+            self.conversation = self._write(lambda: self.store.set_model(self._require_conversation(), self._model))
         turn = self._write(
             lambda: self.store.add(self._require_conversation(), self.turns[-1], "assistant", "", settings=settings)
         )
         self._saved_s = monotonic()
         self._set_turns([*self.turns, turn])
+
+    def require_cut_answer(self) -> Turn:
+        """The last answer. Raises InvalidRequest where there is none, or where it is whole."""
+        turn = self.turns[-1] if self.turns else None
+        if turn is None or turn.role == "user":
+            raise InvalidRequest("there is no answer to continue.", hint="/retry answers the last question.")
+        if turn.finished and turn.metrics.get("reason") == "stop":
+            raise InvalidRequest("the model has ended this answer itself.", hint="/retry answers the question again.")
+        return turn
+
+    def continue_answer(self) -> None:
+        """Let the last answer grow again."""
+        self.turns[-1] = self._write(lambda: self.store.reopen(self.turns[-1]))
+        self._saved_s = monotonic()
 
     def update_answer(self, text: str, reasoning: str, spans: Callable[[], Spans]) -> None:
         """Store the answer so far, at most once in SAVE_INTERVAL_S."""
@@ -73,47 +115,79 @@ class ConversationRecorder:
             self._saved_s = monotonic()
 
     def finish_answer(self, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any]) -> None:
-        """Store the complete answer; one without text is dropped from `turns`."""
+        """Store the complete answer. An empty one is dropped from `turns`, and the newest one before it returns."""
         self.turns[-1] = self._write(lambda: self.store.finish(self.turns[-1], text, reasoning, spans, metrics))
-        self._set_turns(self.turns if text else self.turns[:-1])
-        if not text:
+        if text or reasoning:
+            self._set_turns(self.turns)
+            return
+        self._set_turns(self.turns[:-1])
+        (fork,) = self.forks()[-1:] or (None,)
+        if fork is not None and fork.at < 0:
+            self.switch_branch(fork.branches[-1])
+        else:
             self._select()
 
     def rewind(self, number: int) -> str:
         """Go back to before question `number`, counted from 1; returns its text. What followed stays as a branch."""
         question = self.questions[number - 1]
-        self._set_turns(self.turns[: self.turns.index(question)])
+        self._show(self.turns[: self.turns.index(question)])
         self._select()
         return question.text
 
     def rewind_answers(self, number: int) -> None:
         """Go back to question `number`, counted from 1, before its answer. The answer stays as a branch."""
         question = self.questions[number - 1]
-        self._set_turns(self.turns[: self.turns.index(question) + 1])
+        self._show(self.turns[: self.turns.index(question) + 1])
         self._select()
 
-    def branches(self) -> tuple[list[Turn], int]:
-        """The turns at the last fork, and the index of the one on the screen; no turns where there is no fork."""
-        for turn in reversed(self.turns):
-            siblings = self._list_siblings(turn)
-            if len(siblings) > 1:
-                return siblings, [each.id for each in siblings].index(turn.id)
-        return [], 0
+    def forks(self) -> list[Fork]:
+        """The places of this conversation's branches, from the first message on the screen to what follows the last."""
+        after: Mapping[int | None, list[int]] = {}
+        with suppress(CacheError):
+            after = self.store.branches(self.conversation) if self.conversation is not None else {}
+        shown = [turn.id for turn in self.turns]
+        found: list[Fork] = []
+        for parent, id in zip_longest([None, *shown], shown):
+            branches = after.get(parent, [])
+            if id is not None and id not in branches:
+                branches = [*branches, id]  # an answer that is empty still
+            if len(branches) > (id is not None):
+                found.append(Fork(parent, branches, branches.index(id) if id is not None else -1))
+        return found
 
-    def switch_branch(self, to: Turn) -> None:
-        """Show the branch that starts with `to`, up to its newest turn. Raises CacheError."""
-        self._set_turns(_drop_empty_answer(self.store.path(self.store.newest_leaf(to))))
+    def select_fork(self, by: int = 0) -> Fork | None:
+        """The fork that was selected last, or another, `by` of them further down; at first the last one."""
+        forks = self.forks()
+        if not forks:
+            return None
+        selected = self._fork
+        at = next((i for i, fork in enumerate(forks) if selected and fork.parent == selected.parent), len(forks) - 1)
+        self._fork = forks[max(0, min(at + by, len(forks) - 1))]
+        return self._fork
+
+    def describe_place(self, fork: Fork) -> str:
+        """Where a fork is, for the user: at a question or an answer, by its number."""
+        before = next((i for i, turn in enumerate(self.turns, 1) if turn.id == fork.parent), 0)
+        number = sum(turn.role == "user" for turn in self.turns[:before])
+        is_answer = before > 0 and self.turns[before - 1].role == "user"
+        return f"at the answer to question {number}" if is_answer else f"at question {number + 1}"
+
+    def switch_branch(self, id: int) -> None:
+        """Show the branch that starts with a turn, up to its newest one. Raises CacheError."""
+        fork = self._fork
+        self._show(_drop_empty_answer(self.store.path(self.store.newest_leaf(id))))
+        self._fork = fork
         self._select()
 
     def resume(self, id: int) -> None:
         """Continue a stored conversation. Raises InvalidRequest, CacheError."""
         self.conversation = self.store.resume(id)
         self._chat.system = self.conversation.system
-        self._set_turns(_drop_empty_answer(self.store.path(self.conversation.leaf)))
+        self._show(_drop_empty_answer(self.store.path(self.conversation.leaf)))
 
     def start_new(self) -> None:
         self.conversation = None
-        self._set_turns([])
+        self._show([])
 
     def import_messages(self) -> None:
         """Store the messages of the chat, which were loaded from a file, as a new conversation."""
@@ -139,7 +213,12 @@ class ConversationRecorder:
     def close(self) -> None:
         self.store.close()
 
-    def _set_turns(self, turns: list[Turn]) -> None:
+    def _show(self, turns: Sequence[Turn]) -> None:
+        """Go on after other turns than before, all of which are in the context."""
+        self._chat.left_out, self._fork = 0, None
+        self._set_turns(turns)
+
+    def _set_turns(self, turns: Sequence[Turn]) -> None:
         self.turns = list(turns)
         self._chat.messages[:] = [Message(turn.role, turn.text) for turn in turns if turn.text]
 
@@ -150,12 +229,6 @@ class ConversationRecorder:
     def _require_conversation(self) -> Conversation:
         assert self.conversation is not None
         return self.conversation
-
-    def _list_siblings(self, turn: Turn) -> list[Turn]:
-        """`turn` and its siblings, without empty answers; none where the store fails."""
-        with suppress(CacheError):
-            return [each for each in self.store.siblings(turn) if each.text or each.role == "user"]
-        return []
 
     def _write(self, write: Callable[[], T]) -> T:
         try:
@@ -180,7 +253,8 @@ class ConversationRecorder:
 
 def _drop_empty_answer(path: list[Turn]) -> list[Turn]:
     """`path` without an empty answer at its end."""
-    return path[:-1] if path and path[-1].role == "assistant" and not path[-1].text else path
+    is_empty = path and path[-1].role == "assistant" and not path[-1].text and not path[-1].reasoning
+    return path[:-1] if is_empty else path
 
 
 def open_store() -> Store:

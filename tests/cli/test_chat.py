@@ -75,6 +75,34 @@ def test_mistakes_are_told_and_the_chat_goes_on(cli: Cli, tmp_path: Path) -> Non
     assert done.stdout.strip()
 
 
+TOY = ("chat", "linear", "--plain", "--backend", "toy", "--draft", "none", "--temperature", "0", "--logit-bias",
+       "256=-1000")  # fmt: skip
+
+
+def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
+    def saved(name: str) -> list[str]:
+        return [m["content"] for m in json.loads((tmp_path / name).read_text())["messages"]]
+
+    lines = ["/continue", "hello", "/save half", "/set max_tokens 30", "/continue", "/save whole", "/save half",
+             "/set max_tokens 45", "/retry", "/save! half", "/undo", "/continue"]  # fmt: skip
+    done = cli(*TOY, "--max-tokens", "15", stdin="\n".join(lines))
+    whole = saved("half")[1]
+    assert len(whole) == 45 and saved("whole") == ["hello", whole], "15 and 30 tokens are the text of 45"
+    assert done.stderr.count("there is no answer that was cut.") == 2
+    assert "half exists.\nAdd ! to the command" in done.stderr
+
+
+def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
+    small = (*TOY, "--ctx", "100", "--max-tokens", "30")
+    done = cli(*small, stdin="\n".join(["a" * 20, "b" * 20, "c" * 20, "/set rolling on", "d" * 20, "e" * 20, "/set"]))
+    notes = [line for line in done.stderr.splitlines() if line]
+    assert notes[0].startswith("note: The context is 100% full (100 of 100 tokens). /set rolling on"), notes
+    assert notes[1].startswith("the prompt has 120 tokens, the context holds 100.") and "/clear" in notes[2], notes
+    assert notes[3] == "note: The context is full: question 1 and its answer are left out from here on."
+    assert notes[4] == notes[3].replace("question 1", "question 2") and len(notes) == 5
+    assert "max_tokens         30\n" in done.stdout and "rolling            on\n" in done.stdout
+
+
 def test_several_lines_make_one_message(cli: Cli, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
     cli("chat", *OPTIONS, stdin=f'"""def f():\n    return 1\n"""\n/save {chat}\n')

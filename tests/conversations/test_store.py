@@ -53,24 +53,36 @@ def test_retry_and_edit_keep_what_was_there(store: Store) -> None:
     second = store.finish(store.add(conversation, question, "assistant", ""), "No.")
     edited = store.add(conversation, None, "user", "Why not?")
     third = store.add(conversation, edited, "assistant", "")
-    assert store.siblings(first) == store.siblings(second) == [first, second]
-    assert store.siblings(edited) == [question, edited]
-    assert store.siblings(third) == [third]
-    assert store.resume(conversation.id).leaf == third.id
-    assert store.newest_leaf(question) == second
-    assert store.newest_leaf(first) == first
+    of_edited = store.finish(store.add(conversation, edited, "assistant", ""), "Why.")
+    assert store.branches(conversation) == {
+        None: [question.id, edited.id], question.id: [first.id, second.id], edited.id: [of_edited.id]
+    }, "the third answer is empty"  # fmt: skip
+    assert store.resume(conversation.id).leaf == of_edited.id
+    assert store.newest_leaf(question.id) == second
+    assert store.newest_leaf(first.id) == first
+    assert store.newest_leaf(edited.id) == of_edited
     follow_up = store.add(conversation, first, "user", "Sure?")
-    assert store.newest_leaf(question) == follow_up
+    assert store.newest_leaf(question.id) == follow_up
     assert store.path(follow_up) == [question, first, follow_up]
     assert store.path(third) == [edited, third]
-    assert store.turns(conversation) == [question, first, second, edited, third, follow_up]
+    assert store.turns(conversation) == [question, first, second, edited, third, of_edited, follow_up]
 
 
-def test_siblings_are_of_one_conversation(store: Store) -> None:
-    _, first, _ = asked(store, "Why?")
-    _, second, _ = asked(store, "When?")
-    assert store.siblings(first) == [first]
-    assert store.siblings(second) == [second]
+def test_branches_are_of_one_conversation(store: Store) -> None:
+    for text in ("Why?", "When?"):
+        conversation, question, answer = asked(store, text)
+        assert store.branches(conversation) == {None: [question.id], question.id: [answer.id]}
+
+
+def test_a_finished_answer_grows_again_once_it_is_reopened(store: Store) -> None:
+    conversation, question, answer = asked(store, "Why?", "Since")
+    reopened = store.reopen(answer)
+    assert not reopened.finished and reopened.text == "Since"
+    assert store.grow(reopened, "Since it").text == "Since it" and not store.path(answer)[-1].finished
+    done = store.finish(reopened, "Since it is.", metrics={"tokens": 3})
+    assert done.finished and store.path(store.resume(conversation.id).leaf) == [question, done]
+    assert [hit.turn for hit in store.search("it is")] == [answer.id]
+    assert store.reopen(question).finished, "only an answer grows"
 
 
 def test_select_says_where_a_conversation_goes_on(store: Store) -> None:

@@ -117,6 +117,34 @@ async def branch(chat: Driver, _: Path) -> None:
     await chat.hears("/branch 2", "branch 2 of 3")
     assert chat.texts == chat.shown == ["one", second]
     assert [message.content for message in chat.app.chat.messages] == ["one", second]
+    await chat.hears("/branch back", "branch 1 of 3 at the answer to question 1")
+    await chat.send("/edit 1")
+    await chat.until(lambda: chat.prompt.text == "one")
+    await chat.hears("/branch", "branch 1 of 1 at question 1")  # what was left is found again
+    assert chat.texts == chat.shown == ["one", third]
+    await chat.hears("/branch down", "branch 3 of 3 at the answer to question 1")
+    await chat.hears("/branch", "branch 1 of 3 at the answer to question 1")
+    assert chat.texts == chat.shown == ["one", first, "two", after]
+    chat.prompt.put("")
+    again_after = await again(chat, "/retry 2")
+    await chat.send("/edit 1")
+    await chat.until(lambda: chat.prompt.text == "one")
+    chat.prompt.put("")
+    edited = await chat.ask("edited")
+    await chat.hears("/branch 1", "branch 1 of 2 at question 1")
+    assert chat.texts == chat.shown == ["one", first, "two", again_after]
+    assert chat.texts == chat.shown == ["one", first, "two", again_after]
+    await chat.hears("/branch up", "branch 1 of 2 at question 1")
+    await chat.hears("/branch down", "branch 1 of 3 at the answer to question 1")
+    await chat.hears("/branch down", "branch 2 of 2 at the answer to question 2")
+    await chat.hears("/branch 1", "branch 1 of 2 at the answer to question 2")
+    assert chat.texts == chat.shown == ["one", first, "two", after]
+    await chat.hears("/branch up", "branch 1 of 3 at the answer to question 1")
+    await chat.hears("/branch back", "branch 3 of 3 at the answer to question 1")
+    assert chat.texts == chat.shown == ["one", third]
+    await chat.hears("/branch up", "branch 1 of 2 at question 1")
+    await chat.hears("/branch", "branch 2 of 2 at question 1")
+    assert chat.texts == chat.shown == ["edited", edited]
 
 
 @scene("attach")
@@ -223,6 +251,12 @@ async def export(chat: Driver, folder: Path) -> None:
     assert len(json.loads((folder / "a.JSON").read_text())["turns"]) == 3
     await chat.errs(f"/export {folder}/a.txt", "'a.txt' has no known format", ".md or .json")
     await chat.errs(f"/export {folder}/none/a.md", "cannot write")
+    (folder / "a.md").write_text("mine")
+    await chat.errs(f"/export {folder}/a.md", "a.md exists", "Add ! to the command")
+    assert (folder / "a.md").read_text() == "mine"
+    await chat.hears(f"/export! {folder}/a.md", "wrote", "a.md")
+    assert "hello" in (folder / "a.md").read_text()
+    await chat.errs("/export!", "/export! needs FILE")
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["a.JSON", "a.md"]
 
 
@@ -249,6 +283,10 @@ async def save(chat: Driver, folder: Path) -> None:
     answer = await chat.ask("hello")
     await chat.hears(f"/save {folder}/a.json", "saved 2 messages")
     assert [m["content"] for m in json.loads((folder / "a.json").read_text())["messages"]] == ["hello", answer]
+    await chat.ask("and on")
+    await chat.errs(f"/save {folder}/a.json", "a.json exists", "/save! FILE")
+    assert len(json.loads((folder / "a.json").read_text())["messages"]) == 2
+    await chat.hears(f"/save! {folder}/a.json", "saved 4 messages")
     for wrong in (f"{folder}/none/a.json", "/", ".", str(folder)):
         await chat.errs(f"/save {wrong}", "cannot write")
 
@@ -259,7 +297,7 @@ async def load(chat: Driver, folder: Path) -> None:
     answer = await chat.ask("hello")
     await chat.hears(f"/save {folder}/a.json", "saved 2")
     await chat.hears("/new", "new")
-    await chat.hears("/system", "none")
+    await chat.hears("/system none", "none")
     (folder / "bad.json").write_text("{}")
     await chat.errs(f"/load {folder}/bad.json", "not a saved chat")
     await chat.errs(f"/load {folder}/none.json", "cannot read")

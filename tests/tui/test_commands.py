@@ -190,9 +190,12 @@ def test_set() -> None:
             0.5, 7, 5, 9, "Be brief."
         )  # fmt: skip
         for line in ("/set", "/show"):
-            await chat.hears(line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, system Be brief.")
+            await chat.hears(
+                line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
+            )
         before = (state.sampling, state.seed, state.max_tokens)
-        for wrong, said in (("temperature warm", "must be a number"), ("temperature", "must be a number"),
+        for wrong, said in (("temperature warm", "must be a number"), ("temperature none", "must be a number"),
+                            ("colour", "no setting 'colour'"), ("rolling maybe", "on or off"),
                             ("top_p 2", "be"),
                             ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
                             ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
@@ -202,8 +205,13 @@ def test_set() -> None:
         assert 1 <= chat.turns[-1].metrics["emitted_tokens"] <= 9 and chat.turns[-1].metrics["seed"] == 5
         await chat.hears("/set system Be long.", "Be long.")
         assert chat.app.recorder.store.recent()[0].system == "Be long."
-        await chat.hears("/set system", "system -")
+        await chat.hears("/set system", "system Be long.")
+        await chat.hears("/set system none", "system none")
         assert state.system is None
+        await chat.hears("/set seed none", "seed none")
+        await chat.hears("/set max_tokens none", "max_tokens none")
+        await chat.hears("/set rolling on", "rolling on")
+        assert (state.seed, state.max_tokens, state.rolling) == (None, None, True)
 
     in_app(test)
 
@@ -217,6 +225,8 @@ def test_system() -> None:
         assert recorder.store.recent()[0].system == "Be brief."
         await chat.hears("/system Be long.", "Be long.")
         assert recorder.store.recent()[0].system == "Be long."
+        await chat.hears("/system", "system message: Be long.")
+        await chat.hears("/system none", "system message: none")
         await chat.hears("/system", "system message: none")
         assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
 

@@ -44,17 +44,20 @@ async def undo(app: ChatApp, _argument: str) -> None:
 
 async def branch(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
-    branches, at = app.recorder.branches()
-    if not branches:
+    fork = app.recorder.select_fork({"up": -1, "down": 1}.get(argument, 0))
+    if fork is None:
         raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit create one.")
-    if argument:
-        message = f"there are branches 1 to {len(branches)}."
-        to = _parse_number(argument, len(branches), message, "For example: /branch 1") - 1
+    count = len(fork.branches)
+    if argument in ("up", "down"):
+        to = fork.at
+    elif argument in ("", "back"):
+        to = (max(fork.at, 0) - 1 if argument else fork.at + 1) % count
     else:
-        to = (at + 1) % len(branches)
-    app.recorder.switch_branch(branches[to])
+        to = _parse_number(argument, count, f"there are branches 1 to {count}.", "For example: /branch 1") - 1
+    if to != fork.at:
+        app.recorder.switch_branch(fork.branches[to])
     await app.show_turns()
-    await app.say(f"branch {to + 1} of {len(branches)}")
+    await app.say(f"branch {to + 1 or '-'} of {count} {app.recorder.describe_place(fork)}")
 
 
 async def attach(app: ChatApp, argument: str) -> None:
@@ -109,14 +112,15 @@ async def rename(app: ChatApp, argument: str) -> None:
     await app.say(f"renamed to {app.recorder.rename(argument)}")
 
 
-async def export(app: ChatApp, argument: str) -> None:
+async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
     path, recorder = parse_path(argument), app.recorder
     if recorder.conversation is None:
         raise InvalidRequest("there is no conversation to export.", hint="Ask something first.")
     serialize = {".md": to_markdown, ".json": to_json}.get(path.suffix.lower())
     if serialize is None:
         raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
-    write_file(path, serialize(recorder.store, recorder.store.resume(recorder.conversation.id)))
+    text = serialize(recorder.store, recorder.store.resume(recorder.conversation.id))
+    write_file(path, text, overwrite=overwrite)
     await app.say(f"wrote {path}")
 
 
@@ -127,8 +131,8 @@ async def import_(app: ChatApp, argument: str) -> None:
     await app.resume(conversation.id)
 
 
-async def save(app: ChatApp, argument: str) -> None:
-    app.chat.save(parse_path(argument))
+async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
+    app.chat.save(parse_path(argument), overwrite=overwrite)
     await app.say(f"saved {len(app.chat.messages)} messages")
 
 

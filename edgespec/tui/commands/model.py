@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.conversations.chat import describe_speculation
+from edgespec.conversations.chat import NONE, describe_speculation
 from edgespec.conversations.commands import apply_setting
 from edgespec.errors import InvalidRequest
 from edgespec.planner.draft_request import describe_words
@@ -54,9 +54,10 @@ async def settings(app: ChatApp, argument: str) -> None:
 
 
 async def system(app: ChatApp, argument: str) -> None:
-    app.chat.set("system", argument)
-    app.recorder.use_system()
-    await app.say(f"system message: {argument or 'none'}")
+    if argument:
+        app.chat.set("system", argument)
+        app.recorder.use_system()
+    await app.say(f"system message: {app.chat.system or NONE}")
 
 
 async def race(app: ChatApp, argument: str) -> None:

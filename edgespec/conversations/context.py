@@ -1,0 +1,68 @@
+"""How much of a chat the context holds: what is left out of the next request, and what to say before it is full."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from edgespec.conversations.chat import Chat
+from edgespec.errors import ContextOverflow
+from edgespec.text.chat_template import Message
+
+NEARLY_FULL = 0.9
+_MIN_ANSWER = 16  # tokens that must be free for an answer, or an eighth of a small context
+_LARGER = "open the model with a larger --ctx"
+
+Count = Callable[[tuple[Message, ...]], int]
+"""Counts the tokens of a prompt. Raises ContextOverflow where they are more than the context."""
+
+
+def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count: Count) -> str | None:
+    """Choose what is left out of the request for `messages`, which the chat is about to hold.
+
+    A rolling chat leaves out whole turns, the oldest first, until a quarter of the context is free, or `max_tokens` if
+    that is less; the system message and the last question stay. Returns a sentence about what else is left out from
+    here on. Raises ContextOverflow, which names the choices; then nothing changes.
+    """
+    free = min(_MIN_ANSWER, context_size // 8)
+    problem = _find_overflow(chat, messages[chat.left_out :], context_size - free, count)
+    if problem is None:
+        return None
+    starts = [i for i, message in enumerate(messages) if message.role == "user" and i > chat.left_out]
+    if not starts:
+        raise ContextOverflow(problem, hint=f"Shorten the message, or {_LARGER}.")
+    if not chat.rolling:
+        hint = f"Shorten the message; /set rolling on leaves out the oldest turns; /clear starts again; or {_LARGER}."
+        raise ContextOverflow(problem, hint=hint)
+
+    def fits(start: int) -> bool:
+        limit = context_size - (
+            free if start == starts[-1] else min(chat.max_tokens or context_size, context_size // 4)
+        )
+        return _find_overflow(chat, messages[start:], limit, count) is None
+
+    at = bisect_left(starts, True, key=fits)
+    if at == len(starts):
+        raise ContextOverflow(problem, hint=f"It does not fit even alone. Shorten the message, or {_LARGER}.")
+    first = sum(message.role == "user" for message in messages[: chat.left_out]) + 1
+    last = sum(message.role == "user" for message in messages[: starts[at]])
+    chat.left_out = starts[at]
+    which = f"questions {first} to {last} and their answers" if last > first else f"question {first} and its answer"
+    return f"The context is full: {which} are left out from here on."
+
+
+def describe_end(chat: Chat, used: int, context_size: int) -> str:
+    """What to say where `used` of `context_size` tokens are in use: how full the context is, and what to do."""
+    fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
+    if chat.rolling:
+        return f"{fill} The oldest turns are left out of the next message that does not fit."
+    return f"{fill} /set rolling on leaves out the oldest turns when it is; /clear starts again; --ctx sets its size."
+
+
+def _find_overflow(chat: Chat, messages: Sequence[Message], limit: int, count: Count) -> str | None:
+    """A sentence about a request that is longer than `limit` tokens; None for one that is not."""
+    try:
+        n = count((*chat.system_messages, *messages))
+    except ContextOverflow as overflow:
+        return overflow.message
+    return None if n <= limit else f"the prompt has {n:,} tokens, which leaves no room for an answer in the context."
