@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,27 @@ print(json.dumps({"devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name":
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def doctor_command(as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works."""
-    report: dict[str, Any] = {
-        "machine": _describe_machine(),
-        "huge_pages": describe_huge_pages(_HUGE_PAGES),
-        "runtimes": {"llamacpp": _check_llamacpp(), "mlx": _check_mlx()},
-        "drafters": _describe_drafters(),
-        "cache": _describe_cache(),
-        "settings": _list_settings(),
-    }
+    from edgespec.cli.terminal import report_activity
+
+    report: dict[str, Any] = {}
+    for text, describe in _SECTIONS:
+        report_activity(text)
+        report |= describe()
+    report_activity("")
     problems = _find_problems(report)
     if as_json:
         click.echo(json.dumps({**report, "problems": problems}, ensure_ascii=False))
     else:
         _print(report, problems)
     return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
+
+
+def _check_runtimes() -> dict[str, Any]:
+    from edgespec.cli.terminal import report_activity
+
+    llamacpp = _check_llamacpp()
+    report_activity("loading MLX in a process of its own …")
+    return {"llamacpp": llamacpp, "mlx": _check_mlx()}
 
 
 def _describe_machine() -> dict[str, Any]:
@@ -201,6 +209,16 @@ def _describe_drafters() -> list[dict[str, Any]]:
         for spec in specs.values()
     ]
     return registered + found
+
+
+# What is said on a terminal while a section of the report is made, and the section.
+_SECTIONS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
+    ("measuring the load of the processor …", lambda: {"machine": _describe_machine()}),
+    ("asking the kernel for huge pages …", lambda: {"huge_pages": describe_huge_pages(_HUGE_PAGES)}),
+    ("loading llama.cpp in a process of its own …", lambda: {"runtimes": _check_runtimes()}),
+    ("loading drafters …", lambda: {"drafters": _describe_drafters()}),
+    ("looking at the folders …", lambda: {"cache": _describe_cache(), "settings": _list_settings()}),
+)
 
 
 def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:

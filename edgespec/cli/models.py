@@ -9,10 +9,17 @@ import click
 
 from edgespec.cli.completers import complete_download, complete_model
 from edgespec.cli.options import backend_option, draft_option, parse_backend
+from edgespec.units import gib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from edgespec.backends import FileBackend
+    from edgespec.backends.devices import Memory
     from edgespec.hub.cache import CachedModel
     from edgespec.hub.reference import Reference
+    from edgespec.planner.catalogue import Entry as CatalogueEntry
+    from edgespec.registry.schema import Registry
 
 
 _backend_option = backend_option("Runtime whose model an alias stands for.")
@@ -55,51 +62,90 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
 def list_command(as_json: bool) -> None:
     """List aliases, downloaded models, and GGUF files of LM Studio, Ollama and llama.cpp.
 
+    Sizes with ~ are estimates for what is not downloaded. FIT compares with the memory that is free now.
     `--model PATH` loads a file of another program in place.
     """
+    from edgespec.backends import prefers_mlx
     from edgespec.hub.hub import Hub
-    from edgespec.registry.external_models import find_external_models
+    from edgespec.planner.catalogue import build_catalogue
+    from edgespec.planner.memory import read_memory
     from edgespec.registry.heads import is_head
     from edgespec.registry.schema import load_registry
-    from edgespec.units import gib
 
-    entries = load_registry().entries.values()
-    downloads = Hub.from_environment().list_models()
-    heads = [each for each in downloads if is_head(each.path)]
-    cached = [each for each in downloads if each not in heads]
-    others = find_external_models(exclude=[model.path for model in downloads])
+    registry, hub = load_registry(), Hub.from_environment()
+    backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
+    memory = read_memory(backend)
+    rows = [_describe_entry(entry, registry, memory) for entry in build_catalogue(registry, hub, backend, memory)]
+    heads = [each for each in hub.list_models() if is_head(each.path)]
     if as_json:
+        cached = [each for each in hub.list_models() if each not in heads]
+        facts = {row["name"]: row for row in rows}
         result = {
             "aliases": [
-                {
-                    "name": e.alias,
-                    "description": e.description,
-                    **{b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")},
-                }
-                for e in entries
+                facts[e.alias] | {b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")}
+                for e in registry.entries.values()
             ],
             "cached": [_describe_cached(each) for each in cached],
             "heads": [_describe_cached(each) for each in heads],
-            "elsewhere": [{"name": m.name, "path": str(m.path), "bytes": m.size} for m in others],
+            "elsewhere": [
+                {"name": row["name"], "path": row["opens"], "bytes": row["bytes"], "fit": row["fit"]}
+                for row in rows
+                if row["origin"] == "elsewhere"
+            ],
         }
         click.echo(json.dumps(result, ensure_ascii=False))
         return
-    width = max(len(entry.alias) for entry in entries)
-    for entry in entries:
-        click.echo(f"{entry.alias:{width}}  {entry.description}")
-    click.echo()
-    if not cached:
-        click.echo("No models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download.")
-    for found in sorted(cached, key=lambda m: -m.last_used_s):
-        click.echo(f"{gib(found.size):>10}  {found.kind:4}  {found.reference}")
+    click.echo("\n".join(_format_list(rows)))
     if heads:
         click.echo("\nTrained heads, which draft for their targets:")
     for head in heads:
         click.echo(f"{gib(head.size):>10}  {head.kind:4}  {head.reference}")
-    if others:
-        click.echo("\nOther programs' models; --model PATH loads them:")
-    for other in others:
-        click.echo(f"{gib(other.size):>10}  {other.name}  {other.path}")
+
+
+def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -> dict[str, Any]:
+    """Size and fit of what is not downloaded are estimates."""
+    from edgespec.planner.catalogue import rate_fit
+    from edgespec.planner.model_facts import guess_facts
+
+    size, fit = entry.target.size, entry.fit
+    if size is None and entry.name in registry.entries:
+        guess = guess_facts(registry.entries[entry.name].about)
+        size = guess.weights if guess else None
+        fit = rate_fit(guess.needed, 0, memory) if guess else None
+    return {
+        "name": entry.name,
+        "description": entry.description,
+        "origin": entry.origin,
+        "opens": entry.opens,
+        "bytes": size,
+        "estimated": not entry.target.here,
+        "fit": fit,
+        "here": entry.here,
+    }
+
+
+def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from edgespec.cli.table import format_table
+
+    table = [("NAME", "SIZE", "FIT", "HERE", "DESCRIPTION")]
+    for row in rows:
+        size = "?" if row["bytes"] is None else gib(row["bytes"])
+        about = row["opens"] if row["origin"] == "elsewhere" else row["description"]
+        fit = {"does not fit": "no", None: "?"}.get(row["fit"], row["fit"])
+        table.append((row["name"], f"~{size}" if row["estimated"] else size, fit, "yes" if row["here"] else "", about))
+    header, *lines = format_table(table, frozenset({1}))
+    from edgespec.registry.schema import DEFAULT_ALIAS
+
+    titles = {"cache": "Downloaded:", "elsewhere": "Other programs' models; --model PATH loads them:"}
+    yield header
+    shown = "alias"
+    for line, row in zip(lines, rows, strict=True):
+        if row["origin"] != shown:
+            shown = row["origin"]
+            yield f"\n{titles[shown]}"
+        yield line
+    if not any(row["here"] and row["origin"] != "elsewhere" and row["name"] != DEFAULT_ALIAS for row in rows):
+        yield "\nNo models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download."
 
 
 @click.command("rm")
@@ -113,7 +159,6 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
     from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
     from edgespec.planner.plan import LoadConfig, choose_backend
     from edgespec.registry.schema import load_registry
-    from edgespec.units import gib
 
     reference: Reference = parse_reference(model)
     if isinstance(reference, Alias):

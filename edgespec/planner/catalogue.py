@@ -23,7 +23,7 @@ from edgespec.hub.cache import CachedModel, snapshot_path
 from edgespec.hub.file_selection import Kind, list_parts
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import LocalPath, Reference
-from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory
+from edgespec.planner.memory import MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
 from edgespec.registry.heads import is_head
 from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_pair, resolve_source
@@ -33,7 +33,7 @@ FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "elsewhere"]
 
 # The part of the free memory that must stay free; otherwise the fit is tight.
-MIN_HEADROOM = 1 / 8
+_MIN_HEADROOM = 1 / 8
 
 _OTHER: dict[FileBackend, FileBackend] = {"llamacpp": "mlx", "mlx": "llamacpp"}
 _UNUSABLE = (EdgespecError, OSError, OverflowError)  # OverflowError: a config with absurd numbers
@@ -147,6 +147,13 @@ def filter_entries(entries: Iterable[Entry], text: str) -> list[Entry]:
     return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
+def rate_fit(needed: int, added: int, memory: Memory) -> FitLevel:
+    """The fit of a target that needs `needed` bytes, and `added` bytes with its draft model; see Entry."""
+    if memory.usable - needed - added >= _MIN_HEADROOM * memory.usable:
+        return "fits"
+    return "tight" if needed <= memory.usable else "does not fit"
+
+
 def _to_component(reference: Reference, backend: FileBackend, local: Hub) -> Component:
     return Component(reference, _find_files(reference, backend, local))
 
@@ -191,10 +198,8 @@ def _check_fit(target: Component, draft: Component | None, memory: Memory, conte
     estimates = _estimate(target.files, draft.files if draft else None, context) if target.files else None
     if estimates is None:
         return None
-    both = Fit(context, *estimates, memory)
-    if both.headroom >= MIN_HEADROOM * memory.usable:
-        return "fits"
-    return "tight" if Fit(context, estimates[0], None, memory).headroom >= 0 else "does not fit"
+    alone, drafting = estimates
+    return rate_fit(alone.total, drafting.total if drafting else 0, memory)
 
 
 @lru_cache(maxsize=1024)  # headers with large vocabularies take a tenth of a second each

@@ -21,7 +21,7 @@ from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, Reference
 from edgespec.planner.candidates import Candidate, Query, list_candidates, search_candidates
-from edgespec.planner.catalogue import MIN_HEADROOM, FitLevel
+from edgespec.planner.catalogue import FitLevel, rate_fit
 from edgespec.planner.machine_speed import Rate, load_rate, measure_rate
 from edgespec.planner.model_facts import ModelFacts, guess_facts, read_facts
 from edgespec.registry.about import About
@@ -210,10 +210,7 @@ class Recommender:
         candidate, target = sized.candidate, sized.facts
         if target is None:
             return sized
-        free = self.memory.usable
-        headroom = free - target.needed - (draft.needed if draft else 0)
-        fit: FitLevel = "does not fit" if target.needed > free else "tight"
-        fit = "fits" if headroom >= MIN_HEADROOM * free else fit
+        fit = rate_fit(target.needed, draft.needed if draft else 0, self.memory)
         plain, drafted = (None, None) if fit == "does not fit" else self._foretell(target, draft, candidate.acceptance)
         return Recommendation(candidate, target, sized.missing, fit, plain, drafted, sized.problem)
 

@@ -178,7 +178,11 @@ def test_show_prices_the_embedded_target(cli: Cli) -> None:
 def test_list_names_the_registry(cli: Cli) -> None:
     names = [entry["name"] for entry in json.loads(cli("list", "--json").stdout)["aliases"]]
     assert "llama-70b-q4" in names and "python-6m" in names
-    assert "edgespec pull" in cli("list").stdout
+    embedded = json.loads(cli("list", "--json").stdout)["aliases"][0]
+    assert embedded["here"] and embedded["fit"] == "fits" and not embedded["estimated"]
+    shown = cli("list").stdout
+    assert shown.split("\n")[0].split() == ["NAME", "SIZE", "FIT", "HERE", "DESCRIPTION"] and "edgespec pull" in shown
+    assert "~4.5 GiB" in next(line for line in shown.splitlines() if line.startswith("llama-8b-q4"))
 
 
 def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:

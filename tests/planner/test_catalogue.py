@@ -300,13 +300,14 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
     again.symlink_to(link)
     settings = {name: os.environ[name] for name in ("OLLAMA_MODELS", "LLAMA_CACHE")}
     lines = cli("list", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout.splitlines()
-    aliases = lines[: lines.index("")]
+    aliases = lines[1 : lines.index("")]
     assert [line.split()[0] for line in aliases] == list(load_registry(tmp_path / "none").entries)
-    assert lines[len(aliases) + 1 :] == [
-        f"{source.stat().st_size / 2**20:>6.1f} MiB  gguf  hf:{REPO}/{FILE}",
-        "",
-        "Other programs' models; --model PATH loads them:",
-        f"   1.1 MiB  llama.cpp: draft  {path}",
+    assert [line.split() for line in lines[len(aliases) + 2 :]] == [
+        ["Downloaded:"],
+        [f"hf:{REPO}/{FILE}", f"{source.stat().st_size / 2**20:.1f}", "MiB", "fits", "yes"],
+        [],
+        ["Other", "programs'", "models;", "--model", "PATH", "loads", "them:"],
+        ["llama.cpp:", "draft", "1.1", "MiB", "fits", "yes", str(path)],
     ]
     listed = json.loads(cli("list", "--json", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout)
     assert (
@@ -315,6 +316,7 @@ def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path)
         and len(listed["aliases"]) == len(aliases)
     )
     assert [(each["model"], each["path"]) for each in listed["cached"]] == [(f"hf:{REPO}/{FILE}", str(link))]
-    assert listed["elsewhere"] == [{"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size}]
+    other = {"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size, "fit": "fits"}
+    assert listed["elsewhere"] == [other]
     nothing = cli("list", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no")
     assert "No models are downloaded." in nothing.stdout and "Other programs" not in nothing.stdout
