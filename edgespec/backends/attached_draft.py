@@ -86,11 +86,15 @@ class AttachedDraft(ABC):
 
 
 class AttachedHead(ABC):
-    """A trained head beside a loaded target, from whose hidden states it drafts. The target's thread uses it."""
+    """A trained head beside a loaded target, from whose hidden states it drafts. The target's thread uses it.
+
+    shares_kv  whether it reads the target's cache, so that it drafts only after all that the target holds
+    """
 
     tokenizer: Tokenizer
     name: str
     extra_bytes: int  # of memory, in addition to the target's weights and cache
+    shares_kv: bool = False
 
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:

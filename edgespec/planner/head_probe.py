@@ -25,7 +25,7 @@ from edgespec.backends import BackendName, Model
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.greedy import read_prompt
+from edgespec.core.greedy import decode_one, read_prompt
 from edgespec.core.protocols import Budget, CheckCancelled, Draft
 from edgespec.core.truncation import NonFiniteLogits, non_finite_error
 from edgespec.drafters.ngram import NgramDrafter
@@ -178,7 +178,7 @@ class HeadProbe:
             undo.callback(session.close)
             draft = head.open_session(session, self._check)
             undo.callback(draft.close)
-            read_prompt(session, text[:-1])
+            read_prompt(session, text[: _FIRST - 1] if head.shares_kv else text[:-1])
             draft.begin(text[:_FIRST])
             for i in range(n):
                 self._check()
@@ -188,6 +188,8 @@ class HeadProbe:
                     raise DraftRefused(
                         f"{self._path.name} gives scores that are not numbers (NaN).", hint=HEAD_HINT
                     ) from None
+                if head.shares_kv:
+                    decode_one(session, text[_FIRST + i - 1])
                 hits.append([each == right for each, right in zip(chosen, self._choices[i : i + 2], strict=True)])
                 if i % _LOOK == _LOOK - 1:
                     self._progress(name, i / n)

@@ -22,7 +22,7 @@ from edgespec.registry.resolve import HubMlx, LocalMlx, Source, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
 _RUNNABLE: dict[BackendName, list[HeadKind]] = {
-    "llamacpp": ["eagle3", "mtp", "dflash", "dspark"],
+    "llamacpp": ["eagle3", "mtp", "gemma4-assistant", "dflash", "dspark"],
     "mlx": ["eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra"],
     "toy": [],
 }

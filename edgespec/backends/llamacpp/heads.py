@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.llamacpp import dflash, eagle3, mtp
+from edgespec.backends.llamacpp import assistant, dflash, eagle3, mtp
 from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.heads import HeadKind, HeadSpec
@@ -16,6 +16,7 @@ Opener = Callable[[LlamaWeights, Path, HeadSpec, Callable[[float], None], CheckC
 _OPENERS: dict[HeadKind, Opener] = {
     "eagle3": eagle3.open_head,
     "mtp": mtp.open_head,
+    "gemma4-assistant": assistant.open_head,
     "dflash": dflash.open_head,
     "dspark": dflash.open_head,
 }
