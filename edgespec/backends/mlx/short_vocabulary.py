@@ -18,7 +18,7 @@ from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.text.tokenizer import Tokenizer
 
 SHARE = 4  # one in so many tokens is kept
-_LEAST = 65_536  # tokens; a quarter of smaller vocabularies lacks one in eight of the tokens of an English text
+_LEAST = 65_536  # tokens; a quarter of smaller vocabularies lacks one in seven tokens of an English text
 _TEXT, _DRAFT, _REPEATS = 32, 3, 3  # tokens of the text and of a draft; rounds, of which the shortest counts
 CONTEXT = _TEXT + _REPEATS + _DRAFT  # that a measurement needs
 
