@@ -243,7 +243,7 @@ class Store:
     ) -> Turn:
         values = (drop_surrogates(text), drop_surrogates(reasoning), to_column(spans), to_column(metrics), finished)
         with self._transaction():
-            if self._turn(turn.id).finished:
+            if self._db.execute("SELECT 1 FROM turns WHERE id = ? AND finished", (turn.id,)).fetchone():
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
             self._db.execute(
                 "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
@@ -42,7 +43,7 @@ from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, UserMessage
 from edgespec.tui.window import Window
 
-_REFRESH_INTERVAL_S = 0.1  # of the instruments
+_REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
 # The model may need every core, so drawing takes at most an eighth of one: after a frame the screen rests.
 _REST_FACTOR = 7  # rest over the CPU time of the frame
 _MAX_REST_S = 0.25
@@ -89,6 +90,8 @@ class ChatApp(Window):
         return TuiReporter(self)
 
     async def on_mount(self) -> None:
+        if not self.is_headless:
+            self.call_after_refresh(gc.freeze)  # a collection that looks at all of it takes 0.1 s
         if self.recorder.store.notice is not None:
             await self.keep(self.recorder.store.notice, "error")
         if self._resume is not None:

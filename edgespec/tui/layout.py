@@ -25,8 +25,11 @@ class Slot:
         self.is_exact: list[bool] = []
         self.tops: list[int] = [0]  # of the blocks, and at the end the height of the item
 
-    def update(self, width: int) -> None:
-        """Take the item's blocks as they are now. Those that are as before keep their heights."""
+    def update(self, width: int) -> int:
+        """Take the item's blocks as they are now. Those that are as before keep their heights.
+
+        Returns the top of the first block that is another one.
+        """
         blocks = self.item.blocks
         n = 0
         for before, now in zip(self.blocks, blocks, strict=False):
@@ -37,6 +40,7 @@ class Slot:
         self.heights[n:] = [block.estimate(width) for block in blocks[n:]]
         self.is_exact[n:] = [False] * (len(blocks) - n)
         self.tops = [0, *accumulate(self.heights)]
+        return self.tops[n]
 
     def reset(self, width: int) -> None:
         """Forget all heights."""
@@ -76,10 +80,12 @@ class Layout:
         self.slots = [slot for slot in self.slots if kept(slot.item)]
         self._sum()
 
-    def update(self, item: Item, width: int) -> None:
-        """Show what has changed in `item`."""
-        next(slot for slot in reversed(self.slots) if slot.item is item).update(width)
+    def update(self, item: Item, width: int) -> int:
+        """Take the blocks of `item` as they are now; returns the first line that has changed."""
+        at = next(at for at in range(len(self.slots) - 1, -1, -1) if self.slots[at].item is item)
+        changed = self._tops[at] + self.slots[at].update(width)
         self._sum()
+        return changed
 
     def reset(self, width: int) -> None:
         """Forget all heights: the width is another one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,17 +38,13 @@ class Origins:
     styles: tuple[tuple[int, int, str], ...]
 
     @classmethod
-    def of(cls, text: str, spans: Sequence[Span], start: int, end: int) -> Origins:
-        """The origins of the characters `start` to `end`. Spans may end before the text does."""
+    def of(cls, text: str, spans: Sequence[Span], ends: Sequence[int], start: int, end: int) -> Origins:
+        """The origins of the characters `start` to `end`; `ends` are where the spans end. They may not reach `end`."""
         styles: list[tuple[int, int, str]] = []
-        at = 0
-        for length, origin, tokens in spans:
-            if at >= end:
-                break
-            style = _select_style(origin, tokens)
-            if style and at + length > start:
-                styles.append((max(at, start) - start, min(at + length, end) - start, style))
-            at += length
+        for i in range(bisect_right(ends, start), bisect_left(ends, end) + 1):
+            if i < len(spans) and (style := _select_style(*spans[i][1:])):
+                begin = max(ends[i] - spans[i][0], start)
+                styles.append((begin - start, min(ends[i], end) - start, style))
         return cls(text[start:end], tuple(styles))
 
     def paint(self) -> Paint:

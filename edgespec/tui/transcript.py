@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual.cache import LRUCache
 from textual.events import Click, Resize
-from textual.geometry import Offset, Size
+from textual.geometry import Offset, Region, Size
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
@@ -79,8 +79,7 @@ class Transcript(ScrollView):
 
     def update(self, item: Item) -> None:
         """Show what has changed in `item`."""
-        self._layout.update(item, self._width)
-        self._settle()
+        self._settle(self._layout.update(item, self._width))
 
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
         """Fold the reasoning and show the origins of every answer."""
@@ -129,8 +128,11 @@ class Transcript(ScrollView):
         """Columns of a block."""
         return max(1, self.size.width - 2 * _MARGIN)
 
-    def _settle(self) -> None:
-        """Lay out what is in the window or near it, and leave the window where it is in the text."""
+    def _settle(self, changed: int = 0) -> None:
+        """Lay out what is in the window or near it, and leave the window where it is in the text.
+
+        `changed` is the first line that may have changed.
+        """
         if self._is_settling or not self.size.height:
             return
         self._is_settling = True
@@ -142,16 +144,23 @@ class Transcript(ScrollView):
             if grown is None:
                 break
             y += grown
-        self.virtual_size = Size(self.size.width, self._layout.height)
+        self._resize()
         if max(0, y) != self.scroll_offset.y:
             self.scroll_to(y=max(0, y), animate=False)
+        else:
+            top = max(0, changed - y)
+            self.refresh(Region(0, top, self.size.width, max(0, height - top)))
         self._is_settling = False
-        self.refresh()
+
+    def _resize(self) -> None:
+        """Tell the scrollbar the height of the content. Nothing else on the screen depends on it."""
+        self.set_reactive(ScrollView.virtual_size, Size(self.size.width, self._layout.height))
+        self.vertical_scrollbar.window_virtual_size = self._layout.height
 
     def _reveal(self, slot: int, block: int) -> None:
         """Scroll so that a block is the first one of the window."""
         for _ in range(3):  # what is measured on the way moves it
-            self.virtual_size = Size(self.size.width, self._layout.height)
+            self._resize()
             self.scroll_to(y=self._layout.top(slot, block), animate=False)
 
     def _reset(self) -> None:

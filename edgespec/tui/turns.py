@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 from edgespec.text.stream import Piece
@@ -77,6 +78,8 @@ class Answer:
         self.shows_origins = False
         self._is_raw = is_raw
         self._is_code = False
+        self._shown = ""  # the text without control characters
+        self._ends: list[int] = []  # of the spans, in characters; empty until they are needed
         self._thoughts = Document(parse_plain("  ", _MUTED, kind=Thought))
         self._document = Document(self._select_parser())
 
@@ -96,33 +99,39 @@ class Answer:
     def origins(self, block: Block) -> Origins | None:
         if not self.shows_origins or block.end <= block.start or isinstance(block, Thought):
             return None
-        return Origins.of(self.text, self.spans, block.start, block.end)
+        if not self._ends:
+            self._ends = list(accumulate(length for length, _, _ in self.spans))
+        return Origins.of(self._shown, self.spans, self._ends, block.start, block.end)
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Add the next pieces of the answer and its reasoning."""
         if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
-            self.reasoning += reasoning
-            self._thoughts.update(sanitize(self.reasoning))
+            self._think(reasoning)
         if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
             extend_spans(self.spans, answer)
-            self.text += "".join(piece.text for piece in answer)
-            self._update()
+            self._ends.clear()
+            self._grow("".join(piece.text for piece in answer))
 
     def show(self, text: str, reasoning: str, spans: Any, footer: str) -> None:
         """Become a stored answer."""
-        self.text, self.reasoning, self.footer = text, reasoning, footer
+        self.footer = footer
         self.spans = [tuple(span) for span in spans]
-        if reasoning:
-            self._thoughts.update(sanitize(reasoning))
-        self._update()
+        self._think(reasoning)
+        self._grow(text)
 
-    def _update(self) -> None:
+    def _think(self, text: str) -> None:
+        self.reasoning += sanitize(text)
+        self._thoughts.update(self.reasoning)
+
+    def _grow(self, text: str) -> None:
+        self.text += text
+        self._shown += sanitize(text)
         is_code = self._is_raw and is_python(self.text[:_JUDGED])
         if is_code is not self._is_code:
             self._is_code = is_code
             self._document = Document(self._select_parser())
-        if self.text:
-            self._document.update(sanitize(self.text))
+        if self._shown:
+            self._document.update(self._shown)
 
     def _select_parser(self) -> Parse:
         if not self._is_raw:
