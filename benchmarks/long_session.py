@@ -51,7 +51,7 @@ BACKSPACE = "\x7f"
 CHAT = (sys.executable, "-c", "import sys; from benchmarks.long_session import chat; chat(*map(int, sys.argv[1:]))")
 TOY = (*EDGESPEC, "chat", "tree", "--backend", "toy")
 MAX_WAIT_S = 60.0
-WARM_UP_S = 3.0  # of an answer
+WARM_UP_S = 3.0  # of an answer, at most
 
 
 @click.command()
@@ -60,12 +60,14 @@ WARM_UP_S = 3.0  # of an answer
 @click.option("--streamed", type=click.IntRange(0), default=0, help="Tokens of the next one that come at once.")
 @click.option("--rate", type=click.IntRange(1), default=30, show_default=True, help="Tokens/s after these.")
 @click.option("--seconds", type=click.IntRange(1), default=10, show_default=True, help="Of each measurement.")
-def main(answers: int, tokens: int, streamed: int, rate: int, seconds: int) -> None:
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of the first screen.")
+def main(answers: int, tokens: int, streamed: int, rate: int, seconds: int, repeats: int) -> None:
     """Measure the chat in a long conversation."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TERM": "xterm-256color"}
         environment |= {f"EDGESPEC_{name}_DIR": folder for name in ("DATA", "CACHE", "CONFIG")}
-        first_screen_s = [measure_first_screen(environment) for _ in range(4)][1:]  # the first fills the file cache
+        measure_first_screen(environment)  # fills the file cache
+        first_screen_s = [measure_first_screen(environment) for _ in range(repeats)]
         terminal = Terminal([*CHAT, *map(str, (answers, tokens, streamed, rate))], environment)
         try:
             result = measure_session(terminal, seconds)
@@ -92,7 +94,7 @@ def measure_session(terminal: Terminal, seconds: float) -> dict[str, float]:
     terminal.wait(lambda: b"Tree on toy" in terminal.output)
     terminal.type("go\r")
     process = psutil.Process(terminal.pid)
-    sleep(WARM_UP_S)
+    sleep(min(WARM_UP_S, seconds))
     before, start_s, written = process.cpu_times(), perf_counter(), len(terminal.output)
     sleep(seconds)
     if len(terminal.output) == written:

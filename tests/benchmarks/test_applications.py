@@ -41,3 +41,10 @@ def test_tui_latency(program: Program) -> None:
     result = program("benchmarks.tui", "--latency", "--tokens", 200)
     assert result["tokens_per_second"] > 0 and 0 < result["cpu"] < 2
     assert 0 < result["latency_ms"][0] <= result["latency_ms"][1]
+
+
+def test_long_session(program: Program) -> None:
+    options = ("--answers", 2, "--tokens", 50, "--streamed", 100, "--seconds", 1, "--repeats", 1)
+    result = program("benchmarks.long_session", *options)
+    assert 0 < result["core"] < 2 and result["first_screen_s"] > 0 and result["rss_mib"] > 10
+    assert 0 < result["key_median_ms"] <= result["key_p99_ms"]
