@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -19,7 +20,7 @@ class Features(Generic[A]):
     def __init__(self, join: Callable[[Sequence[A]], A]) -> None:
         """`join` concatenates arrays along their rows."""
         self._join = join
-        self._chunks: list[tuple[int, A]] = []  # (position of the first row, [n, width])
+        self._chunks = deque[tuple[int, A]]()  # (position of the first row, [n, width])
         self.start = self.end = 0
 
     def append(self, rows: A, n: int) -> None:
@@ -53,5 +54,6 @@ class Features(Generic[A]):
     def release(self, position: int) -> None:
         """Free the rows before `position`."""
         position = min(position, self.end)
-        self._chunks = [each for each in self._chunks if each[0] + len(each[1]) > position]  # type: ignore[arg-type]
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= position:  # type: ignore[arg-type]
+            self._chunks.popleft()
         self.start = max(self.start, position)

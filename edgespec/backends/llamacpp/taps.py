@@ -14,6 +14,7 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.features import Features
 from edgespec.backends.llamacpp.experimental import find_function
 from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.native import MAX_TOKENS
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,6 +59,7 @@ class HiddenStates:
         self._checkpoint: Floats | None = None  # the row before it
         self._checkpoint_at = 0
         self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
+        self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
 
     @property
     def width(self) -> int:
@@ -83,7 +85,10 @@ class HiddenStates:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
         rows = np.empty((n, len(self._readers), self._size), np.float32)
         for i, find in enumerate(self._readers):
-            rows[:, i] = float_rows(find() + first * self._size * 4, n, self._size)
+            address = find()
+            if (buffer := self._buffers.get(address)) is None:
+                self._buffers[address] = buffer = float_rows(address, MAX_TOKENS, self._size)
+            rows[:, i] = buffer[first : first + n]
         return rows.reshape(n, self.width)
 
 
