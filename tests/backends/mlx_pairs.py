@@ -230,19 +230,22 @@ def answer(
     return found
 
 
-def measure(target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CHAIN) -> float:
+def measure(
+    target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CHAIN, n_prompts: int = len(PROMPTS)
+) -> float:
     """The share of compared tokens that was accepted. Answers must be those of plain decoding."""
-    found = answer(target, head, budget=budget)
-    assert found.texts == plain.texts
+    found = answer(target, head, budget=budget, prompts=PROMPTS[:n_prompts])
+    assert found.texts == plain.texts[:n_prompts]
     return found.rate
 
 
 def check_trees(target: MlxModel, head: MlxHead, plain: Answers) -> None:
     """Trees accept more than chains. Answers are those of plain decoding, drawn ones too."""
-    tree = answer(target, head, budget=Budget(3, 8))
-    assert tree.texts == plain.texts
-    assert tree.tokens_per_round > answer(target, head).tokens_per_round
-    assert answer(target, head, temperature=0.8).texts == answer(target, None, temperature=0.8).texts
+    tree, chain = (answer(target, head, budget=budget, prompts=PROMPTS[:2]) for budget in (Budget(3, 8), CHAIN))
+    assert tree.texts == chain.texts == plain.texts[:2]
+    assert tree.tokens_per_round > chain.tokens_per_round
+    drawn = [answer(target, each, temperature=0.8, prompts=PROMPTS[:1]) for each in (head, None)]
+    assert drawn[0].texts == drawn[1].texts
 
 
 def open_drafter(head: MlxHead, session: MlxSession) -> Drafter:

@@ -48,12 +48,12 @@ def rate(target: MlxModel, head: MlxHead, plain: Answers) -> float:
 
 def test_a_trained_head_is_accepted(target: MlxModel, head: MlxHead, plain: Answers, rate: float) -> None:
     assert rate > 0.4
-    assert measure(target, head, plain, Budget(4, 12)) >= rate - 0.1, "trees"
+    assert measure(target, head, plain, Budget(4, 12), 2) >= rate - 0.1, "trees"
 
 
 def test_a_seed_gives_the_text_of_plain_decoding(target: MlxModel, head: MlxHead) -> None:
-    found = answer(target, head, budget=BLOCK, temperature=0.8)
-    assert found.texts == answer(target, None, temperature=0.8).texts
+    found = answer(target, head, budget=BLOCK, temperature=0.8, prompts=PROMPTS[:1])
+    assert found.texts == answer(target, None, temperature=0.8, prompts=PROMPTS[:1]).texts
     assert found.accepted
 
 
@@ -75,7 +75,7 @@ def test_drawn_chains_are_accepted(target: MlxModel, head: MlxHead) -> None:
     assert found.rate > 0.25
 
 
-@pytest.mark.parametrize("changes", [{"layers": (2, 4, 6)}, {"layers": (0, 2, 4)}, {"mask_token": 700}], ids=str)
+@pytest.mark.parametrize("changes", [{"layers": (2, 4, 6)}, {"mask_token": 700}], ids=str)
 def test_a_wrong_reading_is_accepted_less(
     target: MlxModel, plain: Answers, rate: float, changes: dict[str, Any]
 ) -> None:

@@ -140,10 +140,8 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
 
 
 def test_a_trained_head_is_accepted(target: MlxModel) -> None:
-    """Less of it where the first row is not read, or where the layers are those behind; the text stays the same."""
+    """Less of it where the first row is not read; the text stays the same."""
     plain, budget = answer(target, None), Budget(8, 8)
     rate = measure(target, attach(target, FOLDER), plain, budget)
     assert rate > 0.3
-    for changes in ({"predicts_at_root": False}, {"layers": (2, 4, 6)}):
-        wrong = attach(target, FOLDER, **changes)
-        assert measure(target, wrong, plain, budget) < rate - 0.03, changes
+    assert measure(target, attach(target, FOLDER, predicts_at_root=False), plain, budget) < rate - 0.03

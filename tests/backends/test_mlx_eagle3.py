@@ -143,8 +143,11 @@ def test_a_trained_head_is_accepted(
         if each.ndim == 2
     }
     assert rate > 0.5
-    assert measure(target, head, plain, Budget(3, 8)) >= rate - 0.1  # trees
-    assert measure(target, target.attach_head(make_spec(), rewrite(tmp_path / "random", random)), plain) < 0.05
+    assert measure(target, head, plain, Budget(3, 8), 2) >= rate - 0.1  # trees
+    assert (
+        measure(target, target.attach_head(make_spec(), rewrite(tmp_path / "random", random)), plain, n_prompts=1)
+        < 0.05
+    )
 
 
 def test_a_quantized_head_is_accepted_nearly_as_often(
@@ -179,7 +182,7 @@ def test_shifted_features_and_ids_are_accepted_less(
 ) -> None:
     assert measure(target, MlxHead("eagle3", head._network, open_late, head.tokenizer), plain) < rate - 0.2
     folder = rewrite(tmp_path / "head", {"d2t": mx.zeros(2048, mx.int64)})
-    assert measure(target, target.attach_head(make_spec(), folder), plain) < 0.05
+    assert measure(target, target.attach_head(make_spec(), folder), plain, n_prompts=1) < 0.05
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:

@@ -196,12 +196,15 @@ def test_recurrent_target_and_draft(tmp_path: Path, make) -> None:  # type: igno
     expected = generate(engine, request)[1].tokens
     profile = engine.measure(0.1)
     assert 1 in profile.rows and (make is mamba or max(profile.rows) <= 9), "the ring holds eight states"
-    for kind in KINDS.values():
+    for kind in (*KINDS.values(), Speculation(("model",), 2)):
         engine.speculation, engine.draft_stats = kind, eager()
         finished = generate(engine, request)[1]
         assert finished.tokens == expected
-        if "model" in kind.drafters:
-            assert finished.metrics.acceptance_rate is not None and finished.metrics.acceptance_rate > 0.9
+        rate = finished.metrics.acceptance_rate
+        if kind.draft_max is not None:
+            assert rate is not None
+        if "model" in kind.drafters and rate is not None:  # the autopilot drafts where the measured times say so
+            assert rate > 0.9
     engine.close()
 
 

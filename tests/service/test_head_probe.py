@@ -97,17 +97,15 @@ def probe(target: Model, backend: FileBackend, path: Path, n_tokens: int = 256) 
     return spec, HeadProbe(target, path, backend, lambda: None, n_tokens=n_tokens).run(spec)
 
 
-@pytest.mark.parametrize("name", [name for name in TAMPERED if name not in ("none", "layers - 1")])
+@pytest.mark.parametrize("name", ["norm_before_residual", "norm_output"])
 def test_mlx_reads_a_tampered_head_right(mlx: Model, tmp_path: Path, name: str) -> None:
-    spec, result = probe(mlx, "mlx", TAMPERED[name](tmp_path / "head"), 256 if "layers" in name else 128)
+    """Readings that a GGUF head does not leave open."""
+    _, result = probe(mlx, "mlx", TAMPERED[name](tmp_path / "head"), 128)
     chosen = result.chosen
     assert (chosen.spec.layers, chosen.spec.norm_before_residual, chosen.spec.feeds_normed) == (LAYERS, False, False)
     assert result.stated is not None
     gains = [a - b for a, b in zip(chosen.agreement, result.stated.agreement, strict=True)]
-    if name == "absolute ids":
-        assert result.stated == chosen and chosen.spec == spec
-    else:
-        assert min(gains) >= 0 and max(gains) > 0.05
+    assert min(gains) >= 0 and max(gains) > 0.05
     assert result.lookups < 0.2 < 0.4 < min(chosen.agreement)
     head, lookups = result.own
     assert head > chosen.agreement[0] and head > 0.5 > 0.3 > lookups
