@@ -31,7 +31,9 @@ PROMPT = [1, 0]
 MODEL = Remembering(seed=3, vocab_size=V, order=3, sharpness=1.2)
 DRAFT = Remembering(seed=4, vocab_size=V, order=2, sharpness=0.8)
 SAMPLER = RememberingSampler(SamplingParams(temperature=0.9, presence_penalty=0.4, penalty_window=2), V)
-DRAWING = [name for name, spec in drafter_specs().items() if spec.draws]
+_SPECS = [spec for spec in drafter_specs().values() if spec.draws]
+_HEADS = [spec for spec in _SPECS if spec.needs == "head"]  # one drafter, over sessions that differ
+DRAWING = [spec.name for spec in _SPECS if spec not in _HEADS[1:]]
 
 
 def truth() -> list[float]:
