@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgespec.core.drafter import BlockSession, DraftSession
@@ -101,6 +102,14 @@ class AttachedHead(ABC):
         """A session that drafts for `target`, a session of the same model that holds no tokens.
 
         Raises BackendError, Unsupported.
+        """
+
+    def adjust(  # noqa: B027 - most heads have nothing to choose
+        self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled
+    ) -> None:
+        """Measure on this machine what makes drafts shorter, beside sessions of the target that it closes again.
+
+        Called at most once, before a session is opened. Raises BackendError, Unsupported, Cancelled.
         """
 
     @abstractmethod

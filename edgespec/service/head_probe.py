@@ -41,6 +41,7 @@ def attach_head(
             progress=lambda fraction: reporter.loading(paths[1].name, fraction),
             check=check,
         )
+        _adjust(head, target, check)
     except EdgespecError as refusal:
         if draft != AUTO:
             raise
@@ -54,6 +55,15 @@ def attach_head(
         change = describe_change(spec, result.chosen.spec)
         reporter.notice(f"The head's {change}: {describe_agreement(result)}.")
     return head
+
+
+def _adjust(head: AttachedHead, target: Model, check: CheckCancelled) -> None:
+    """Closes the head where it raises."""
+    try:
+        head.adjust(target.open_session, check)
+    except BaseException:
+        head.close()
+        raise
 
 
 def probe_head(

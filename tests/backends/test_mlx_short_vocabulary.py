@@ -68,15 +68,22 @@ def test_answers_are_those_of_plain_decoding(target: MlxModel) -> None:
     assert short.is_kept[chain.tokens].all()
 
 
-def test_the_shorter_round_is_measured_when_a_head_is_loaded(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shorter_round_is_measured(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_vocabulary, "_LEAST", VOCABULARY)
-    small = load(TARGET, LoadOptions(context_size=16))
-    for kind in ("mtp", "dflash"):
-        head, unmeasured = (attach(each, HEADS / f"{kind}-python-6m") for each in (target, small))
-        assert unmeasured.network.short is None, "no room for a text"
-        if (short := head.network.short) is not None:  # whether it is shorter here depends on the machine
+    for kind in ("mtp", "dflash", "medusa"):
+        head = attach(target, HEADS / f"{kind}-python-6m")
+        before = head.extra_bytes
+        head.adjust(target.open_session, lambda: None)
+        short = head.network.short
+        if short is not None:  # whether a round is shorter here depends on the machine
             assert short.is_kept.sum() == COUNT and 0 < short.saved < 1
-            assert head.extra_bytes > unmeasured.extra_bytes
+        assert (head.extra_bytes > before) == (short is not None)
+
+
+def test_small_vocabularies_are_scored_whole(target: MlxModel) -> None:
+    head = attach(target, HEADS / "mtp-python-6m")
+    head.adjust(target.open_session, lambda: None)
+    assert head.network.short is None
 
 
 def test_frequent_tokens(target: MlxModel) -> None:

@@ -74,12 +74,9 @@ class MlxHead(AttachedHead):
         """What it runs."""
         return self._network
 
-    def shorten(self, open_session: Callable[[CheckCancelled], MlxSession], check: CheckCancelled) -> None:
-        """Score frequent tokens alone where that pays, as a few rounds show beside new sessions of the target.
-
-        Raises BackendError, Cancelled, Unsupported.
-        """
-        self.extra_bytes += shorten(self._network, self.opener, open_session, self.tokenizer, check)
+    def adjust(self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled) -> None:
+        """See AttachedHead: score frequent tokens alone where that pays."""
+        self.extra_bytes += shorten(self._network, self.opener, open_target, self.tokenizer, check)
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         """For `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""

@@ -21,7 +21,6 @@ from edgespec.backends.mlx.packaged import load_gguf_llama
 from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft, check_layers
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.mlx.short_vocabulary import CONTEXT
 from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.mlx.vocabulary import HfTokenizer
 from edgespec.backends.options import LoadOptions
@@ -134,12 +133,6 @@ class MlxModel:
         """See backends.Model."""
         check()
         head = open_head(self.network, self.layer_count, self.tokenizer, path, spec)
-        try:
-            if self.context_size >= CONTEXT:
-                head.shorten(self.open_session, check)
-        except BaseException:
-            head.close()
-            raise
         progress(1.0)
         return head
 
