@@ -27,6 +27,7 @@ from edgespec.text.stream import Piece
 from edgespec.tui.activity import Activity
 from edgespec.tui.command_set import CommandSet
 from edgespec.tui.details import Details
+from edgespec.tui.downloads import Downloads
 from edgespec.tui.footer import footer_metrics, format_footer
 from edgespec.tui.help import Help
 from edgespec.tui.keys import BINDINGS
@@ -184,9 +185,11 @@ class ChatApp(Window):
         await self.show_turns()
 
     def action_stop(self) -> None:
-        """Stop the running job; while there is none, copy the selected text."""
+        """Stop the running job or the download; while there is neither, copy the selected text."""
         if self.activity.job is not None:
             self.activity.job.cancel()
+        elif self.query_one(Downloads).cancel():
+            return
         elif selected := self.screen.get_selected_text():
             self.copy_to_clipboard(selected)
 
@@ -256,6 +259,13 @@ class ChatApp(Window):
     def _show_progress(self, message: ProgressChanged) -> None:
         if self.activity.job is not None:
             self.query_one(Progress).show(message.text, message.fraction)
+
+    @on(Downloads.Done)
+    async def _open_download(self, message: Downloads.Done) -> None:
+        if self.activity.job is None:
+            self.open(message.request)
+        else:
+            await self.say(f"{message.request.model} is downloaded; Ctrl+G opens it.")
 
     @on(JobEnded)
     async def _end_job(self, message: JobEnded) -> None:

@@ -1,42 +1,50 @@
-"""The list of models: aliases, downloads, and models of other programs on this machine."""
+"""The list of models: what suits this machine first, and a search of the hub."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.backends import FileBackend, prefers_mlx
-from edgespec.backends.devices import host_memory
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, UnknownModel
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import Entry, build_catalogue, filter_entries
+from edgespec.hub.reference import HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.registry.schema import load_registry
 from edgespec.service.client import EngineClient
 from edgespec.service.stream import Stream
+from edgespec.tui.confirm import Confirm
 from edgespec.tui.filter_list import FilterList
 from edgespec.tui.messages import Toast
+from edgespec.tui.model_rows import Row, filter_rows, list_rows, search_rows
 from edgespec.units import gib
 
-T = TypeVar("T")
+_KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
+_COLUMNS = (("model", 22), ("download", 9), ("fit", 5), ("tok/s", 6), ("drafted", 11), ("quality", 8), ("license", 12))
 
-_KEYS = "Enter opens · type to filter · Ctrl+F estimates speed · Esc closes"
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A model reference, as `--model` takes it, and whether it is to be downloaded first."""
+
+    model: str
+    download: bool
 
 
-class Picker(FilterList[str]):
-    """Dismissed with a model reference, as `--model` takes it, or None."""
+class Picker(FilterList[Pick]):
+    """Dismissed with the model to open, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+f", "estimate", "Estimate", priority=True),
+        Binding("ctrl+s", "search", "Search the hub", priority=True),
     ]
 
     def __init__(self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool) -> None:
@@ -46,42 +54,70 @@ class Picker(FilterList[str]):
         self._request = request
         self._reporter = reporter
         self._is_idle = is_idle
-        self._entries: list[Entry] = []
+        self._rows: list[Row] = []
+        self._found: list[Row] = []  # at the hub
+        self._notice = ""
         self._job: Stream[str] | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Input(placeholder="Filter models, or type any reference", id="filter")
             table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
-            table.add_column("model", width=28)
-            table.add_column("size", width=8)
-            table.add_column("here", width=4)
-            table.add_column("memory", width=12)
+            for name, width in _COLUMNS:
+                table.add_column(name, width=width)
             table.add_column("description")
-            table.add_column("draft model")
             yield table
             with VerticalScroll(id="report"):
                 yield Static("", id="report-text", markup=False)
+            yield Static("", id="about", markup=False)
             yield Static("Listing the models on this machine …", id="status", markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#report").display = False
-        self._load_entries()
+        self._load()
 
     @work(thread=True)
-    def _load_entries(self) -> None:
+    def _load(self) -> None:
         try:
-            backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
-            memory = host_memory(self._client.devices().result())
-            entries = build_catalogue(load_registry(), Hub.from_environment(), backend, memory)
+            for rows, notice in list_rows(self._client, is_idle=self._is_idle, check=self._check):
+                self._call_in_app(self._show, rows, notice)
+        except Cancelled:
+            return
         except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs
             self._call_in_app(self.say, str(Toast.from_error(error)))
-            return
-        self._call_in_app(self._show_entries, entries)
 
-    def _show_entries(self, entries: list[Entry]) -> None:
-        self._entries = entries
+    def action_search(self) -> None:
+        """Add the repositories of the hub that match the filter."""
+        text = self.query_one(Input).value.strip()
+        if not text:
+            self.say("Type what to search at the hub, such as: qwen 8b")
+            return
+        self.say(f"Searching the hub for {text} …")
+        self._search(text)
+
+    @work(thread=True, exclusive=True, group="search")
+    def _search(self, text: str) -> None:
+        try:
+            rows, notice = search_rows(self._client, text, check=self._check)
+        except Cancelled:
+            return
+        except Exception as error:  # noqa: BLE001 - as above
+            self._call_in_app(self.say, str(Toast.from_error(error)))
+            return
+        self._call_in_app(self._add, rows, notice)
+
+    def _check(self) -> None:
+        if not self.is_attached:
+            raise Cancelled
+
+    def _show(self, rows: list[Row], notice: str) -> None:
+        self._rows, self._notice = rows, notice
         self.fill()
+
+    def _add(self, rows: list[Row], notice: str) -> None:
+        self._found = rows
+        self.fill()
+        self.say(notice)
 
     def action_close(self) -> None:
         if self._job is not None:
@@ -116,34 +152,74 @@ class Picker(FilterList[str]):
         if self.is_attached:
             self.say(status)
 
-    def _call_in_app(self, show: Callable[[T], None], value: T) -> None:
-        """Call `show(value)` on the app's thread, unless this screen is closed."""
+    def _call_in_app(self, show: Callable[..., None], *values: Any) -> None:
+        """Call `show` on the app's thread, unless this screen is closed."""
         with suppress(RuntimeError):
             if self.is_attached:
-                self.app.call_from_thread(show, value)
+                self.app.call_from_thread(show, *values)
 
     def _show_report(self, text: str) -> None:
         self.query_one("#report").display = True
         self.query_one("#report-text", Static).update(Text(text))
 
     def choose(self) -> None:
+        """Open the selected model; ask first where it has to be downloaded."""
         name = self.selected_key() or self.query_one(Input).value.strip()
-        if name:
-            self.dismiss(name)
+        if not name:
+            return
+        row = self._find_row(name)
+        missing = row.missing if row is not None else _find_missing(name)
+        if missing == 0:
+            self.dismiss(Pick(name, download=False))
+            return
+
+        def answer(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(Pick(name, download=True))
+
+        self.app.push_screen(Confirm(f"Download {name}?", _describe_download(missing, row)), answer)
+
+    @on(DataTable.RowHighlighted)
+    def _show_about(self, message: DataTable.RowHighlighted) -> None:
+        """What the columns cut off."""
+        row = self._find_row(message.row_key.value)
+        parts = (row.name, row.license and f"license {row.license}", row.description) if row is not None else ()
+        self.query_one("#about", Static).update(Text(" · ".join(each for each in parts if each)))
+
+    def _find_row(self, opens: str | None) -> Row | None:
+        return next((each for each in (*self._rows, *self._found) if each.opens == opens), None)
 
     def fill(self) -> None:
-        table = self.query_one(DataTable)
+        table, text = self.query_one(DataTable), self.query_one(Input).value
+        selected = self.selected_key()
         table.clear()
-        entries = filter_entries(self._entries, self.query_one(Input).value)
-        for entry in entries:
-            size = "-" if entry.target.size is None else gib(entry.target.size)
-            table.add_row(
-                Text(entry.name, overflow="ellipsis", no_wrap=True),
-                size,
-                "yes" if entry.here else "",
-                entry.fit or "",
-                entry.description or {"cache": "downloaded", "elsewhere": "from another program"}.get(entry.origin, ""),
-                str(entry.draft.reference) if entry.draft else "",
-                key=entry.opens,
-            )
-        self.say(_KEYS if entries else "No match; Enter opens it as a reference, such as user/repo:Q4_K_M.")
+        self.query_one("#about", Static).update("")
+        listed = {each.opens for each in self._rows}
+        rows = filter_rows([*self._rows, *(each for each in self._found if each.opens not in listed)], text)
+        for row in rows:
+            name = Text(row.name, overflow="ellipsis", no_wrap=True)
+            table.add_row(name, *(Text(cell, no_wrap=True) for cell in row.cells), key=row.opens)
+        if selected in (keys := [row.opens for row in rows]):
+            table.move_cursor(row=keys.index(selected))
+        nothing = "No match; Ctrl+S searches the hub, Enter opens it as a reference, such as user/repo:Q4_K_M."
+        self.say(" ".join([_KEYS, self._notice]).strip() if rows else nothing)
+
+
+def _find_missing(name: str) -> int | None:
+    """0 for a reference that needs no download; None for one whose size the hub knows."""
+    with suppress(UnknownModel):
+        reference = parse_reference(name)
+        if isinstance(reference, HubRepo | HubQuant | HubFile):
+            return 0 if Hub.from_environment().find_cached(reference) is not None else None
+    return 0
+
+
+def _describe_download(missing: int | None, row: Row | None) -> str:
+    hub = Hub.from_environment()
+    place = hub.cache_dir
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    size = "its size is not known yet" if missing is None else f"{gib(missing)}, with what drafts for it"
+    licensed = f", license {row.license}" if row is not None and row.license not in ("", "?") else ""
+    free = gib(shutil.disk_usage(place).free)
+    return f"{size}{licensed}\nto {hub.cache_dir}, {free} free\n\nThe chat can be used meanwhile; Esc stops."

@@ -16,6 +16,7 @@ from textual.widgets import Footer, OptionList
 
 from edgespec.errors import CacheError, EdgespecError
 from edgespec.tui.clipboard import copy_with, find_copier
+from edgespec.tui.downloads import Downloads
 from edgespec.tui.messages import Toast
 from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.popup import Completion, Popup
@@ -51,6 +52,7 @@ class Window(App[None]):
             with Vertical(id="conversation"):
                 yield Transcript()
                 yield Progress()
+                yield Downloads()
                 popup = Popup()
                 yield popup
                 yield Prompt(self._history.texts, popup, self.complete)

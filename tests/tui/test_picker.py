@@ -10,14 +10,19 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
+from edgespec.controller.store import save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
+from edgespec.planner.machine_speed import _path, _setting
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
+from edgespec.tui.downloads import Downloads
 from edgespec.tui.picker import Picker
 from edgespec.tui.prompt import Prompt
 from edgespec.units import gib
+from tests.hub.hubserver import HubServer
+from tests.hub.hubstate import Fault
 from tests.hub.stores import put
 from tests.models import DRAFT, TARGET
 from tests.tui.screens import Script, errors, in_loop, opened, seen, toasts, until, within
@@ -31,6 +36,8 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama.cpp"))
+    for kind in ("Q4_K", "Q8_0"):  # so that nothing is measured
+        save_entry(_path(kind), {"setting": _setting(), "rate": {"1": 1e-10, "2": 1.1e-10}}, "rate")
     return put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
 
 
@@ -56,19 +63,19 @@ def read_status(picker: Picker) -> str:
 async def test_what_is_listed(other: Path) -> None:
     async with opened((200, 60)) as (app, pilot):
         picker = await pick(app, pilot)
-        assert names(picker) == [*load_registry().entries, OTHER]
+        assert sorted(names(picker)[:-1]) == sorted(load_registry().entries) and names(picker)[-1] == OTHER
         table = picker.query_one(DataTable)
-        embedded, last = table.get_row_at(0), table.get_row_at(table.row_count - 1)
-        assert [str(cell) for cell in embedded[1:4]] == [
-            gib(TARGET.stat().st_size),
-            "yes",
-            "fits",
-        ] and "Embedded" in str(embedded[4])
-        assert "draft" in str(embedded[5])
-        assert [str(cell) for cell in last[2:]] == ["yes", "fits", "from another program", ""]
+        embedded = table.get_row_at(names(picker).index("python-6m"))
+        last = table.get_row_at(table.row_count - 1)
+        assert [str(cell) for cell in embedded[1:3]] == ["here", "fits"] and "Embedded" in str(embedded[7])
+        assert 900 < float(str(embedded[3]).replace(",", "")) < 1100 and str(embedded[4]).startswith("9")
+        assert [str(cell) for cell in embedded[5:7]] == ["toy", "MIT"]
+        size = gib(other.stat().st_size)
+        assert [str(cell) for cell in last[1:]] == [size, "fits", "", "n-grams", "", "", "from another program"]
         absent = table.get_row_at(names(picker).index("llama-70b-q4"))
-        assert [str(cell) for cell in absent[1:4]] == ["-", "", ""]
-        assert "Enter opens" in read_status(picker) and "Ctrl+F estimates speed" in read_status(picker)
+        assert str(absent[1]) == "~39.9 GiB" and str(absent[6]) == "Llama 3.3"
+        assert "Enter opens" in read_status(picker) and "Ctrl+F measures one" in read_status(picker)
+        assert "Offline mode is on." in read_status(picker)
 
 
 @in_loop
@@ -202,3 +209,62 @@ async def test_a_model_of_which_nothing_can_be_said(tmp_path: Path) -> None:
             picker
         )
         assert app.screen is picker
+
+
+@in_loop
+async def test_a_model_of_the_hub_is_found_downloaded_and_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chat goes on meanwhile; Esc stops the download, and the next one goes on where it stopped."""
+    repo, file = "me/python-GGUF", "python-Q8_0.gguf"
+    size = put(TARGET, tmp_path / "served" / repo / file).stat().st_size
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read from the environment on import
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with HubServer(tmp_path / "served") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.fault(repo, file, Fault("stall", at=size // 2))
+        async with opened((120, 30)) as (app, pilot):
+            app.request = LoadConfig(draft_max=0)
+            downloads = app.query_one(Downloads)
+            picker = await pick(app, pilot)
+            await pilot.press(*"python-gguf", "ctrl+s")
+            await until(lambda: names(picker) == [repo])
+            await pilot.press("enter")
+            shown = await seen(app, pilot)
+            assert f"Download {repo}?" in shown and gib(size) in shown and "free" in shown
+            await pilot.press("enter")
+            await until(lambda: f"of {gib(size)}" in str(downloads.visual))
+            assert len(app.screen_stack) == 1 and app.activity.job is None and app.query_one(Prompt).has_focus
+            assert app.client.model_info is not None and app.client.model_info.name == "tree"
+            await pilot.press("escape")
+            server.fault(repo, file, None)
+            server.state.released.set()
+            await until(lambda: not downloads.is_active and not downloads.display)
+            picker = await pick(app, pilot)
+            picker.query_one(Input).value = f"{repo}:Q8_0"
+            await until(lambda: not names(picker))
+            await pilot.press("enter")
+            assert "its size is not known yet" in await seen(app, pilot)
+            await pilot.press("enter")
+            await until(lambda: app.request.model == f"{repo}:Q8_0", seconds=60)
+            assert not downloads.display and within(app).target_path.name == file
+        content = [each for each in server.log if each.method == "GET" and each.path.endswith(file)]
+        assert content[-1].range and not content[-1].range.startswith("bytes=0-"), "it goes on where it stopped"
+
+
+@in_loop
+async def test_a_download_is_asked_for_first_and_may_fail() -> None:
+    async with opened() as (app, pilot):
+        picker = await pick(app, pilot)
+        picker.query_one(Input).value = "llama-70b-q4"
+        await until(lambda: names(picker) == ["llama-70b-q4"])
+        await pilot.press("enter")
+        shown = await seen(app, pilot)
+        assert "Download llama-70b-q4?" in shown and "39.9 GiB" in shown and "Llama 3.3" in shown
+        await pilot.press("escape")
+        assert app.screen is picker
+        await pilot.press("enter", "enter")
+        downloads = app.query_one(Downloads)
+        await until(lambda: not downloads.is_active and not downloads.display)
+        assert len(app.screen_stack) == 1 and app.activity.job is None
+        await until(lambda: any("offline" in str(each.message) for each in app._notifications))

@@ -15,12 +15,10 @@ from textual.widgets import DataTable, TabbedContent
 
 from edgespec.conversations import Conversation, Turn
 from edgespec.core.protocols import Step
-from edgespec.hub.reference import parse_reference
-from edgespec.planner.catalogue import Component, Entry, Files
 from edgespec.tui.app import ChatApp
+from edgespec.tui.model_rows import Row
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
-from edgespec.units import GIB
 from tests.tui.screens import (
     Script,
     exported,
@@ -109,27 +107,23 @@ async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await until(lambda: "the same text" in str(app.screen.query_one("#race-result").visual))
 
 
-def entry(name: str, *, draft: str = "", here: float = 0.0, text: str = "", fit: str | None = None, **more) -> Entry:
-    files = Files(Path("/m"), "gguf", int(here * GIB), 0) if here else None
-    target = Component(parse_reference("someone/Model-GGUF:Q4_K_M"), files)
-    draft_part = Component(parse_reference(draft), files) if draft else None
-    return Entry(name, more.get("origin", "alias"), name, "llamacpp", text, target, draft_part, True, fit)
-
-
-ENTRIES = [
-    entry("python-6m", draft="me/python:Q8_0", here=0.006, fit="fits", text="Embedded pair of small models of code"),
-    entry("qwen-14b-q4", draft="Qwen/Qwen3-0.6B-GGUF:Q8_0", here=8.4, fit="tight", text="Qwen3 14B, 4-bit"),
-    entry("llama-70b-q4", draft="bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", text="Llama 3.3 70B Instruct, 4-bit"),
-    entry("hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", here=41.0, fit="does not fit",
-          origin="cache"),
-    entry("ollama: gemma3:4b", here=3.1, fit="fits", origin="elsewhere"),
+ROWS_OF_MODELS = [
+    Row("gpt-oss-20b", "gpt-oss-20b", "~11.8 GiB", "fits", "24", "n-grams", "strong", "Apache 2.0", "GPT-OSS 20B",
+        12_670_000_000),
+    Row("qwen-14b-q4", "qwen-14b-q4", "here", "tight", "11", "12-19", "good", "Apache 2.0", "Qwen3 14B, 4-bit"),
+    Row("python-6m", "python-6m", "here", "fits", "1,451", "no gain", "toy", "MIT", "Embedded pair of small models"),
+    Row("llama-70b-q4", "llama-70b-q4", "~39.9 GiB", "no", "", "draft model", "best", "Llama 3.3", "Llama 3.3 70B",
+        42_800_000_000),
+    Row("me/a.gguf", "hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", "41.0 GiB", "no", "", "n-grams",
+        "", "", "downloaded"),
+    Row("ollama", "ollama: gemma3:4b", "3.1 GiB", "fits", "", "n-grams", "", "", "from another program"),
 ]  # fmt: skip
 
 
 async def picker(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await pilot.press("ctrl+g")
     assert isinstance(app.screen, Picker)
-    await until(lambda: app.screen.query_one(DataTable).row_count == len(ENTRIES))
+    await until(lambda: app.screen.query_one(DataTable).row_count == len(ROWS_OF_MODELS))
 
 
 async def history(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
@@ -188,7 +182,7 @@ async def test_screen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgespec.tui.picker.build_catalogue", lambda *_: ENTRIES)
+    monkeypatch.setattr("edgespec.tui.picker.list_rows", lambda *_, **_options: iter([(ROWS_OF_MODELS, "")]))
     changes: list[str] = []
     async with opened(SIZES[0]) as (app, pilot):
         await SCREENS[name](app, pilot, script)

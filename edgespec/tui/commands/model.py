@@ -11,7 +11,8 @@ from edgespec.planner.draft_request import describe_words
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
 from edgespec.tui.app import ChatApp
-from edgespec.tui.picker import Picker
+from edgespec.tui.downloads import Downloads
+from edgespec.tui.picker import Pick, Picker
 from edgespec.tui.race import Race
 
 
@@ -39,9 +40,11 @@ async def model(app: ChatApp, argument: str) -> None:
         app.open(replace(app.request, model=argument, draft="auto"))
         return
 
-    async def load(name: str | None) -> None:
-        if name is not None:
-            await app.run_command(f"model {name}")
+    async def load(pick: Pick | None) -> None:
+        if pick is not None and pick.download:
+            app.query_one(Downloads).start(replace(app.request, model=pick.model, draft="auto"))
+        elif pick is not None:
+            await app.run_command(f"model {pick.model}")
 
     app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=app.activity.job is None), load)
 
