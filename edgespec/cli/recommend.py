@@ -24,10 +24,17 @@ _GIB = 2**30
     "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
 )
 @backend_option("Runtime that is to run the models.")
+@click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def recommend_command(
-    words: tuple[str, ...], task: str | None, max_size: float | None, backend: str, no_speed: bool, as_json: bool
+    words: tuple[str, ...],
+    task: str | None,
+    max_size: float | None,
+    backend: str,
+    again: bool,
+    no_speed: bool,
+    as_json: bool,
 ) -> None:
     """List models for this machine: those of the registry, and with TEXT or --task those of a search of the hub.
 
@@ -53,7 +60,7 @@ def recommend_command(
     registry, hub = load_registry(), Hub.from_environment()
 
     def work(check: CheckCancelled) -> Iterator[Recommendations]:
-        recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check)
+        recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check, again)
         yield recommender.recommend(query, measure=not no_speed)
 
     (found,) = run_work(work)
@@ -89,24 +96,8 @@ def _format(models: Sequence[Recommendation]) -> Iterator[str]:
 
 def _to_row(model: Recommendation) -> tuple[str, ...]:
     from edgespec.cli.table import shorten
-    from edgespec.planner.recommend import format_speed
-    from edgespec.units import gib
+    from edgespec.planner.recommend import format_download, format_drafted, format_plain
 
-    about = "" if model.facts is not None and model.facts.exact else "~"
-    size = "?" if model.missing is None else "here" if model.missing == 0 else about + gib(model.missing)
-    plain = "" if model.plain is None else format_speed(model.plain)
-    tight = " (tight)" if model.fit == "tight" else ""
-    licensed = shorten(model.candidate.about.license or "?", 12)
-    return model.candidate.name, model.quality, size, plain, _format_drafted(model), licensed + tight
-
-
-def _format_drafted(model: Recommendation) -> str:
-    from edgespec.planner.recommend import format_speed
-
-    if model.drafted is None or model.plain is None:
-        names = {"": "n-grams", "model": "draft model", "gemma4-assistant": "mtp head"}
-        return names.get(model.candidate.draft_by, f"{model.candidate.draft_by} head")
-    low, high = model.drafted
-    if high <= model.plain * 1.02:
-        return "no gain"
-    return f"{format_speed(low)}-{format_speed(high)}"
+    licensed = shorten(model.candidate.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
+    speeds = format_plain(model), format_drafted(model)
+    return model.candidate.name, model.quality, format_download(model), *speeds, licensed

@@ -5,7 +5,6 @@ Sends no request: sizes and memory estimates are of local files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -139,12 +138,6 @@ def build_catalogue(
         if files := _stat(other.path, "gguf", other.size):
             add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found
-
-
-def filter_entries(entries: Iterable[Entry], text: str) -> list[Entry]:
-    """The entries whose name or description contains every word of `text`, ignoring case."""
-    words = text.casefold().split()
-    return [each for each in entries if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
 def rate_fit(needed: int, added: int, memory: Memory) -> FitLevel:

@@ -7,11 +7,10 @@ and number of rows, are measured once on a few blocks of a common shape, and sto
 from __future__ import annotations
 
 import importlib.resources
-import json
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ class Rate:
 
 
 def load_rate(type_name: str) -> Rate | None:
-    """What is stored for this machine, runtime and number of threads; None where nothing is."""
+    """What is stored for this machine and runtime; None where nothing is."""
     for entry in read_entries(_path(type_name), "rate"):
         if entry["setting"] == _setting():
             try:
@@ -130,6 +129,5 @@ def _path(type_name: str) -> Path:
 
 def _setting() -> dict[str, Any]:
     """As JSON reads it back."""
-    key = asdict(ProfileKey.current("llamacpp", LoadOptions()))
-    setting: dict[str, Any] = json.loads(json.dumps({**key, "shape": _VERSION}))
-    return setting
+    key = ProfileKey.current("llamacpp", LoadOptions())
+    return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION}

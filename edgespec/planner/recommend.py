@@ -27,6 +27,7 @@ from edgespec.planner.model_facts import ModelFacts, guess_facts, read_facts
 from edgespec.registry.about import About
 from edgespec.registry.resolve import HubGguf, HubMlx, resolve_source
 from edgespec.registry.schema import Acceptance, Registry
+from edgespec.units import gib
 
 FAST_ENOUGH = 10.0  # tokens/s, faster than most people read
 ASSUMED: Acceptance = (0.5, 0.8)  # acceptance per draft token if the registry states none
@@ -120,7 +121,11 @@ class Recommendations:
 
 @dataclass(slots=True)
 class Recommender:
-    """Reads sizes and headers, measures this machine, and sorts; `report` is told in words what is being done."""
+    """Reads sizes and headers, measures this machine, and sorts.
+
+    report          is told in words what is being done
+    measures_again  what is stored of this machine is replaced, such as figures of a time when it was busy
+    """
 
     registry: Registry
     hub: Hub
@@ -128,6 +133,7 @@ class Recommender:
     memory: Memory
     report: Callable[[str], None] = lambda text: None
     check: CheckCancelled = lambda: None
+    measures_again: bool = False
     _rates: dict[str, Rate | None] = field(default_factory=dict)
     _unreachable: str = ""  # why the hub is not asked
 
@@ -197,7 +203,7 @@ class Recommender:
         kinds = {each.kind for each in models if each.kind and each.needed <= self.memory.usable}
         for kind in sorted(kinds):
             self.check()
-            if self._find_rate(kind) is None:
+            if self.measures_again or self._find_rate(kind) is None:
                 self.report(f"measuring this machine with {kind} weights, once …")
                 self._rates[kind] = measure_rate(kind, self.check)
 
@@ -236,6 +242,27 @@ def _rank(model: Recommendation) -> tuple[int, float, str]:
     return order, key, model.candidate.name
 
 
-def format_speed(tokens_per_second: float) -> str:
-    """Without decimals from 10 on."""
+def format_download(model: Recommendation) -> str:
+    """What is missing here, with ~ for an estimate."""
+    if model.missing is None:
+        return "?"
+    about = "" if model.facts is not None and model.facts.exact else "~"
+    return f"{about}{gib(model.missing)}" if model.missing else "here"
+
+
+def format_plain(model: Recommendation) -> str:
+    """Tokens/s of plain decoding."""
+    return "" if model.plain is None else _format_speed(model.plain)
+
+
+def format_drafted(model: Recommendation) -> str:
+    """Tokens/s with the draft model, else what drafts."""
+    if model.drafted is None or model.plain is None:
+        names = {"": "n-grams", "model": "draft model", "gemma4-assistant": "mtp head"}
+        return names.get(model.candidate.draft_by, f"{model.candidate.draft_by} head")
+    low, high = model.drafted
+    return "no gain" if high <= model.plain * 1.02 else f"{_format_speed(low)}-{_format_speed(high)}"
+
+
+def _format_speed(tokens_per_second: float) -> str:
     return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"

@@ -19,7 +19,7 @@ from edgespec.hub.cache import CachedModel
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.planner import catalogue as module
-from edgespec.planner.catalogue import Entry, build_catalogue, filter_entries
+from edgespec.planner.catalogue import Entry, build_catalogue
 from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ExternalModel
 from edgespec.registry.schema import load_registry
@@ -275,17 +275,6 @@ def test_heads_are_not_to_choose(shown: Shown, hub: Hub, root: Path, tmp_path: P
         hub.remove(HubFile(SMALL, "head-Q8_0.gguf"))
     write_mtp(others / "whole.gguf", trunk=True)
     assert [entry.name for entry in shown()] == ["python-6m", "llama.cpp: whole"], "a model with its head"
-
-
-def test_typed_words_find_entries(shown: Shown) -> None:
-    toml = f'[qwen-x]\ndescription = "Großes Modell, 4-bit"\n[qwen-x.gguf]\ntarget = "{SMALL}"\n'
-    entries = shown(f'{toml}[llama-x.gguf]\ntarget = "{MLX}"\n')
-    texts = ("", "  ", "-x", "QWEN", "4-bit", "modell QWEN", "grosses", "qwen llama", "embedded pair", "m-4bit")
-    found = {text: [entry.name for entry in filter_entries(iter(entries), text)] for text in texts}
-    every = ["python-6m", "qwen-x", "llama-x"]
-    assert found == {"": every, "  ": every, "-x": every[1:], "QWEN": ["qwen-x"], "4-bit": ["qwen-x"],
-                     "modell QWEN": ["qwen-x"], "grosses": ["qwen-x"], "qwen llama": [],
-                     "embedded pair": ["python-6m"], "m-4bit": []}  # fmt: skip
 
 
 def test_the_default_context_is_that_of_opening() -> None:
