@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from functools import partial
@@ -41,8 +42,6 @@ def chat_command(
     Without REF, a small embedded model answers; it completes Python code. F1 (or /help) lists keys and commands.
     Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
-    from edgespec.cli.engine import open_engine
-    from edgespec.cli.repl import Repl
     from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
     from edgespec.errors import InvalidRequest
@@ -53,11 +52,13 @@ def chat_command(
     settings = options["max_tokens"], options["seed"], options["stop"]
     chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
     if not plain and not options["verbose"] and _is_terminal():
+        gc.disable()  # while modules are loaded, none of which goes again
         from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
         from edgespec.tui.commands import SlashCommands
         from edgespec.tui.recorder import open_store
 
+        gc.enable()
         store = open_store()
         if continue_last and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
@@ -73,6 +74,9 @@ def chat_command(
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
+    from edgespec.cli.engine import open_engine
+    from edgespec.cli.repl import Repl
+
     engine = open_engine(request, verbose=options["verbose"])
     try:
         chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Request
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 _NUMBERS = {
     f.name: float if isinstance(f.default, float) else int for f in fields(SamplingParams) if f.name != "logit_bias"

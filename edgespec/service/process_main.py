@@ -13,7 +13,6 @@ from typing import Any
 
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.service.client import EngineClient, ModelInfo
-from edgespec.service.local import LocalEngine
 from edgespec.service.messages import Call, End, Events, Report
 from edgespec.service.stream import Stream
 
@@ -23,6 +22,8 @@ _SLOW_TURN_S = 0.005  # after one that took so long, everything is sent before t
 
 def serve(link: Connection, log: Path) -> None:
     """Run calls until the pipe ends."""
+    from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
+
     descriptor = os.open(log, os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):  # the terminal belongs to the parent
         os.dup2(descriptor, stream)
