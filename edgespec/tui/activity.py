@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +22,17 @@ class Activity:
     answer    the widget that shows the answer; None unless one is being generated
     stats     of the current answer, else of the last one
     finished  the last event of that answer; None until it arrives, and after an error
+    earlier   metrics of the part of the answer that an earlier job has generated
     """
 
     job: Stream[Any] | None = None
     answer: Answer | None = None
     stats: LiveStats = field(default_factory=LiveStats)
     finished: Finished | None = None
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
-    def begin_answer(self, answer: Answer, stats: LiveStats) -> None:
-        self.answer, self.stats, self.finished = answer, stats, None
+    def begin_answer(self, answer: Answer, stats: LiveStats, earlier: Mapping[str, Any]) -> None:
+        self.answer, self.stats, self.finished, self.earlier = answer, stats, None, earlier
 
     def add(self, event: Event) -> None:
         """Count an event of the answer."""

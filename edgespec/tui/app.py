@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, ClassVar
 
-from textual import on, work
+from textual import on
 from textual.app import SystemCommand
 from textual.binding import BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Notice as EngineNotice
-from edgespec.errors import EdgespecError
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import EngineClient, require_model
-from edgespec.service.stream import Stream
+from edgespec.service.client import EngineClient
 from edgespec.text.stream import Piece
-from edgespec.tui.activity import Activity
 from edgespec.tui.command_set import CommandSet
-from edgespec.tui.details import Details
+from edgespec.tui.dialogue import Dialogue
 from edgespec.tui.downloads import Downloads
-from edgespec.tui.footer import footer_metrics, format_footer
+from edgespec.tui.footer import add_metrics, footer_metrics, format_footer
 from edgespec.tui.help import Help
 from edgespec.tui.keys import BINDINGS
-from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, JobEnded, ModelReady, ProgressChanged, Toast
 from edgespec.tui.panel import Panel, StatusLine, read_status
 from edgespec.tui.popup import Completion
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import FRAME_S
-from edgespec.tui.recorder import ConversationRecorder
 from edgespec.tui.reporter import TuiReporter
 from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Answer, UserMessage
-from edgespec.tui.window import Window
 
 _REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
 # The model may need every core, so drawing takes at most an eighth of one: after a frame the screen rests.
@@ -50,7 +42,7 @@ _REST_FACTOR = 7  # rest over the CPU time of the frame
 _MAX_REST_S = 0.25
 
 
-class ChatApp(Window):
+class ChatApp(Dialogue):
     """One conversation with one model at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
@@ -70,19 +62,12 @@ class ChatApp(Window):
         """`sampling` turns a model's recommended defaults into sampling parameters. `resume` is the id of a stored
         conversation. `then` is a command to run once the model is loaded. The app closes `client` when it ends.
         """
-        super().__init__()
-        self.request = request
-        self.chat = chat
-        report = lambda text: self.post_message(Toast(text, kind="error", stays=True))  # noqa: E731
-        self.recorder = ConversationRecorder(chat, store, report)
-        self.client = client
+        super().__init__(request, chat, store, client)
         self.commands = commands
-        self.activity = Activity()
         self._sampling = sampling
         self._resume = resume
         self._then = then
         self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
-        self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_leaving = False
 
     @property
@@ -91,8 +76,6 @@ class ChatApp(Window):
         return TuiReporter(self)
 
     async def on_mount(self) -> None:
-        if not self.is_headless:
-            self.call_after_refresh(gc.freeze)  # a collection that looks at all of it takes 0.1 s
         if self.recorder.store.notice is not None:
             await self.keep(self.recorder.store.notice, "error")
         if self._resume is not None:
@@ -104,25 +87,12 @@ class ChatApp(Window):
     def open(self, request: LoadConfig) -> None:
         """Load another model; the conversation stays."""
         job = self.activity.job = self.client.open(request, self.reporter)
-        self._follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=True))
+        self.follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=True))
 
     def change_draft(self, request: LoadConfig) -> None:
         """Load another draft for the same model."""
         job = self.activity.job = self.client.change_draft(request, self.reporter)
-        self._follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=False))
-
-    @work(exclusive=False)
-    async def _follow(self, job: Stream[Any], events: AsyncIterable[Any], make: Callable[[Any], Message]) -> None:
-        """Post a message for each of the job's events until it ends. A batch waits for the one before to be shown."""
-        try:
-            async for event in events:
-                message = make(event)
-                self.post_message(message)
-                if isinstance(message, Batch):
-                    await message.wait()
-        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
-            self.post_message(Toast.from_error(error, stays=True))
-        self.post_message(JobEnded(job))
+        self.follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=False))
 
     # Input of the user.
 
@@ -146,44 +116,6 @@ class ChatApp(Window):
     async def action_command(self, line: str) -> None:
         await self.run_command(line)
 
-    async def ask(self, text: str) -> None:
-        """Add `text` to the conversation and generate an answer; while that is impossible, return it to the prompt."""
-        try:
-            self.activity.require_idle()
-            require_model(self.client)
-        except EdgespecError as error:
-            self.query_one(Prompt).put(text)
-            await self.say_error(error)
-            return
-        self.recorder.ask(text)
-        transcript = self.query_one(Transcript)
-        transcript.add(UserMessage(text, len(self.recorder.questions)))
-        transcript.follow()
-        await self.generate()
-
-    async def generate(self) -> None:
-        """Generate an answer to the conversation so far. Raises InvalidRequest where no model is loaded."""
-        model_info = require_model(self.client)
-        request = self.chat.request()
-        is_raw = model_info.chat_template is None
-        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw})
-        answer = Answer(is_raw=is_raw)
-        self.activity.begin_answer(answer, LiveStats(model_info.plain_speed, requested_s=perf_counter()))
-        self.query_one(Transcript).add(answer)
-        self.apply_view_options()
-        self._drawn_cpu_s = thread_time()
-        job = self.activity.job = self.client.stream(request)
-        self._follow(job, job.batches(), Batch)
-
-    async def resume(self, id: int) -> None:
-        """Show a stored conversation and continue it."""
-        try:
-            self.recorder.resume(id)
-        except EdgespecError as error:
-            await self.say_error(error)
-            return
-        await self.show_turns()
-
     def action_stop(self) -> None:
         """Stop the running job or the download; while there is neither, copy the selected text."""
         if self.activity.job is not None:
@@ -206,6 +138,8 @@ class ChatApp(Window):
         self.push_screen(Help(self.commands.help))
 
     async def action_details(self) -> None:
+        from edgespec.tui.details import Details  # not before it is needed: its tables take 50 ms
+
         has_model = self.client.model_info is not None
         draft_stats = await self.client.draft_stats().wait() if has_model else None
         self.push_screen(Details(self.activity.stats, draft_stats))
@@ -233,6 +167,7 @@ class ChatApp(Window):
             answer.append(pieces)
             self.query_one(Transcript).update(answer)
             self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
+        await self.watch_context()
         if perf_counter() - self._refreshed_s >= _REFRESH_INTERVAL_S:
             self.refresh_instruments()
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
@@ -249,6 +184,8 @@ class ChatApp(Window):
                 self.remember("model", message.request.model or "")
         self.recorder.use_model(model_info.name)
         await self.say(f"{model_info.name} on {model_info.backend}, draft {model_info.draft}.")
+        if not self.is_headless:
+            gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()
 
     @on(Toast)
@@ -275,26 +212,26 @@ class ChatApp(Window):
         self.query_one(Progress).show(None)
         answer, activity.answer = activity.answer, None
         if answer is not None:
-            metrics = footer_metrics(activity.finished)
+            metrics = add_metrics(activity.earlier, footer_metrics(activity.finished))
             answer.footer = format_footer(metrics)
             self.query_one(Transcript).update(answer)
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:
-                self.query_one(Transcript).drop(answer)
+                await self.drop_answer(answer)
         activity.job = None
+        conversation = self.recorder.conversation
+        if answer is None and self.client.model_info is None and conversation is not None:
+            await self.keep(f"{conversation.model}, the model of this conversation, is not open; /model chooses one.")
         if self._is_leaving:
             self.exit()
         self.refresh_instruments()
         then, self._then = self._then, ""
         if then and self.client.model_info is not None:
             await self.run_command(then)
+        elif not self._is_leaving:
+            await self.ask_next()
 
     # Screen.
-
-    async def show_turns(self) -> None:
-        """Redraw the conversation."""
-        self.query_one(Transcript).show(self.recorder.turns)
-        self.apply_view_options()
 
     def refresh_instruments(self) -> None:
         """Show the current statistics in the panel and the status line."""

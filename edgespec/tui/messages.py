@@ -13,6 +13,7 @@ from edgespec.files import save_traceback
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import ModelInfo
 from edgespec.service.stream import Stream
+from edgespec.tui.turns import Item
 
 
 class Batch(Message):
@@ -36,6 +37,15 @@ class Batch(Message):
         """Wait until the batch is shown and the redraw interval is over."""
         await self._shown.wait()
         await asyncio.sleep(self._rest_s)
+
+
+class BranchClicked(Message):
+    """The user clicked on the arrows of a message; `by` is -1 or 1."""
+
+    def __init__(self, item: Item, by: int) -> None:
+        super().__init__()
+        self.item = item
+        self.by = by
 
 
 class ModelReady(Message):

@@ -39,8 +39,16 @@ class Prompt(TextArea):
     class QuitRequested(Message):
         """The user pressed Ctrl+D in an empty prompt."""
 
-    def __init__(self, sent: Sequence[str], popup: Popup, complete: Callable[[str], Sequence[Completion]]) -> None:
-        """`sent` is browsed, the oldest first. `complete` lists in `popup` how a line that is typed can go on."""
+    def __init__(
+        self,
+        sent: Sequence[str],
+        popup: Popup,
+        complete: Callable[[str], Sequence[Completion]],
+        take_back: Callable[[], str | None],
+    ) -> None:
+        """`sent` is browsed, the oldest first. `complete` lists in `popup` how a line that is typed can go on.
+        `take_back` returns a message that waits to be sent, for Up in an empty prompt.
+        """
         super().__init__(
             id="prompt", placeholder="Message, or / for commands", compact=True, highlight_cursor_line=False
         )
@@ -48,6 +56,7 @@ class Prompt(TextArea):
         self._sent = sent
         self._popup = popup
         self._complete = complete
+        self._take_back = take_back
         self._at: int | None = None  # index into `sent`; None while it is not browsed
         self._draft = ""  # the text before browsing
         self._put = ""  # the text that was put here, not typed
@@ -65,6 +74,8 @@ class Prompt(TextArea):
             self.action_newline()
         elif event.key == "ctrl+d" and not self.text:
             self.post_message(self.QuitRequested())
+        elif event.key == "up" and not self.text and (text := self._take_back()) is not None:
+            self.put(text)
         elif event.key == "up" and row == 0 and self._sent:
             self._browse(-1)
         elif event.key == "down" and self._at is not None and row == self.document.line_count - 1:

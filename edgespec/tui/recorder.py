@@ -31,6 +31,10 @@ class Fork:
     branches: Sequence[int]
     at: int
 
+    @property
+    def label(self) -> str:
+        return f"‹ {self.at + 1}/{len(self.branches)} ›"  # noqa: RUF001
+
 
 class ConversationRecorder:
     """Stores every question and answer as a turn. A repeated question or answer becomes a branch.
@@ -123,7 +127,7 @@ class ConversationRecorder:
         self._set_turns(self.turns[:-1])
         (fork,) = self.forks()[-1:] or (None,)
         if fork is not None and fork.at < 0:
-            self.switch_branch(fork.branches[-1])
+            self.switch_branch(fork, len(fork.branches) - 1)
         else:
             self._select()
 
@@ -172,10 +176,9 @@ class ConversationRecorder:
         is_answer = before > 0 and self.turns[before - 1].role == "user"
         return f"at the answer to question {number}" if is_answer else f"at question {number + 1}"
 
-    def switch_branch(self, id: int) -> None:
-        """Show the branch that starts with a turn, up to its newest one. Raises CacheError."""
-        fork = self._fork
-        self._show(_drop_empty_answer(self.store.path(self.store.newest_leaf(id))))
+    def switch_branch(self, fork: Fork, to: int) -> None:
+        """Show a branch of a fork, counted from 0, up to its newest turn; the fork is selected. Raises CacheError."""
+        self._show(_drop_empty_answer(self.store.path(self.store.newest_leaf(fork.branches[to]))))
         self._fork = fork
         self._select()
 

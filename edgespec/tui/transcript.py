@@ -19,8 +19,9 @@ from edgespec.conversations import Turn
 from edgespec.tui.blocks import Block, Row
 from edgespec.tui.footer import format_footer
 from edgespec.tui.layout import Layout, Place
+from edgespec.tui.messages import BranchClicked
 from edgespec.tui.token_colors import Origins
-from edgespec.tui.turns import Answer, Fold, Item, UserMessage
+from edgespec.tui.turns import Answer, Arrows, Fold, Item, UserMessage
 
 _MARGIN = 1  # columns at each side
 _MAX_CACHED_BLOCKS = 400
@@ -148,7 +149,7 @@ class Transcript(ScrollView):
         if max(0, y) != self.scroll_offset.y:
             self.scroll_to(y=max(0, y), animate=False)
         else:
-            top = max(0, changed - y)
+            top = max(0, changed - max(0, y))
             self.refresh(Region(0, top, self.size.width, max(0, height - top)))
         self._is_settling = False
 
@@ -237,6 +238,10 @@ class Transcript(ScrollView):
         if isinstance(slot.blocks[place.block], Fold) and isinstance(slot.item, Answer):
             slot.item.is_folded = not slot.item.is_folded
             self.update(slot.item)
+        elif isinstance(slot.blocks[place.block], Arrows):
+            row = self._draw(slot.item, slot.blocks[place.block]).rows[0].text
+            if event.x - _MARGIN <= row.index("›"):  # noqa: RUF001
+                self.post_message(BranchClicked(slot.item, 1 if event.x - _MARGIN > row.index("/") else -1))
 
     # Selection.
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import Block, TextBlock
+from edgespec.tui.blocks import Block, Run, TextBlock
 from edgespec.tui.code import is_python
 from edgespec.tui.document import Document, Parse, parse_code, parse_plain
 from edgespec.tui.markdown import parse_markdown
@@ -16,6 +16,7 @@ from edgespec.tui.token_colors import Origins, Span, describe_origins, extend_sp
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code
 _MUTED = "$text-muted"
+_USER_FILL = "on $boost"
 
 
 class Item(Protocol):
@@ -30,7 +31,19 @@ class Item(Protocol):
         """The origins of a block's characters; None where they are not shown."""
 
 
-class UserMessage:
+class Branch:
+    """A message that can tell which one it is of those in its place."""
+
+    _arrows: tuple[Run, ...] = ()
+
+    def mark(self, label: str, *, is_selected: bool) -> bool:
+        """Show `label` below the message, nothing if it is empty; returns whether anything changes."""
+        before, style = self._arrows, "$text-accent bold" if is_selected else _MUTED
+        self._arrows = ((f"{label}  ", (style,)),) if label else ()
+        return self._arrows != before
+
+
+class UserMessage(Branch):
     """A message of the user, as typed, with its number."""
 
     def __init__(self, text: str, number: int) -> None:
@@ -38,7 +51,12 @@ class UserMessage:
         self.number = number
         first = f"    ▌ {number} "
         rest = "    ▌ "
-        self.blocks = [TextBlock(0, len(text), first, rest, "", ((sanitize(text), ()),), "on $boost")]
+        self._block = TextBlock(0, len(text), first, rest, "", ((sanitize(text), ()),), _USER_FILL)
+
+    @property
+    def blocks(self) -> list[Block]:
+        arrows = Arrows(first="    ▌ ", gap=None, runs=self._arrows, fill=_USER_FILL)
+        return [self._block, arrows] if self._arrows else [self._block]
 
     def origins(self, block: Block) -> None:
         return None
@@ -61,11 +79,15 @@ class Fold(TextBlock):
     """The line that folds and unfolds what is below it."""
 
 
+class Arrows(TextBlock):
+    """The line that tells which branch a message is, at its start."""
+
+
 class Thought(TextBlock):
     """A part of the reasoning."""
 
 
-class Answer:
+class Answer(Branch):
     """Reasoning in a fold, the answer as Markdown or raw, and a footer."""
 
     def __init__(self, *, is_raw: bool = False) -> None:
@@ -92,8 +114,9 @@ class Answer:
         blocks += self._document.blocks
         if self.shows_origins and self.spans:
             blocks.append(TextBlock(runs=describe_origins(self.spans)))
-        if self.footer:
-            blocks.append(TextBlock(gap=None, runs=((self.footer, (_MUTED,)),)))
+        if self.footer or self._arrows:
+            line = Arrows if self._arrows else TextBlock
+            blocks.append(line(gap=None, runs=(*self._arrows, (self.footer, (_MUTED,)))))
         return blocks
 
     def origins(self, block: Block) -> Origins | None:

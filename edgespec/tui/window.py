@@ -22,6 +22,7 @@ from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.popup import Completion, Popup
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
+from edgespec.tui.queued import Queued
 from edgespec.tui.sanitize import sanitize
 from edgespec.tui.settings import PromptHistory, Settings
 from edgespec.tui.themes import HIGH_CONTRAST
@@ -55,7 +56,8 @@ class Window(App[None]):
                 yield Downloads()
                 popup = Popup()
                 yield popup
-                yield Prompt(self._history.texts, popup, self.complete)
+                yield Queued()
+                yield Prompt(self._history.texts, popup, self.complete, self.take_back)
             yield Panel()
         yield StatusLine()
         yield Footer(compact=True, show_command_palette=False)
@@ -72,6 +74,10 @@ class Window(App[None]):
     def complete(self, line: str) -> Sequence[Completion]:
         """How a command that is being typed can go on."""
         return ()
+
+    def take_back(self) -> str | None:
+        """The message that waits to be sent and was written last, which is not sent then."""
+        return None
 
     def remember(self, name: str, text: str) -> None:
         """Keep a setting for the next start."""

@@ -81,6 +81,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
+    monkeypatch.setattr("edgespec.tui.dialogue.perf_counter", lambda: NOW_S)
     monkeypatch.setattr("edgespec.tui.app._REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr("edgespec.tui.app.read_status", lambda model_info, resident: STATUS)
     return script

@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 
 from edgespec.tui.history import History
 from edgespec.tui.transcript import Transcript
-from tests.tui.driving import Driver, in_app
+from tests.tui.driving import ENDLESS, Driver, in_app
 
 Scene = Callable[[Driver, Path], Awaitable[None]]
 SCENES: dict[str, Scene] = {}
@@ -27,8 +27,8 @@ def scene(name: str) -> Callable[[Scene], Scene]:
     return kept
 
 
-@pytest.mark.parametrize("name", ["retry", "edit", "undo", "branch", "attach", "find", "copy", "new", "history",
-                                  "rename", "export", "import", "save", "load"])  # fmt: skip
+@pytest.mark.parametrize("name", ["retry", "continue", "edit", "undo", "branch", "attach", "find", "copy", "new",
+                                  "history", "rename", "export", "import", "save", "load"])  # fmt: skip
 def test_command(name: str, tmp_path: Path) -> None:
     async def test(chat: Driver) -> None:
         await SCENES[name](chat, tmp_path)
@@ -66,6 +66,32 @@ async def retry(chat: Driver, _: Path) -> None:
     assert [message.content for message in chat.app.chat.messages] == chat.texts
     await chat.begin("more", 1)
     await chat.errs_amid("/retry", "engine is busy")
+
+
+@scene("continue")
+async def go_on(chat: Driver, _: Path) -> None:
+    await chat.errs("/continue", "no answer to continue")
+    chat.app.chat.max_tokens = 60
+    whole = await chat.ask("one")
+    chat.app.chat.max_tokens = 20
+    assert whole.startswith(await again(chat, "/retry")) and len(chat.texts[-1]) == 20
+    id, chat.app.chat.max_tokens = chat.turns[-1].id, 40
+    await chat.send("/continue")
+    await chat.until(lambda: len(chat.texts[-1]) == 60 and chat.turns[-1].finished)
+    await chat.idle()
+    assert chat.texts == chat.shown == ["one", whole] and chat.turns[-1].id == id
+    assert chat.turns[-1].metrics["emitted_tokens"] == 60 and "60 tokens (length)" in chat.footers[-1]
+    assert sum(span[0] for span in chat.turns[-1].spans) == 60
+    await chat.press("ctrl+l")
+    chat.app.chat.max_tokens = ENDLESS
+    await chat.send("/continue")
+    await chat.growing(70)
+    await chat.errs_amid("/continue", "engine is busy")
+    assert chat.texts[-1].startswith(whole) and chat.app.chat.messages[-1].content == chat.texts[-1] == chat.shown[-1]
+    chat.app.chat.sampling = replace(chat.app.chat.sampling, logit_bias=((256, 1000.0),))
+    await chat.send("/continue")
+    await chat.until(lambda: chat.turns[-1].metrics.get("reason") == "stop")
+    await chat.errs("/continue", "has ended this answer itself", "/retry")
 
 
 @scene("edit")

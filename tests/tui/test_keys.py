@@ -172,20 +172,6 @@ def test_stopping_keeps_the_text(key: str) -> None:
     in_app(test)
 
 
-def test_a_question_while_one_is_answered_stays_in_the_prompt() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.begin("hello")
-        await chat.hears("too early", "engine is busy", kind="error")
-        assert chat.prompt.text == "too early" and len(chat.turns) == 2
-        await chat.press("escape")
-        await chat.idle()
-        await chat.press("enter")
-        await chat.growing()
-        assert chat.texts[2] == "too early"
-
-    in_app(test)
-
-
 def test_ctrl_c_copies_a_selection() -> None:
     async def test(chat: Driver) -> None:
         await chat.ask("hello")

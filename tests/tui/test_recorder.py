@@ -19,6 +19,7 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
+from edgespec.core.sampling import SamplingParams
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.tui.recorder import open_store
@@ -87,21 +88,25 @@ def test_what_is_done_again_stays_a_branch_and_the_place_is_kept() -> None:
 def test_a_question_that_cannot_be_answered() -> None:
     small = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=32))
 
-    async def first() -> None:
+    async def main() -> None:
         async with driving(small, chat=chat_of(4)) as chat:
-            await chat.hears("x" * 50, "the context holds 32", kind="error")
-            await chat.idle()
-            assert chat.texts == chat.shown == ["x" * 50] and len(chat.app.chat.messages) == 1
+            await chat.hears("x" * 50, "the context holds 32", "Shorten", kind="error")
+            assert chat.texts == chat.shown == [] and not chat.app.chat.messages
+            assert chat.prompt.text == "x" * 50 and not chat.app.recorder.store.recent()
+            chat.app.chat.sampling = SamplingParams(temperature=0.0, logit_bias=((256, 1000.0),))
+            await chat.send("one")  # its answer ends at once
+            await chat.until(lambda: chat.texts == ["one"] and chat.app.activity.job is None)
         async with driving(small, chat=chat_of(4), resume=1) as chat:
-            assert chat.texts == chat.shown == ["x" * 50]
-            await chat.send("short")
-            await chat.until(lambda: chat.texts[:1] == ["short"] and len(chat.turns) == 2)
+            assert chat.texts == chat.shown == ["one"]
+            await chat.send("two")
+            await chat.until(lambda: len(chat.turns) == 2)
             await chat.idle()
+            assert chat.shown == chat.texts and chat.texts[0] == "two" and len(chat.texts) == 2
             assert [message.content for message in chat.app.chat.messages] == chat.texts
             await chat.hears("/branch", "branch 1 of 2")
-            assert chat.texts == ["x" * 50]
+            assert chat.texts == ["one"]
 
-    asyncio.run(first())
+    asyncio.run(main())
 
 
 def test_a_store_that_fails_during_an_answer_is_told_of_once(data: Path) -> None:

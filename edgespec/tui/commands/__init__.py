@@ -55,6 +55,7 @@ COMMANDS = (
     Command("stats", "", "show steps, costs, acceptance (F2)", _details),
     Command("theme", "[NAME]", "change the colors; without NAME, list the themes", model.theme),
     Command("retry", "[N]", "answer the last question, or question N, again", chat.retry),
+    _share("continue", chat.continue_),
     Command("edit", "[N]", "move the last question, or question N, back to the prompt", chat.edit),
     _share("undo", chat.undo),
     Command("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", chat.branch),

@@ -24,7 +24,12 @@ async def retry(app: ChatApp, argument: str) -> None:
     number = _parse_question(app, argument)
     app.recorder.rewind_answers(number)
     app.query_one(Transcript).cut(number, keep_question=True)
-    await app.generate()
+    await app.answer()
+
+
+async def continue_(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    await app.continue_answer()
 
 
 async def edit(app: ChatApp, argument: str) -> None:
@@ -55,8 +60,8 @@ async def branch(app: ChatApp, argument: str) -> None:
     else:
         to = _parse_number(argument, count, f"there are branches 1 to {count}.", "For example: /branch 1") - 1
     if to != fork.at:
-        app.recorder.switch_branch(fork.branches[to])
-    await app.show_turns()
+        await app.switch_branch(fork, to)
+    app.mark_branches()
     await app.say(f"branch {to + 1 or '-'} of {count} {app.recorder.describe_place(fork)}")
 
 
