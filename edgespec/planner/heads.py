@@ -23,7 +23,7 @@ from edgespec.registry.resolve import HubMlx, LocalMlx, Source, read_metadata
 _OTHER = "Use --draft ngram, or another."
 _RUNNABLE: dict[BackendName, list[HeadKind]] = {
     "llamacpp": ["eagle3", "mtp", "gemma4-assistant", "dflash", "dspark"],
-    "mlx": ["eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra"],
+    "mlx": ["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspark", "medusa", "hydra"],
     "toy": [],
 }
 _RUNTIMES: Mapping[BackendName, str] = {"llamacpp": "llama.cpp", "mlx": "MLX", "toy": "the toy runtime"}

@@ -12,7 +12,7 @@ from tests.backends.numpy_layers import attend, normed, read_tensors
 from tests.models import GgufBuilder
 
 WIDTH, SIZE, HEADS, KV_HEADS, FFN, WINDOW = 64, 32, 4, 2, 96, 12
-HEAD, HEAD_SWA = 32, 16  # numbers of a head of full layers, and of those with a window
+HEAD, HEAD_SWA = 64, 32  # numbers of a head of full layers, and of those with a window
 BASE, BASE_SWA = 1_000_000.0, 10_000.0
 TARGET_WINDOWS, WINDOWS = (True, False), (True, True, False)
 
@@ -79,6 +79,60 @@ def _write_layer(m: GgufBuilder, b: str, width: int, is_window: bool) -> None:
 
 def _norm(m: GgufBuilder, name: str, n: int, gain: float = 1.0) -> None:
     m.writer.add_tensor(f"{name}.weight", (gain * m.rng.uniform(0.5, 1.5, n)).astype(np.float32))
+
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "nextn.pre_projection.weight": "pre_projection.weight",
+    "nextn.post_projection.weight": "post_projection.weight",
+}
+_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    **{f"attn_{name}_norm.weight": f"self_attn.{name}_norm.weight" for name in "qk"},
+    **{f"attn_{name}.weight": f"self_attn.{name}_proj.weight" for name in "qkv"},
+    "attn_output.weight": "self_attn.o_proj.weight",
+    **{f"ffn_{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "layer_output_scale.weight": "layer_scalar",
+}
+
+
+def name_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Those of a GGUF file by the names of Hugging Face."""
+    found = {}
+    for name, each in read_tensors(path).items():
+        if name.startswith("blk."):
+            _, i, rest = name.split(".", 2)
+            found[f"model.layers.{i}.{_LAYER[rest]}"] = np.array(each, np.float32)
+        elif name != "rope_freqs.weight":
+            found[_OUTER[name]] = np.array(each, np.float32)
+    return found
+
+
+def describe_layers(windows: Sequence[bool], width: int) -> dict[str, Any]:
+    """A config of gemma4_text."""
+    return {
+        "model_type": "gemma4_text",
+        "hidden_size": width,
+        "num_hidden_layers": len(windows),
+        "intermediate_size": FFN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SWA,
+        "global_head_dim": HEAD,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in windows],
+        "final_logit_softcapping": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 4096,
+    }
 
 
 class Reference:

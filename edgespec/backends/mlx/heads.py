@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.mlx.assistant import AssistantSession
+from edgespec.backends.mlx.assistant import read_network as read_assistant
 from edgespec.backends.mlx.dflash import DFlashSession
 from edgespec.backends.mlx.dflash_network import read_network as read_dflash
 from edgespec.backends.mlx.draft_vocabulary import ScoringNetwork
@@ -52,6 +54,7 @@ _KINDS: dict[HeadKind, tuple[Reader, Opener]] = {
     "eagle3": (read_eagle3, PairSession),
     "eagle": (read_eagle, PairSession),
     "mtp": (read_mtp, PairSession),
+    "gemma4-assistant": (read_assistant, AssistantSession),
     "dflash": (read_dflash, DFlashSession),
     "dspark": (read_dspark, DSparkSession),
     "medusa": (read_medusa, MedusaSession),
@@ -64,7 +67,8 @@ class MlxHead(AttachedHead):
 
     def __init__(self, kind: HeadKind, network: HeadNetwork, opener: Opener, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.name = kind
+        self.name = "mtp" if kind == "gemma4-assistant" else kind
+        self.shares_kv = kind == "gemma4-assistant"
         self.extra_bytes = network.nbytes
         self._network = network
         self.opener = opener

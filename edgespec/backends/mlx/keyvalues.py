@@ -83,6 +83,15 @@ class KeyValues:
         keys, values = fetched
         return keys, values
 
+    def before(self, position: int, n: int | None) -> tuple[Any, Any]:
+        """Keys and values [1, heads, rows, width] of the last `n` tokens before `position`, or of all that it holds."""
+        end = position - self._start
+        first = 0 if n is None else max(end - n, 0)
+        rows = [tree_map(lambda x: x[..., first:end, :], each) for each in (self.keys, self.values)]
+        if hasattr(self, "bits"):
+            rows = [mx.dequantize(*each, group_size=self.group_size, bits=self.bits) for each in rows]
+        return rows[0], rows[1]
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """What N new rows attend to of the rows that the next update returns; None or "causal" where that says it."""
         used = self.length - self._start

@@ -75,6 +75,15 @@ class MlxSession:
         self._sync()
         return self._cached.runner.model
 
+    @property
+    def entries(self) -> Sequence[Any]:
+        """The model's caches, which hold all tokens; callers must not change them."""
+        self._sync()
+        self._require_committed("a draft")
+        self._cached.settle()
+        entries: Sequence[Any] = self._cached.runner.caches.entries
+        return entries
+
     def tap(self, layers: tuple[int, ...]) -> Features[Any]:
         """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
 
