@@ -27,7 +27,8 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching, TargetDistribution
-from edgespec.engine.structured_output import GrammarCompiler, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.structured_output import json_structure
 
 COMMON = SamplingParams(temperature=0.8, top_k=40, top_p=0.95)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1}

@@ -22,7 +22,8 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.engine.structured_output import GrammarCompiler, Structure, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.structured_output import Structure, json_structure
 
 PROMPTS = (
     "def read_lines(path):\n",

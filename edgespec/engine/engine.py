@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
@@ -32,15 +33,17 @@ from edgespec.engine.drafting import (
 )
 from edgespec.engine.events import AnswerStart, Event, Notice, Request
 from edgespec.engine.generation import ForwardCost, Generation
+from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.session_pool import Slot, SlotPool
-from edgespec.engine.structured_output import GrammarCompiler, GrammarMask
+from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import TextStream
 
 _PROFILE_S = 0.5  # of the implicit calibration
+_COMPILE_POLL_S = 0.001
 
 
 class Engine:
@@ -99,7 +102,7 @@ class Engine:
         slot: Slot | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            mask = self._compile_grammar(request, sampler, len(prompt), encoded.tail)
+            mask = yield from self._compile_grammar(request, sampler, len(prompt), encoded.tail, check)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
@@ -203,6 +206,7 @@ class Engine:
 
     def release_draft(self) -> None:
         """Free the sessions and the drafts, so that another engine can take the target over."""
+        self._grammars.close()
         self._slots.close()
         self._drafters.close()
 
@@ -225,8 +229,13 @@ class Engine:
             raise BackendError("the model has been closed.", hint="Open it again.")
         return self._prompts.encode(prompt, variables, start)
 
-    def _compile_grammar(self, request: Request, sampler: Sampler, n_prompt: int, tail: str) -> GrammarMask | None:
-        """The sampler within the request's structure, which begins after the reasoning; None without a structure."""
+    def _compile_grammar(
+        self, request: Request, sampler: Sampler, n_prompt: int, tail: str, check: CheckCancelled
+    ) -> Generator[Yield, None, GrammarMask | None]:
+        """The sampler within the request's structure, which begins after the reasoning; None without a structure.
+
+        Others decode meanwhile.
+        """
         if request.structure is None:
             return None
         if request.start is not None:
@@ -235,7 +244,14 @@ class Engine:
         if form is not None and form.starts_inside(tail):
             markers = form.states["reasoning"].markers
             end = next(marker for marker, state in markers.items() if state == "answer").encode()
-        return self._grammars.constrain(request.structure, sampler, n_prompt, end)
+        compiling = self._grammars.compile(request.structure)
+        try:
+            while not wait([compiling], _COMPILE_POLL_S).done:
+                check()
+                yield YIELD
+        finally:
+            compiling.cancel()
+        return GrammarMask(compiling.result(), sampler, self.target.tokenizer, n_prompt, end)
 
     def _choose_controller(
         self,

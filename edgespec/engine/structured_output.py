@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +17,15 @@ import numpy.typing as npt
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Indices, Logits
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.engine.json_schema import adapt_schema
+from edgespec.engine.schema_bounds import MAX_CHARACTERS, MAX_DEPTH, check_bounds
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-_MAX_SCHEMA = 2**18  # characters
-_MAX_DEPTH = 64
 _WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
-_MAX_REPEATS = 16  # of the alternatives of a repeated structure
 _END_WINDOW = 16  # tokens in which the end of the reasoning may be spelled
 _EVERYTHING = 2**40
 
@@ -41,9 +39,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """JSON that follows `schema`, a JSON schema as text."""
+    """JSON that follows `schema`, a JSON schema as text. `unenforced` names what is left out of it, in sentences."""
 
     schema: str
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +58,46 @@ class Structure:
     last: tuple[Text, ...] = ()
     between: tuple[Text, ...] | None = None
 
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """What the schemas demand and the grammar does not, in sentences."""
+        parts = (part for parts in self.alternatives for part in parts if isinstance(part, Json))
+        return tuple(dict.fromkeys(each for part in parts for each in part.unenforced))
+
 
 def texts(parts: Iterable[str]) -> tuple[Text, ...]:
     return tuple(Text(part) for part in parts)
 
 
-def json_part(schema: Any) -> Json:
-    """Raises InvalidRequest for a schema that is too large or nested too deep."""
+def json_part(schema: Any, *, is_strict: bool = False) -> Json:
+    """Raises InvalidRequest for a schema that is too large or nested too deep, and for one that cannot be enforced
+    as a whole if `is_strict`.
+    """
     try:
-        if not is_shallow(schema, _MAX_DEPTH):
-            raise InvalidRequest(f"the JSON schema is nested more than {_MAX_DEPTH} deep.", hint="Simplify it.")
-        if isinstance(schema, Mapping):
-            schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
-        text = json.dumps(schema)
+        if not is_shallow(schema, MAX_DEPTH):
+            raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
+        check_bounds(schema)
+        adapted = adapt_schema(schema)
+        check_bounds(adapted.schema)
+        if isinstance(adapted.schema, Mapping):
+            options = {"whitespace_pattern": _WHITESPACE, "coerce_one_of": True}
+            adapted = replace(adapted, schema={**adapted.schema, "x-guidance": options})
+        text = json.dumps(adapted.schema)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the JSON schema cannot be read: {error}.", hint="Check the schema.") from error
-    if len(text) > _MAX_SCHEMA:
-        raise InvalidRequest(f"the JSON schema has more than {_MAX_SCHEMA:,} characters.", hint="Simplify it.")
-    return Json(text)
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(f"the JSON schema has more than {MAX_CHARACTERS:,} characters.", hint="Simplify it.")
+    if is_strict and adapted.unenforced:
+        raise InvalidRequest(
+            f"strict is true, but the schema cannot be enforced: {adapted.unenforced[0]}",
+            hint="Remove strict, or change the schema.",
+        )
+    return Json(text, adapted.unenforced)
 
 
-def json_structure(schema: Any = None) -> Structure:
-    """JSON that follows `schema`, or any object without one. Raises InvalidRequest."""
-    return Structure(((json_part({"type": "object"} if schema is None else schema),),))
+def json_structure(schema: Any = None, *, is_strict: bool = False) -> Structure:
+    """JSON that follows `schema`, or any object without one; see `json_part`. Raises InvalidRequest."""
+    return Structure(((json_part({"type": "object"} if schema is None else schema, is_strict=is_strict),),))
 
 
 def either(one: Structure, other: Structure) -> Structure:
@@ -89,74 +105,6 @@ def either(one: Structure, other: Structure) -> Structure:
     return Structure(
         tuple((*each.first, *alternative, *each.last) for each in (one, other) for alternative in each.alternatives)
     )
-
-
-class GrammarCompiler:
-    """Compiles structures for one vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def constrain(self, structure: Structure, sampler: Sampler, prompt_length: int, after: bytes = b"") -> GrammarMask:
-        """`sampler` masked by `structure`, which begins at the end of the prompt, or after the first `after`.
-
-        Raises InvalidRequest for a structure that cannot be compiled.
-        """
-        from llguidance import LLMatcher
-
-        matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(self._lark(structure)))
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300].rstrip(".")
-            raise InvalidRequest(f"the answer's structure cannot be followed: {reason}.", hint="Simplify the schema.")
-        return GrammarMask(matcher, sampler, self._tokenizer, prompt_length, after)
-
-    def _lark(self, structure: Structure) -> str:
-        rules: list[str] = []
-
-        def sequence(parts: Sequence[Text | Json]) -> str:
-            names = [f"part{len(rules)}x{i}" for i in range(len(parts))]
-            rules.extend(f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True))
-            return " ".join(names)
-
-        alternatives = " | ".join(sequence(parts) for parts in structure.alternatives)
-        more = "" if structure.between is None else f"more{{0,{_MAX_REPEATS - 1}}}"
-        start = f"start: {sequence(structure.first)} alternative {more} {sequence(structure.last)}"
-        another = f"more: {sequence(structure.between or ())} alternative"
-        return "\n".join([start, f"alternative: {alternatives}", *([another] if more else ()), *rules])
-
-    def _rule(self, part: Text | Json) -> str:
-        if isinstance(part, Json):
-            return f"%json {part.schema}"
-        tokens = self._tokenizer.encode(part.text, parse_special=True)
-        if len(tokens) == 1 and not self._tokenizer.piece(tokens[0]):
-            return f"<[{tokens[0]}]>"
-        return json.dumps(part.text)
-
-    @cached_property
-    def _vocabulary(self) -> LLTokenizer:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        ends = sorted(self._tokenizer.end_of_generation)
-        if not ends:
-            raise InvalidRequest("this model has no token to end a structured answer with.", hint="Use another model.")
-        return LLTokenizer(TokenizerWrapper(_Spelled(self._tokenizer)), eos_token=ends)
-
-
-class _Spelled:
-    """A vocabulary in the form that llguidance reads."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-        ends = tokenizer.end_of_generation
-        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece or token in ends]
-        special = frozenset(self.special_token_ids)
-        self.tokens = [b"<|%d|>" % token if token in special else piece for token, piece in enumerate(pieces)]
-        self.bos_token_id = tokenizer.bos
-        self.eos_token_id = min(ends)
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", errors="replace"), parse_special=False)
 
 
 class GrammarMask:
@@ -169,6 +117,7 @@ class GrammarMask:
     def __init__(
         self, matcher: LLMatcher, sampler: Sampler, tokenizer: Tokenizer, prompt_length: int, after: bytes
     ) -> None:
+        """The grammar of `matcher` begins at the end of the prompt, or after the first `after`."""
         self._matcher = matcher
         self._sampler = sampler
         self._tokenizer = tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.structured_output import (
-    GrammarCompiler,
     Json,
     Structure,
     Text,
@@ -168,12 +169,18 @@ def test_texts_around_json_and_alternatives(engine: Engine) -> None:
     assert seen <= {"<call>1</call>", "<call>2</call>", "none"} and seen
 
 
-def test_reasoning_before_it_is_free(engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def compiler(engine: Engine) -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(engine.target.tokenizer)) as made:
+        yield made
+
+
+def test_reasoning_before_it_is_free(engine: Engine, compiler: GrammarCompiler) -> None:
     """The structure begins after the marker, wherever that is accepted, and not before."""
     tokenizer = engine.target.tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     prompt = tokenizer.encode("def f():", parse_special=False)
-    distribution = GrammarCompiler(tokenizer).constrain(json_structure({"const": 7}), sampler, len(prompt), b"</think>")
+    distribution = compiler.constrain(json_structure({"const": 7}), sampler, len(prompt), b"</think>")
     logits = np.random.default_rng(0).standard_normal(tokenizer.vocab_size).astype(np.float32)
     free = int(logits.argmax())
     thought = tokenizer.encode("so it is 7 </think>", parse_special=False)
@@ -224,16 +231,12 @@ def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
 
 
 @pytest.fixture
-def laws(engine: Engine) -> Iterator[Any]:
+def laws(engine: Engine, compiler: GrammarCompiler) -> Iterator[Any]:
     tokenizer = engine.target.tokenizer
 
     def distribution(params: SamplingParams, prefix: list[int], logits: Any) -> Any:
         sampler = Sampler(params, tokenizer.vocab_size)
-        return (
-            GrammarCompiler(tokenizer)
-            .constrain(json_structure({"type": "integer"}), sampler, 0)
-            .distribution(logits, prefix)
-        )
+        return compiler.constrain(json_structure({"type": "integer"}), sampler, 0).distribution(logits, prefix)
 
     yield distribution
 
@@ -255,12 +258,12 @@ def test_no_sampler_gives_weight_to_what_is_forbidden(params: SamplingParams, la
         assert token in tokenizer.end_of_generation or not piece.strip(b"0123456789.eE \n\t"), piece
 
 
-def test_a_mask_depends_on_the_prefix_alone(engine: Engine) -> None:
+def test_a_mask_depends_on_the_prefix_alone(engine: Engine, compiler: GrammarCompiler) -> None:
     """A mask that followed other prefixes before, longer, shorter and forbidden ones, is that of a new follower."""
     tokenizer, rng = engine.target.tokenizer, np.random.default_rng(3)
     words = tokenizer.encode('hm </think> {"a": 12}', parse_special=False)
     n = tokenizer.vocab_size
-    compiler, structure = GrammarCompiler(tokenizer), json_structure({"type": "object"})
+    structure = json_structure({"type": "object"})
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=0.8, top_p=0.9)):
         for after in (b"", b"</think>"):
             used = compiler.constrain(structure, Sampler(params, n), 2, after)
@@ -276,10 +279,10 @@ def test_a_mask_depends_on_the_prefix_alone(engine: Engine) -> None:
                 assert one.dense(n).tolist() == other.dense(n).tolist()
 
 
-def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine) -> None:
+def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine, compiler: GrammarCompiler) -> None:
     tokenizer, rng = engine.target.tokenizer, np.random.default_rng(4)
     n = tokenizer.vocab_size
-    compiler, structure = GrammarCompiler(tokenizer), json_structure({"type": "object"})
+    structure = json_structure({"type": "object"})
     greedy, sampled = (compiler.constrain(structure, Sampler(SamplingParams(temperature=t), n), 0) for t in (0.0, 1.0))
     answer = tokenizer.encode('{"name": [1, "two", null], "b": tr', parse_special=False)
     unmasked = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from edgespec.core.metrics import Meter
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
-from edgespec.engine.structured_output import GrammarCompiler, either, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.structured_output import either, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.chat import ChatRequest
 from edgespec.server.responses import ResponsesRequest
@@ -49,20 +52,28 @@ TEMPLATES = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(load("tree", LoadOptions()).tokenizer)) as made:
+        yield made
+
+
 SEVERAL = {"hermes", "mistral", "mistral since 2025", "deepseek", "deepseek since v3.1"}
 
 
 @pytest.mark.parametrize("parallel_calls", [False, True])
 @pytest.mark.parametrize("cities", [("Oslo",), ("Oslo", "Rome", "Lima")], ids=["one", "three"])
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], parallel_calls: bool) -> None:
+def test_forced_calls_are_read_back(
+    family: str, cities: tuple[str, ...], parallel_calls: bool, compiler: GrammarCompiler
+) -> None:
     """What the grammar lets through, followed token by token, are the calls that the reader finds."""
     form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
     structure = build_call_structure(form, [tool], parallel_calls=parallel_calls)
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    distribution = GrammarCompiler(tokenizer).constrain(structure, sampler, 0)
+    distribution = compiler.constrain(structure, sampler, 0)
     frame = form.frame
     before, after = "".join(frame.before).replace("{name}", "weather"), "".join(frame.after)
     calls = []
@@ -87,7 +98,7 @@ def test_forced_calls_are_read_back(family: str, cities: tuple[str, ...], parall
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) -> None:
+def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
     """As agents ask whose last answer has a schema."""
     form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
@@ -101,9 +112,7 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str) ->
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
-        distribution = GrammarCompiler(tokenizer).constrain(
-            either(answer, build_call_structure(form, [tool])), sampler, 0
-        )
+        distribution = compiler.constrain(either(answer, build_call_structure(form, [tool])), sampler, 0)
         assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
     reader = make_reader(form, {tool.name: tool.parameters})
     found = [*reader.push(said), *reader.finish()]
@@ -133,14 +142,12 @@ def test_an_answer_that_is_ended_before_it_begins_has_a_beginning() -> None:
     assert [type(part) for part in parts] == [Started, Done] and parts[0] == Started(7, 0)
 
 
-def test_no_more_calls_than_sixteen() -> None:
+def test_no_more_calls_than_sixteen(compiler: GrammarCompiler) -> None:
     tool = Tool("f", "", {"type": "object", "additionalProperties": False})
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for n, is_let in ((16, True), (17, False)):
-        distribution = GrammarCompiler(tokenizer).constrain(
-            build_call_structure(HERMES, [tool], parallel_calls=True), sampler, 0
-        )
+        distribution = compiler.constrain(build_call_structure(HERMES, [tool], parallel_calls=True), sampler, 0)
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
 

@@ -1,0 +1,108 @@
+"""The helper process of grammar_check: reads grammars, compiles them, and writes what is wrong with each.
+
+It imports little, since it starts again after each grammar that hung.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MAX_EXTRA_BYTES = 2**30  # of memory, for all that compilation takes
+_MAX_FAULT = 300  # characters
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A vocabulary in the form that llguidance reads. Tokens without text are spelled <|ID|>.
+
+    ends  the tokens that end a generation; at least one
+    """
+
+    tokens: tuple[bytes, ...]
+    special_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    ends: tuple[int, ...]
+
+    @property
+    def eos_token_id(self) -> int:
+        return min(self.ends)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokens of `text`; none, since compilation asks for none."""
+        return []
+
+
+def main() -> None:
+    """Compile grammars until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads the answers
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    spelling, deadline_s = pickle.load(source)
+    vocabulary = make_vocabulary(spelling)
+    _limit_memory()
+    fault = ""  # the first answer says that the vocabulary is built
+    while True:
+        pickle.dump(fault, target)
+        target.flush()
+        try:
+            grammar = pickle.load(source)
+        except EOFError:
+            return
+        _set_alarm(deadline_s + 1)  # the kernel ends this process where the parent has died meanwhile
+        fault = find_fault(compile_grammar(vocabulary, grammar))
+        _set_alarm(0)
+
+
+def compile_grammar(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
+    """A matcher, which may be in error. Its limits keep one mask within about 0.2 seconds and 100 MB of states."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=20_000,
+        max_lexer_states=50_000,
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
+    return LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+
+
+def find_fault(matcher: LLMatcher) -> str:
+    """Why a matcher is in error, without the excerpt of the grammar that follows; "" where it is not."""
+    if not matcher.is_error():
+        return ""
+    first = matcher.get_error().strip().partition("\n")[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(first.split()))[:_MAX_FAULT].rstrip(".: ") or "unknown error"
+
+
+def make_vocabulary(spelling: Spelling) -> LLTokenizer:
+    """The index of a vocabulary."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(spelling), eos_token=list(spelling.ends))
+
+
+def _limit_memory() -> None:
+    """Let this process take no more than a fixed number of bytes from here, where the system can bound it."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size + _MAX_EXTRA_BYTES, hard))
+
+
+def _set_alarm(seconds: float) -> None:
+    """Have the kernel end this process after `seconds`, native code or not; 0: it lives on."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)

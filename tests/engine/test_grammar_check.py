@@ -1,0 +1,127 @@
+"""Grammars that cannot be compiled in time are refused, and nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psutil
+import pytest
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load as load_toy
+from edgespec.core.batching import Yield
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.schema_bounds import MAX_CONSTANTS, MAX_OPTIONAL, MAX_PATTERN_PROPERTIES, MAX_PROPERTIES
+from edgespec.engine.structured_output import Json, Structure, json_part, json_structure
+from edgespec.errors import Cancelled, InvalidRequest
+from tests.engine.conftest import PLAIN
+
+TOY = load_toy("tree", LoadOptions(context_size=4096))
+SMALL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def hostile(n: int = 1000) -> Structure:
+    """19 kB whose compilation takes minutes; beyond the bounds, so that it reaches the compiler only here."""
+    patterns = {f"^k{i}_": {"type": "string"} for i in range(n)}
+    return Structure(((Json(json.dumps({"type": "object", "patternProperties": patterns})),),))
+
+
+@pytest.fixture
+def compiler() -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(TOY.tokenizer, deadline_s=0.5)) as made:
+        yield made
+
+
+def helpers() -> list[psutil.Process]:
+    found = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in found if "grammar_check_main" in " ".join(each.cmdline())]
+
+
+def test_a_grammar_is_refused_at_the_deadline(compiler: GrammarCompiler) -> None:
+    assert not compiler.compile(json_structure(SMALL)).result().is_error()
+    (first,) = helpers()
+    with pytest.raises(InvalidRequest, match=r"needs more than 0.5 seconds"):
+        compiler.compile(hostile()).result()
+    assert not first.is_running() and not helpers(), "what compiled it was killed"
+    refused = compiler.compile(hostile())
+    with pytest.raises(InvalidRequest, match="too complex"):
+        refused.result()
+    assert not helpers(), "a grammar that was refused is not tried again"
+    assert not compiler.compile(json_structure({"const": 1})).result().is_error(), "the helper starts again"
+    compiler.close()
+    assert not helpers()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound what a process takes")
+def test_compilation_may_not_take_all_memory(compiler: GrammarCompiler) -> None:
+    compiler.compile(json_structure(SMALL)).result()
+    (helper,) = helpers()
+    soft, _ = helper.rlimit(psutil.RLIMIT_AS)
+    assert 2**30 < soft < helper.memory_info().vms + 2**30 + 2**28
+
+
+def test_others_decode_and_callers_leave_while_a_grammar_compiles() -> None:
+    engine = Engine(TOY, [], PLAIN, 2)
+    engine._grammars = GrammarCompiler(TOY.tokenizer, deadline_s=0.5)
+    waiting = engine.generate(Request("a", structure=hostile()))
+    other = engine.generate(Request("hello", SamplingParams(temperature=0), 40, seed=1))
+    assert isinstance(next(waiting), Yield)
+    events = []
+    for event in other:
+        if isinstance(event, Yield):
+            assert isinstance(next(waiting), Yield), "the grammar is still being compiled"
+        events.append(event)
+    assert isinstance(events[-1], Finished) and sum(isinstance(event, Step) for event in events) > 5
+    with pytest.raises(InvalidRequest, match="too complex"):
+        list(waiting)
+    left = False
+
+    def check() -> None:
+        if left:
+            raise Cancelled
+
+    leaving = engine.generate(Request("a", structure=hostile(999)), check)
+    assert isinstance(next(leaving), Yield)
+    left = True
+    (last,) = leaving
+    assert isinstance(last, Finished) and last.reason == "cancelled"
+    engine.close()
+    assert not helpers()
+
+
+def many(n: int, make: Callable[[int], Any] = lambda i: {"type": "string"}) -> dict[str, Any]:
+    return {f"k{i}": make(i) for i in range(n)}
+
+
+BEYOND: list[tuple[str, Any]] = [
+    ("optional properties in one object", {"properties": many(MAX_OPTIONAL + 1)}),
+    ("properties", {"properties": many(MAX_PROPERTIES + 1), "required": list(many(MAX_PROPERTIES + 1))}),
+    ("patternProperties", {"patternProperties": many(MAX_PATTERN_PROPERTIES + 1)}),
+    ("constants in enum", {"items": [{"enum": list(range(MAX_CONSTANTS // 2 + 1))}] * 2}),
+    ("branches", {"anyOf": [{"oneOf": [{"const": i} for i in range(10)]}] * 100}),
+]
+
+
+@pytest.mark.parametrize(("what", "schema"), BEYOND, ids=[what for what, _ in BEYOND])
+def test_schemas_have_bounds(what: str, schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"the JSON schema has [\d,]+ {what}.* are allowed"):
+        json_part({"type": "object", **schema})
+
+
+def test_schemas_within_the_bounds_compile(compiler: GrammarCompiler) -> None:
+    properties = many(MAX_PROPERTIES - MAX_OPTIONAL)
+    for schema in (
+        {"type": "object", "properties": properties, "required": list(properties)},
+        {"type": "object", "properties": many(MAX_OPTIONAL)},
+        {"type": "object", "patternProperties": {f"^k{i}_": {} for i in range(MAX_PATTERN_PROPERTIES)}},
+        {"enum": [f"value {i}" for i in range(MAX_CONSTANTS)]},
+    ):
+        assert not compiler.compile(json_structure(schema)).result().is_error()
