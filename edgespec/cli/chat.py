@@ -5,19 +5,26 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.core import ParameterSource
 
 from edgespec.cli.completers import complete_conversation, complete_model
 from edgespec.cli.options import generation_options, load_config, sampling_params
+
+if TYPE_CHECKING:
+    from edgespec.backends import BackendName
+    from edgespec.conversations import Store
+    from edgespec.planner.plan import LoadConfig
 
 
 @click.command("chat")
 @click.argument("model", required=False, metavar="[REF]", shell_complete=complete_model)
 @click.option("--plain", is_flag=True, help="Chat line by line instead of full-screen.")
-@click.option("--continue", "continue_last", is_flag=True, help="Continue the last conversation.")
+@click.option("--continue", "continue_last", is_flag=True, help="Continue the last conversation, with its model.")
 @click.option(
     "--resume",
     type=click.IntRange(min=1),
@@ -39,8 +46,9 @@ def chat_command(
 ) -> int:
     """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
 
-    Without REF, a small embedded model answers; it completes Python code. F1 (or /help) lists keys and commands.
-    Full-screen chats are saved in the data folder that `edgespec doctor` shows.
+    Without REF, a conversation that is continued opens its own model; in a new one, a small embedded model answers,
+    which completes Python code. F1 (or /help) lists keys and commands. Full-screen chats are saved in the data folder
+    that `edgespec doctor` shows.
     """
     from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
@@ -62,6 +70,8 @@ def chat_command(
         store = open_store()
         if continue_last and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
+        if resume is not None and model is None and store.notice is None:
+            request = _own_request(store, resume, request)
         sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
         client = EngineProcess()
@@ -83,6 +93,21 @@ def chat_command(
         return Repl(engine, request, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
     finally:
         engine.close()
+
+
+def _own_request(store: Store, id: int, request: LoadConfig) -> LoadConfig:
+    """`request` for the model of a stored conversation. Options that the user gave stay. Raises InvalidRequest."""
+    from edgespec.conversations.own_model import OwnModel
+
+    conversation = store.resume(id)
+    own, context = OwnModel.find(conversation, store.path(conversation.leaf)), click.get_current_context()
+    is_default = {name: context.get_parameter_source(name) is ParameterSource.DEFAULT for name in ("draft", "backend")}
+    return replace(
+        request,
+        model=own.reference,
+        draft=own.draft if is_default["draft"] else request.draft,
+        backend=cast("BackendName | None", own.backend) if is_default["backend"] else request.backend,
+    )
 
 
 def _is_terminal() -> bool:

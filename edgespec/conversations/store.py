@@ -183,7 +183,7 @@ class Store:
             if 0 < id < 2**63:
                 for found in self._conversations(_BY_ID, id):
                     return found
-        raise InvalidRequest(f"there is no conversation {id}.", hint="/history lists the conversations.")
+        raise InvalidRequest(f"there is no conversation {id}.", hint="`edgespec history` lists the conversations.")
 
     def recent(self, limit: int = 50) -> list[Conversation]:
         """The conversations that have turns, most recently changed first."""
@@ -243,7 +243,8 @@ class Store:
     ) -> Turn:
         values = (drop_surrogates(text), drop_surrogates(reasoning), to_column(spans), to_column(metrics), finished)
         with self._transaction():
-            if self._db.execute("SELECT 1 FROM turns WHERE id = ? AND finished", (turn.id,)).fetchone():
+            if self._db.execute("SELECT finished FROM turns WHERE id = ?", (turn.id,)).fetchone() != (0,):
+                self._turn(turn.id)  # raises where it has been removed
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
             self._db.execute(
                 "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",

@@ -13,6 +13,8 @@ import subprocess
 import termios
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -200,52 +202,61 @@ def test_two_programs_at_once(data: Path) -> None:
     assert sorted(paths) == [[f"{name} {number}" for number in range(3)] for name in ("here", "there")]
 
 
-def test_a_program_that_is_killed_leaves_the_answer_so_far(data: Path) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    arguments = ["chat", "tree", "--backend", "toy", "--draft-max", "3", "--ctx", str(ENDLESS), "--temperature", "0",
-                 "--max-tokens", str(ENDLESS - 100)]  # fmt: skip
-    child = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
-                             env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True)  # fmt: skip
-    os.close(theirs)
-    screen = bytearray()
+class Screen:
+    """The program on a terminal of its own, until it is killed."""
 
-    def read() -> None:
-        try:
-            while chunk := os.read(ours, 65536):
-                screen.extend(chunk)
-        except OSError:
-            pass
+    def __init__(self, *arguments: str) -> None:
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.child = subprocess.Popen([*COMMAND, "chat", *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
+                                      env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True)  # fmt: skip
+        os.close(theirs)
+        self._seen = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
+    def _read(self) -> None:
+        with suppress(OSError):
+            while chunk := os.read(self.ours, 65536):
+                self._seen.extend(chunk)
+
+    def until(self, holds: Callable[[bytes], object]) -> None:
         end = time.monotonic() + 30
-        while b"Tree on toy" not in screen:
-            assert time.monotonic() < end and child.poll() is None, bytes(screen[-2000:])
+        while not holds(bytes(self._seen)):
+            assert time.monotonic() < end and self.child.poll() is None, bytes(self._seen[-2000:])
             time.sleep(0.02)
-        os.write(ours, b"hello\r")
-        store = Store.open()
-        while (
-            not (kept := store.recent(1)) or not store.path(kept[0].leaf)[-1].text or len(store.path(kept[0].leaf)) < 2
-        ):
-            assert time.monotonic() < end and child.poll() is None, bytes(screen[-2000:])
-            time.sleep(0.02)
-    finally:
-        child.kill()
-        child.wait()
-        reader.join(5)
-        os.close(ours)
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.child.wait()
+        self._reader.join(5)
+        os.close(self.ours)
+
+
+def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_model(data: Path) -> None:
+    store = Store.open()
+    toy = ("tree", "--backend", "toy", "--draft", "ngram", "--draft-max", "3", "--ctx", str(ENDLESS))
+    with Screen(*toy, "--temperature", "0", "--max-tokens", str(ENDLESS - 100)) as screen:
+        screen.until(lambda seen: b"Tree on toy" in seen)
+        os.write(screen.ours, b"hello\r")
+        screen.until(lambda _: any(turn.role == "assistant" and turn.text for turn in store.path(2)))
     question, answer = store.path(store.recent(1)[0].leaf)
     assert question.text == "hello" and answer.text and not answer.finished
 
     async def resume() -> None:
-        async with driving(resume=kept[0].id) as chat:
+        async with driving(resume=1) as chat:
             assert chat.texts == chat.shown == ["hello", answer.text]
             assert chat.footers == ["cut off when the program ended"]
             await chat.ask("and on")
 
     asyncio.run(resume())
+    store.reopen(store.path(4)[-1])
+    with Screen("--continue") as screen:  # opens what was open
+        screen.until(lambda seen: b"Tree on toy" in seen)
+    assert store.resume(1).model == "tree"
 
 
 def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:

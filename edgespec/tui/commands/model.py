@@ -65,14 +65,14 @@ async def system(app: ChatApp, argument: str) -> None:
 
 async def race(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
-    model_info, messages = require_model(app.client), app.chat.messages
+    model_info, messages = require_model(app.client), app.chat.messages[app.chat.left_out :]
     if model_info.speculation.is_plain:
         raise InvalidRequest("there is no draft to race.", hint="/draft ngram or /draft auto chooses one.")
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if not argument and last is None:
         raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
     prompt = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
-    request = replace(app.chat.request(), prompt=(*app.chat.system_messages, *prompt))
+    request = replace(app.chat.request(model_info.sampling), prompt=(*app.chat.system_messages, *prompt))
     app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed))
 
 
