@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, split_graphemes
 
-MAX_COLUMNS = 100  # of text; code and tables may be wider
+MAX_COLUMNS = 100  # of text; lines of code and tables may be wider
 _TAB = 4  # columns
-_MUTED = "$text-muted"
+MUTED = "$foreground 60%"
 _CODE = "on $surface"
 # A space, a character of a script without spaces, or a word.
 _PIECE = re.compile("[ ]+|[\u2e80-\ud7a3\uf900-\ufaff\uff00-\uffef]|[^ \u2e80-\ud7a3\uf900-\ufaff\uff00-\uffef]+")
@@ -28,7 +28,7 @@ class Row:
 
     skip   characters at its start that are not copied
     joint  what stood between this row and the next one: a line feed, or what a line was broken at
-    fill   the style of the row to its end
+    fill   the style of the row, to MAX_COLUMNS where its text ends before
     """
 
     runs: tuple[Run, ...]
@@ -48,6 +48,7 @@ class Block:
     start, end   characters of the source that the block shows
     first, rest  in front of its first row and of the others
     gap          in front of an empty row above it; None where there is no such row
+    edge         the style of `first` and `rest`
     """
 
     start: int = 0
@@ -55,6 +56,7 @@ class Block:
     first: str = ""
     rest: str = ""
     gap: str | None = ""
+    edge: str = MUTED
 
     def estimate(self, width: int) -> int:
         """About how many rows there will be at `width` columns, found without laying them out."""
@@ -62,7 +64,7 @@ class Block:
 
     def lay_out(self, width: int, paint: Paint = list) -> list[Row]:
         """The rows at `width` columns."""
-        above = [] if self.gap is None else [Row(((self.gap, (_MUTED,)),), skip=len(self.gap))]
+        above = [] if self.gap is None else [Row(((self.gap, (self.edge,)),), skip=len(self.gap))]
         return above + self._rows(width, paint)
 
     def _rows(self, width: int, paint: Paint) -> list[Row]:
@@ -74,7 +76,7 @@ class Block:
         for i, row in enumerate(rows):
             prefix = self.rest if i else self.first
             skip = len(prefix) - len(prefix.lstrip(_SKIPPED))
-            prefixed.append(Row(((prefix, (_MUTED,)), *row.runs), skip, row.joint, row.fill))
+            prefixed.append(Row(((prefix, (self.edge,)), *row.runs), skip, row.joint, row.fill))
         return prefixed
 
 
@@ -117,7 +119,7 @@ class CodeBlock(Block):
         columns = max(1, width - len(self.rest) - 2 * margin)
         rows = []
         if self.title is not None:
-            rows.append(Row(((" " * margin + self.title, ("$text-muted bold",)),), fill="on $panel"))
+            rows.append(Row(((" " * margin + self.title, (MUTED, "bold")),), fill="on $panel"))
         for line in split_lines(paint(highlight(self.code, self.language))):
             for runs, joint in wrap(line, columns, at_spaces=False):
                 rows.append(Row(((" " * margin, ()), *runs), 0, joint, self.fill))
@@ -131,7 +133,7 @@ class RuleBlock(Block):
 
     def _rows(self, width: int, paint: Paint) -> list[Row]:
         columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
-        return self._prefix([Row((("─" * columns, (_MUTED,)),))])
+        return self._prefix([Row((("─" * columns, (MUTED,)),))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +158,13 @@ class TableBlock(Block):
                 parts = [column[line] if line < len(column) else [] for column in columns]
                 rows.append(Row(tuple(self._join(parts, widths))))
             if not i:
-                rows.append(Row((("─┼─".join("─" * n for n in widths), (_MUTED,)),)))
+                rows.append(Row((("─┼─".join("─" * n for n in widths), (MUTED,)),)))
         return self._prefix(rows)
 
     def _join(self, parts: Sequence[Sequence[Run]], widths: Sequence[int]) -> Iterator[Run]:
         for i, (runs, width, alignment) in enumerate(zip(parts, widths, self.alignments, strict=True)):
             if i:
-                yield " │ ", (_MUTED,)
+                yield " │ ", (MUTED,)
             blank = max(0, width - cell_len(_text(runs)))
             left = {"right": blank, "center": blank // 2}.get(alignment, 0)
             yield " " * left, ()

@@ -12,7 +12,7 @@ from pygments.token import Token
 from pygments.util import ClassNotFound
 
 _STYLES = {
-    Token.Comment: "$text-muted italic",
+    Token.Comment: "$foreground 60% italic",
     Token.Generic.Deleted: "$text-error",
     Token.Generic.Inserted: "$text-success",
     Token.Generic.Heading: "bold",

@@ -52,7 +52,7 @@ def parse_plain(indent: str = "", *styles: str, kind: type[TextBlock] = TextBloc
         blocks: list[Block] = []
         for start, end, part in parts:
             runs: tuple[Run, ...] = ((part.removesuffix("\n"), styles),)
-            blocks.append(kind(start, end, indent, indent, None if start else "", runs))
+            blocks.append(kind(start, end, indent, indent, None if start else "", runs=runs))
         return blocks, parts[-1][0] - offset
 
     return parse

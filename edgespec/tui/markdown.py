@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from edgespec.tui.blocks import Block, CodeBlock, RuleBlock, Run, TableBlock, TextBlock, split_parts
+from edgespec.tui.blocks import MUTED, Block, CodeBlock, RuleBlock, Run, TableBlock, TextBlock, split_parts
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -101,7 +101,7 @@ class _Reader:
                 self._enter(_QUOTE, _QUOTE)
             elif token.type in ("list_item_close", "blockquote_close"):
                 if self._first != self._rest:
-                    yield TextBlock(*self._place(token))  # an empty item
+                    yield TextBlock(*self._place(tokens[i - 1]))  # an empty item
                 self._rest = self._first = self._above = self._outside.pop()
             i += 1
 
@@ -180,7 +180,7 @@ def _read_inline(tokens: Sequence[Token]) -> Iterator[Run]:
         elif token.nesting < 0:
             styles.pop()
             if address := addresses.pop():
-                yield address, (*styles, "$text-muted")
+                yield address, (*styles, MUTED)
 
 
 def _format_address(token: Token, name: str) -> str:

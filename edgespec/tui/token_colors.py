@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from edgespec.drafters import drafter_specs
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import Paint, Run
+from edgespec.tui.blocks import MUTED, Paint, Run
 
 Span = tuple[int, str, int]
 """(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
 
 # Of the registry's drafters, in its order. Underline and weight carry the same without color.
-_COLORS = ("$text-accent", "$text-success", "$text-secondary", "$text-primary", "$text-error")
+_COLORS = ("$text-primary", "$text-success", "$text-error", "$text-secondary", "$text-accent")
 _SEVERAL = "$text-warning"  # drafters that proposed the same token
 _MIN_LONG_RUN = 4  # tokens
-_MAX_MARKUP = 80  # characters between two characters that are shown one after the other
+_MAX_MARKUP = 80  # characters that are not shown between two that are
+_MAX_MARKS = 4  # before a space, which may also have been added
 
 
 def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
@@ -53,16 +54,19 @@ class Origins:
         for start, end, style in self.styles:
             by_character[start:end] = [style] * (end - start)
         at = 0
+        is_indent = True  # whether only spaces stand before the next character in its line
 
         def paint(runs: Sequence[Run]) -> list[Run]:
-            nonlocal at
+            nonlocal at, is_indent
             painted: list[Run] = []
             for text, styles in runs:
                 for character in text:
-                    found = self.source.find(character, at, at + _MAX_MARKUP)
+                    limit = _MAX_MARKUP if not character.isspace() else _MAX_MARKS
+                    found = self.source.find(character, at, at + limit)
                     style = by_character[found] if found >= 0 else ""
                     at = found + 1 if found >= 0 else at
-                    more = (*styles, style) if style else styles
+                    is_indent = (is_indent and character == " ") or character == "\n"
+                    more = (*styles, style) if style and not is_indent else styles
                     if painted and painted[-1][1] == more:
                         painted[-1] = (painted[-1][0] + character, more)
                     else:
@@ -74,10 +78,10 @@ class Origins:
 
 def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
     """A legend of the drafters' names."""
-    runs: list[Run] = [("plain: the target   ", ("$text-muted",))]
+    runs: list[Run] = [("plain: the target   ", (MUTED,))]
     for origin in sorted({origin for _, origin, _ in spans if origin}):
         runs += [(origin.replace("+", " and "), (_select_style(origin, 1),)), ("   ", ())]
-    return (*runs, ("bold: long runs", ("$text-muted",)))
+    return (*runs, ("bold: long runs", (MUTED,)))
 
 
 def _select_style(origin: str, tokens: int) -> str:

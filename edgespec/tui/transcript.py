@@ -16,7 +16,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from edgespec.conversations import Turn
-from edgespec.tui.blocks import Block, Row
+from edgespec.tui.blocks import MAX_COLUMNS, Block, Row
 from edgespec.tui.footer import format_footer
 from edgespec.tui.layout import Layout, Place
 from edgespec.tui.messages import BranchClicked
@@ -187,9 +187,10 @@ class Transcript(ScrollView):
     def _make_strip(self, row: Row) -> Strip:
         margin = Segment(" " * _MARGIN, self._select_style(()))
         segments = [Segment(text, self._select_style((row.fill, *styles))) for text, styles in row.runs if text]
-        blank = max(0, self._width - sum(cell_len(segment.text) for segment in segments))
-        strip = Strip([margin, *segments, Segment(" " * blank, self._select_style((row.fill,))), margin])
-        return strip.crop(0, self.size.width).simplify()
+        used = sum(cell_len(segment.text) for segment in segments)
+        filled = Segment(" " * max(0, min(self._width, MAX_COLUMNS) - used), self._select_style((row.fill,)))
+        strip = Strip([margin, *segments, filled]).simplify()
+        return strip.adjust_cell_length(self.size.width, self._select_style(()))
 
     def _select_style(self, styles: tuple[str, ...]) -> RichStyle:
         if styles not in self._styles:
@@ -209,7 +210,7 @@ class Transcript(ScrollView):
         if place.row >= len(strips):
             return blank
         line = self._identify(place)
-        return self._mark_selected(strips[place.row].apply_offsets(0, line), line)
+        return self._mark_selected(strips[place.row], line).apply_offsets(0, line)
 
     # Events.
 

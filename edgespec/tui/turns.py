@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import Block, Run, TextBlock
+from edgespec.tui.blocks import MUTED, Block, CodeBlock, Run, TextBlock
 from edgespec.tui.code import is_python
 from edgespec.tui.document import Document, Parse, parse_code, parse_plain
 from edgespec.tui.markdown import parse_markdown
@@ -15,7 +15,6 @@ from edgespec.tui.sanitize import sanitize
 from edgespec.tui.token_colors import Origins, Span, describe_origins, extend_spans
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code
-_MUTED = "$text-muted"
 _USER_FILL = "on $boost"
 
 
@@ -38,7 +37,7 @@ class Branch:
 
     def mark(self, label: str, *, is_selected: bool) -> bool:
         """Show `label` below the message, nothing if it is empty; returns whether anything changes."""
-        before, style = self._arrows, "$text-accent bold" if is_selected else _MUTED
+        before, style = self._arrows, "$text-accent bold" if is_selected else MUTED
         self._arrows = ((f"{label}  ", (style,)),) if label else ()
         return self._arrows != before
 
@@ -51,11 +50,11 @@ class UserMessage(Branch):
         self.number = number
         first = f"    ▌ {number} "
         rest = "    ▌ "
-        self._block = TextBlock(0, len(text), first, rest, "", ((sanitize(text), ()),), _USER_FILL)
+        self._block = TextBlock(0, len(text), first, rest, "", "$text-primary", ((sanitize(text), ()),), _USER_FILL)
 
     @property
     def blocks(self) -> list[Block]:
-        arrows = Arrows(first="    ▌ ", gap=None, runs=self._arrows, fill=_USER_FILL)
+        arrows = Arrows(first="    ▌ ", gap=None, edge="$text-primary", runs=self._arrows, fill=_USER_FILL)
         return [self._block, arrows] if self._arrows else [self._block]
 
     def origins(self, block: Block) -> None:
@@ -68,8 +67,8 @@ class Notice:
     def __init__(self, text: str, kind: str = "note") -> None:
         self.text = text
         self.kind = kind
-        prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", _MUTED)
-        self.blocks = [TextBlock(0, len(text), prefix, prefix, "", ((sanitize(text), (style,)),))]
+        prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", MUTED)
+        self.blocks = [TextBlock(0, len(text), prefix, prefix, "", style, ((sanitize(text), (style,)),))]
 
     def origins(self, block: Block) -> None:
         return None
@@ -102,21 +101,22 @@ class Answer(Branch):
         self._is_code = False
         self._shown = ""  # the text without control characters
         self._ends: list[int] = []  # of the spans, in characters; empty until they are needed
-        self._thoughts = Document(parse_plain("  ", _MUTED, kind=Thought))
+        self._thoughts = Document(parse_plain("  ", MUTED, kind=Thought))
         self._document = Document(self._select_parser())
 
     @property
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
         if self.reasoning:
-            blocks.append(Fold(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", (_MUTED,)),)))
+            blocks.append(Fold(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", (MUTED,)),)))
             blocks += () if self.is_folded else self._thoughts.blocks
         blocks += self._document.blocks
         if self.shows_origins and self.spans:
             blocks.append(TextBlock(runs=describe_origins(self.spans)))
         if self.footer or self._arrows:
             line = Arrows if self._arrows else TextBlock
-            blocks.append(line(gap=None, runs=(*self._arrows, (self.footer, (_MUTED,)))))
+            gap = "" if blocks and isinstance(blocks[-1], CodeBlock) else None
+            blocks.append(line(gap=gap, runs=(*self._arrows, (self.footer, (MUTED,)))))
         return blocks
 
     def origins(self, block: Block) -> Origins | None:

@@ -12,7 +12,6 @@ from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
 from edgespec.tui.app import ChatApp
 from edgespec.tui.downloads import Downloads
-from edgespec.tui.picker import Pick, Picker
 from edgespec.tui.race import Race
 
 
@@ -39,6 +38,8 @@ async def model(app: ChatApp, argument: str) -> None:
         app.activity.require_idle()
         app.open(replace(app.request, model=argument, draft="auto"))
         return
+
+    from edgespec.tui.picker import Pick, Picker  # not before it is needed: the planner behind it takes 50 ms
 
     async def load(pick: Pick | None) -> None:
         if pick is not None and pick.download:

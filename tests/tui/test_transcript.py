@@ -1,0 +1,100 @@
+"""A long conversation: only what is near the window is laid out, and the window keeps its place in the text."""
+
+from __future__ import annotations
+
+from textual.pilot import Pilot
+
+from edgespec.conversations import Turn
+from edgespec.conversations.model import Role
+from edgespec.text.stream import Piece
+from edgespec.tui.app import ChatApp
+from edgespec.tui.transcript import Transcript
+from tests.models import REPOSITORY
+from tests.tui.screens import in_loop, opened
+
+TEXT = (REPOSITORY / "docs" / "architecture.md").read_text()
+N_ANSWERS = 60
+
+
+def turn(role: Role, text: str) -> Turn:
+    return Turn(1, 1, None, role, text, "", [], {}, {}, True, 0.0)
+
+
+def turns() -> list[Turn]:
+    pairs = ([turn("user", f"user {n}"), turn("assistant", f"assistant {n}\n\n{TEXT}")] for n in range(N_ANSWERS))
+    return [each for pair in pairs for each in pair]
+
+
+def shown(log: Transcript) -> list[str]:
+    return [log.render_line(y).text.rstrip() for y in range(log.size.height)]
+
+
+def n_laid_out(log: Transcript) -> int:
+    return sum(sum(slot.is_exact) for slot in log._layout.slots)
+
+
+@in_loop
+async def test_what_is_far_from_the_window_is_not_laid_out() -> None:
+    async with opened((100, 30)) as (app, pilot):
+        log = app.query_one(Transcript)
+        log.show(turns())
+        await pilot.pause()
+        assert log.scroll_offset.y == log.max_scroll_y > 10_000 and n_laid_out(log) < 50
+        end = shown(log)
+        assert any(end) and end[-1].strip() == "ended by an error; the text so far is kept"
+        answer = log.answers[-1]
+        answer.append([Piece(f" word{n}", "answer", "") for n in range(500)])
+        log.update(answer)
+        await pilot.pause()
+        assert log.scroll_offset.y == log.max_scroll_y and "word499" in "".join(shown(log))
+        log.scroll_home(animate=False)
+        await pilot.pause()
+        assert shown(log)[1].strip() == "▌ 1 user 0" and n_laid_out(log) < 100
+        assert log.find(f"ASSISTANT {N_ANSWERS // 2}\n")
+        await pilot.pause()
+        assert shown(log)[1].strip() == f"assistant {N_ANSWERS // 2}" and n_laid_out(log) < 150
+        await stays(app, pilot, log)
+
+
+async def stays(app: ChatApp, pilot: Pilot[None], log: Transcript) -> None:
+    """The window keeps its first line through steps back, growth, and changes of the width and the theme."""
+    first = shown(log)[1]
+    for _ in range(80):  # heights of what is above are guesses until it comes near
+        before = shown(log)
+        log.scroll_to(y=log.scroll_offset.y - 1, animate=False)
+        assert shown(log)[1:] == before[:-1]
+    log.scroll_to(y=log.scroll_offset.y + 80, animate=False)
+    assert shown(log)[1] == first
+    answer = log.answers[-1]
+    answer.append([Piece("\n\nmore", "answer", "")])
+    log.update(answer)
+    for width in (60, 140, 100):
+        await pilot.resize_terminal(width, 30)
+        await pilot.pause()
+        assert first in shown(log)[:3]
+    app.theme = "textual-light"
+    await pilot.pause()
+    assert first in shown(log)[:3] and log.scroll_offset.y < log.max_scroll_y
+
+
+@in_loop
+async def test_a_selection_is_copied_as_it_was_written() -> None:
+    """Lines that were broken to fit are whole again, and the margins of code are left out."""
+    sentence = " ".join(f"word{n}" for n in range(40))
+    async with opened((80, 40)) as (app, pilot):
+        log = app.query_one(Transcript)
+        log.show([turn("assistant", f"{sentence}\n\n```py\nif x:\n    y\n```\n\n> quoted")])
+        await pilot.pause()
+        lines = shown(log)
+        last = next(y for y, line in enumerate(lines) if "quoted" in line)
+        assert lines[1].strip() != sentence
+        await pilot.mouse_down(log, offset=(1, 1))
+        await pilot.hover(log, offset=(40, last))
+        await pilot.mouse_up(log, offset=(40, last))
+        await pilot.pause()
+        assert app.screen.get_selected_text() == f"{sentence}\n\npy · 1\nif x:\n    y\n\nquoted"
+        app.screen.clear_selection()
+        await pilot.mouse_down(log, offset=(7, 1))
+        await pilot.hover(log, offset=(12, 1))
+        await pilot.mouse_up(log, offset=(12, 1))
+        assert app.screen.get_selected_text() == sentence[6:11]
