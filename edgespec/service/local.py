@@ -50,6 +50,11 @@ class LocalEngine:
     def resident(self) -> int:
         return int(psutil.Process().memory_info().rss)
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker."""
+        return self._worker.silent_s
+
     def open(self, config: LoadConfig, reporter: Reporter, *, settings_s: float | None = None) -> Stream[ModelInfo]:
         """See EngineClient; `settings_s`: see Loader."""
 

@@ -37,6 +37,11 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The engine process lives, and the thread that owns its models goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """`model_info` is left out where it has not changed since the last end."""
 

@@ -11,12 +11,12 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,18 @@ from edgespec.engine.events import Event, Request
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import ModelInfo
-from edgespec.service.messages import Call, Report
+from edgespec.service.link import Link, Silence
+from edgespec.service.messages import Beat, Call, Events, Report
 from edgespec.service.process_main import serve
 from edgespec.service.stream import Stream
 from edgespec.text.chat_template import Message
 
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
+MAX_SILENCE_S = 60.0
+"""Far more than a process needs between two signs of life: it gives them during long forwards and loads too."""
+_LOG_PREFIX = "edgespec-engine-"
+_MAX_LOG_AGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +55,30 @@ class _Pending:
 class EngineProcess:
     """An EngineClient. Starts its process at once, and a new one, with no model open, once that has ended.
 
-    One thread reads what the process sends.
+    One thread reads what the process sends, and ends a process that says nothing.
     """
 
-    def __init__(self, restart_hint: str = "/model opens a model again.") -> None:
-        """`restart_hint` is the next thing to do for a user whose engine has died."""
+    def __init__(
+        self,
+        restart_hint: str = "/model opens a model again.",
+        max_silence_s: float = MAX_SILENCE_S,
+        on_death: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`restart_hint` is the next thing to do for a user whose engine has died.
+
+        `on_death` is called on a thread of this object, with the reason, where the process has ended and nobody closed
+        it.
+        """
         self._restart_hint = restart_hint
+        self._max_silence_s = max_silence_s
+        self._on_death = on_death
+        self._ended_for = ""  # why this object ended the process
         self._numbers = count()
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._model_info: ModelInfo | None = None
         self._log = _make_log()
-        self._link: Connection | None = None
+        self._link: Link | None = None
         self._start()
         atexit.register(self.close)  # before multiprocessing waits for the process
 
@@ -75,6 +92,12 @@ class EngineProcess:
         with suppress(psutil.Error):
             total += psutil.Process(self._process.pid).memory_info().rss
         return total
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the process has given no sign of life; near 0 in a sound one."""
+        link = self._link
+        return link.silent_s if link is not None else 0.0
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         return self._call("open", config, reporter=reporter)
@@ -103,13 +126,17 @@ class EngineProcess:
     def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
         return self._call("devices")
 
+    def kill(self, reason: str) -> None:
+        """End the process now; its streams raise BackendError with `reason`, and the next call starts another one."""
+        self._ended_for = reason
+        self._process.kill()
+
     def close(self) -> None:
         atexit.unregister(self.close)
         with self._lock:
             link, self._link = self._link, None
         if link is not None:
-            with suppress(OSError):
-                link.send(None)
+            link.send(None)
         self._process.join(_CLOSE_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
@@ -124,8 +151,9 @@ class EngineProcess:
             self._process: SpawnProcess = context.Process(target=serve, args=(theirs, self._log), name=_NAME)
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe
-        self._link = ours
-        self._reader = threading.Thread(target=self._read, args=(ours,), name=_NAME, daemon=True)
+        self._ended_for = ""
+        self._link = Link(ours, self._max_silence_s)
+        self._reader = threading.Thread(target=self._read, args=(self._link,), name=_NAME, daemon=True)
         self._reader.start()
 
     def _call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
@@ -143,34 +171,45 @@ class EngineProcess:
         return stream
 
     def _send(self, call: Call) -> None:
-        with self._lock, suppress(OSError):  # of a process that has died; the reader ends its streams
+        with self._lock:
             if self._link is not None:
                 self._link.send(call)
 
-    def _read(self, link: Connection) -> None:
-        with suppress(EOFError, OSError):
+    def _read(self, link: Link) -> None:
+        try:
             while True:
-                message = link.recv()
-                pending = self._pending[message.number]
-                if isinstance(message, Report):
-                    getattr(pending.reporter, message.method)(*message.arguments)
-                    continue
-                if (end := message.end) is None:
-                    pending.stream.put(*message.events)
-                    continue
-                if end.is_model_info_new:
-                    self._model_info = end.model_info
-                del self._pending[message.number]
-                pending.stream.end(end.error, *message.events)
+                self._take(link.receive())
+        except Silence:
+            self.kill(f"the engine said nothing for {self._max_silence_s:g} seconds and was ended")
+        except (EOFError, OSError):
+            pass
         self._process.join()
+        reason = self._ended_for or f"the engine's process ended{self._describe_end()}"
         with self._lock:
-            if self._link is link:
+            has_died = self._link is link
+            if has_died:
                 self._link = None
             self._model_info = None
             abandoned, self._pending = self._pending, {}
         link.close()
+        if has_died:
+            self._on_death(reason)
         for each in abandoned.values():
-            each.stream.end(BackendError(f"the engine's process ended{self._describe_end()}.", hint=self._restart_hint))
+            each.stream.end(BackendError(f"{reason}.", hint=self._restart_hint))
+
+    def _take(self, message: Beat | Report | Events) -> None:
+        if isinstance(message, Beat):
+            return
+        pending = self._pending[message.number]
+        if isinstance(message, Report):
+            getattr(pending.reporter, message.method)(*message.arguments)
+        elif (end := message.end) is None:
+            pending.stream.put(*message.events)
+        else:
+            if end.is_model_info_new:
+                self._model_info = end.model_info
+            del self._pending[message.number]
+            pending.stream.end(end.error, *message.events)
 
     def _describe_end(self) -> str:
         """The exit code or signal, and the last line that the process wrote."""
@@ -182,6 +221,11 @@ class EngineProcess:
 
 
 def _make_log() -> Path:
-    descriptor, name = tempfile.mkstemp(prefix="edgespec-engine-", suffix=".log")
+    """A new file in the temporary folder; those that killed programs have left there are removed after a day."""
+    descriptor, name = tempfile.mkstemp(prefix=_LOG_PREFIX, suffix=".log")
     os.close(descriptor)
+    for old in Path(name).parent.glob(f"{_LOG_PREFIX}*.log"):
+        with suppress(OSError):  # another user's
+            if old.stat().st_mtime < time.time() - _MAX_LOG_AGE_S:
+                old.unlink()
     return Path(name)

@@ -8,14 +8,18 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.service.client import EngineClient, ModelInfo
-from edgespec.service.messages import Call, End, Events, Report
+from edgespec.service.messages import Beat, Call, End, Events, Report
 from edgespec.service.stream import Stream
 
+if TYPE_CHECKING:
+    from edgespec.service.local import LocalEngine
+
+_BEAT_S = 1.0
 _SEND_EVERY_S = 0.01  # events of faster decoding are sent together
 _SLOW_TURN_S = 0.005  # after one that took so long, everything is sent before the next
 
@@ -28,7 +32,17 @@ def serve(link: Connection, log: Path) -> None:
     for stream in (1, 2):  # the terminal belongs to the parent
         os.dup2(descriptor, stream)
     outbox = _Outbox(link)
-    _Server(link, LocalEngine(after_turn=outbox.flush_after_turn), outbox).run()
+    client = LocalEngine(after_turn=outbox.flush_after_turn)
+    threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()
+    _Server(link, client, outbox).run()
+
+
+def _beat(outbox: _Outbox, client: LocalEngine) -> None:
+    """Tell every second that this process lives, unless the thread that owns the models has given no sign since."""
+    while True:
+        if client.silent_s < _BEAT_S:
+            outbox.beat()
+        sleep(_BEAT_S)
 
 
 class _Outbox:
@@ -68,6 +82,11 @@ class _Outbox:
         """Send a call of the Reporter."""
         with self._lock, suppress(OSError):
             self._link.send(Report(number, method, arguments))
+
+    def beat(self) -> None:
+        """Send a sign of life."""
+        with self._lock, suppress(OSError):
+            self._link.send(Beat())
 
     def flush(self) -> None:
         with self._lock, suppress(OSError):

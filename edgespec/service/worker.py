@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from edgespec.backends import leave_thread
@@ -29,6 +31,7 @@ class _Job(Generic[T]):
     work: Work[T]
     stream: Stream[T]
     shares: bool
+    on_sign: Callable[[], None]
     events: Iterator[T | Yield] | None = None
 
     def advance(self) -> bool:
@@ -47,6 +50,7 @@ class _Job(Generic[T]):
         return False
 
     def _check(self) -> None:
+        self.on_sign()
         if self.stream.is_cancelled:
             raise Cancelled
 
@@ -58,6 +62,7 @@ class Worker:
         """`after_turn` is called on the thread each time that every running job has advanced."""
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
+        self._signed_s = inf  # when the thread last gave a sign of life; inf: it waits, or does what may take long
         self._submitted: queue.Queue[_Job[Any] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -66,13 +71,21 @@ class Worker:
         finally:
             threading.stack_size(before)
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a job that shares the thread polled its check or ended a turn; 0 where no such job runs.
+
+        Other jobs load models, which may take any time.
+        """
+        return max(0.0, monotonic() - self._signed_s)
+
     def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
         """Queue `work`, which polls the check that it is given.
 
         Jobs that share the thread may begin while others that share it run; each runs up to its next Yield in turn.
         """
         stream: Stream[T] = Stream()
-        self._submitted.put(_Job(work, stream, shares))
+        self._submitted.put(_Job(work, stream, shares, self._sign))
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -100,6 +113,7 @@ class Worker:
         waiting: deque[_Job[Any] | None] = deque()
         running: list[_Job[Any]] = []
         while True:
+            self._signed_s = inf
             if not waiting and not running:
                 waiting.append(self._submitted.get())
             with suppress(queue.Empty):
@@ -110,8 +124,14 @@ class Worker:
                 if job is None:
                     return
                 running.append(job)
+            if running and running[0].shares:
+                self._signed_s = monotonic()
             running = [job for job in running if job.advance()]
             self._after_turn()
+
+    def _sign(self) -> None:
+        if self._signed_s != inf:
+            self._signed_s = monotonic()
 
     def _may_begin(self, job: _Job[Any] | None, running: Sequence[_Job[Any]]) -> bool:
         if not running:

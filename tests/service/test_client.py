@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -30,6 +30,16 @@ from edgespec.text.stream import Piece
 
 TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=200_000))
 GREEDY = SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),))  # 256 ends a text
+
+
+class Hanging:
+    """A request that takes the worker's thread and no GIL, without end."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        sleep(1000)
+        raise AssertionError
 
 
 class Heard:
@@ -225,6 +235,46 @@ def test_the_last_words_of_a_dying_runtime_are_passed_on(apart: EngineProcess) -
     job = apart.stream(endless())
     os.kill(apart._process.pid or 0, signal.SIGABRT)
     with pytest.raises(BackendError, match=r"ended with SIGABRT: GGML_ASSERT\(n > 0\) failed\.$"):
+        list(job)
+
+
+def test_a_process_that_says_nothing_is_ended_and_the_next_model_opens() -> None:
+    """It was stopped, and reads nothing of what is sent: its callers hear of its end, and no call waits."""
+    reasons: list[str] = []
+    apart = EngineProcess(max_silence_s=3.0, on_death=reasons.append)
+    with closing(apart):
+        list(apart.open(TOY, Heard()))
+        job = apart.stream(endless())
+        until_it_speaks(job)
+        os.kill(apart._process.pid or 0, signal.SIGSTOP)
+        more = [apart.stream(request("long " * 100_000)) for _ in range(4)]  # more than a pipe holds
+        for stream in (job, *more):
+            with pytest.raises(BackendError, match=r"the engine said nothing for 3 seconds and was ended\."):
+                list(stream)
+        assert reasons == ["the engine said nothing for 3 seconds and was ended"] and apart.model_info is None
+        list(apart.open(TOY, Heard()))
+        assert len(tokens_of(apart.stream(request()))) == 40
+        assert len(reasons) == 1
+
+
+def test_a_worker_that_hangs_is_silence_and_an_idle_one_is_not() -> None:
+    """Other threads of the process go on, as they do while native code runs."""
+    apart = EngineProcess(max_silence_s=3.0)
+    with closing(apart):
+        list(apart.open(TOY, Heard()))
+        sleep(4)
+        assert len(tokens_of(apart.stream(request()))) == 40
+        with pytest.raises(BackendError, match="said nothing for 3 seconds"):
+            list(apart.stream(Hanging()))  # type: ignore[arg-type]
+
+
+def test_a_process_can_be_killed_at_once(apart: EngineProcess) -> None:
+    list(apart.open(TOY, Heard()))
+    job = apart.stream(endless())
+    until_it_speaks(job)
+    os.kill(apart._process.pid or 0, signal.SIGSTOP)
+    apart.kill("the model was stopped")
+    with pytest.raises(BackendError, match=r"^the model was stopped\.$"):
         list(job)
 
 

@@ -1,0 +1,56 @@
+"""This process' end of the pipe to an engine process: it sends without waiting, and notices silence."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+_TICK_S = 0.5
+
+
+class Silence(Exception):
+    """The other process has said nothing for too long."""
+
+
+class Link:
+    """Messages to and from the process at the other end. `send` from any thread, `receive` from one.
+
+    silent_s  seconds for which the process has said nothing, since its first message. Counted in steps that this
+              process has waited, so that none count in which both were stopped
+    """
+
+    def __init__(self, connection: Connection, max_silence_s: float) -> None:
+        self.silent_s = 0.0
+        self._connection = connection
+        self._max_silence_s = max_silence_s
+        self._has_spoken = False
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        threading.Thread(target=self._send_all, name="edgespec-link", daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
+        self._outbox.put(pickle.dumps(message))
+
+    def receive(self) -> Any:
+        """The next message. Raises Silence, and EOFError or OSError once the process has ended."""
+        while not self._connection.poll(_TICK_S):
+            self.silent_s += _TICK_S * self._has_spoken
+            if self.silent_s >= self._max_silence_s:
+                raise Silence
+        message = self._connection.recv()
+        self.silent_s, self._has_spoken = 0.0, True
+        return message
+
+    def close(self) -> None:
+        """Drop what has not been sent."""
+        self._outbox.put(None)
+        self._connection.close()
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # the process has ended; `receive` tells
+            while (data := self._outbox.get()) is not None:
+                self._connection.send_bytes(data)
