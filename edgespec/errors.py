@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any, ClassVar
+
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class EdgespecError(Exception):
@@ -25,8 +28,9 @@ class EdgespecError(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """The text of another library's error, on one line and without its full stop."""
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+    """The text of another library's error, on one line, without its full stop and the number of a system error."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _ERRNO.sub("", " ".join(text.split()) or type(error).__name__).rstrip(".")
 
 
 class InvalidRequest(EdgespecError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -75,7 +74,7 @@ def http_json(
         response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=timeout_s)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        reason = re.sub(r"^\[Errno -?\d+\] ", "", reason_of(error))
+        reason = reason_of(error)
         raise HubError(
             f"no edgespec server answers at {url} ({reason[:1].lower()}{reason[1:]}).",
             hint="Start one with `edgespec serve`.",

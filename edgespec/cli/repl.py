@@ -23,6 +23,7 @@ from edgespec.service.client import require_model
 from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
+from edgespec.units import count, significant
 
 _COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
 _BY_NAME = _COMMANDS | {"save!": replace(SHARED["save"], name="save!")}
@@ -172,7 +173,7 @@ class Repl:
         if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
         for name, value in self._metrics.to_dict().items():
-            shown = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+            shown = "-" if value is None else significant(value, 4) if isinstance(value, float) else value
             if isinstance(value, tuple):
                 shown = " ".join(f"{each:.2f}" for each in value) or "-"
             click.echo(f"{name:18} {shown}")
@@ -216,9 +217,9 @@ class Repl:
 
     def _save(self, argument: str, *, overwrite: bool = False) -> None:
         self._chat.save(parse_path(argument), overwrite=overwrite)
-        click.echo(f"saved {len(self._chat.messages)} messages")
+        click.echo(f"saved {count(len(self._chat.messages), 'message')}")
 
     def _load(self, argument: str) -> None:
         self._chat.load(parse_path(argument))
         self._cut = None
-        click.echo(f"loaded {len(self._chat.messages)} messages")
+        click.echo(f"loaded {count(len(self._chat.messages), 'message')}")

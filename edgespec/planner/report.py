@@ -20,7 +20,7 @@ from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import estimate_speed
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
 from edgespec.registry.schema import Registry
-from edgespec.units import gib
+from edgespec.units import gib, significant
 
 _TABLE_ROWS = (1, 4, 16)
 _ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
@@ -153,7 +153,7 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         return
     low, high = facts["plain_tokens_per_second"]
     condition = "" if facts["fits"] else " with enough memory"
-    yield f"  plain decoding{condition}: {_format_speed(low)} to {_format_speed(high)} tokens/s"
+    yield f"  plain decoding{condition}: {significant(low)} to {significant(high)} tokens/s"
     costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in facts["cost_of_rows"].items())
     yield f"  cost of a forward of n rows, in plain steps: {costs}"
     yield from (f"  {line}" for line in _format_contexts(facts["seconds_by_context"]))
@@ -188,9 +188,5 @@ def _format_contexts(seconds: Mapping[Any, Mapping[Any, float]]) -> Iterator[str
     """From seconds by context and rows, whose keys are text after a way through JSON."""
     yield "milliseconds of a forward of n rows, by tokens of context:"
     for context, by_rows in seconds.items():
-        rows = "  ".join(f"{n}: {s * 1e3:.3g}" for n, s in by_rows.items() if int(n) in _TABLE_ROWS)
+        rows = "  ".join(f"{n}: {significant(s * 1e3)}" for n, s in by_rows.items() if int(n) in _TABLE_ROWS)
         yield f"  {int(context):7,}  {rows}"
-
-
-def _format_speed(tokens_per_second: float) -> str:
-    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:.3g}"

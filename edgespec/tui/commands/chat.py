@@ -13,6 +13,7 @@ from edgespec.tui.history import History
 from edgespec.tui.markdown import list_code_blocks
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.transcript import Transcript
+from edgespec.units import count
 
 _MAX_ATTACHED_BYTES = 2**20
 _MAX_IMPORTED_BYTES = 2**28
@@ -138,7 +139,7 @@ async def import_(app: ChatApp, argument: str) -> None:
 
 async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
     app.chat.save(parse_path(argument), overwrite=overwrite)
-    await app.say(f"saved {len(app.chat.messages)} messages")
+    await app.say(f"saved {count(len(app.chat.messages), 'message')}")
 
 
 async def load(app: ChatApp, argument: str) -> None:
@@ -146,7 +147,7 @@ async def load(app: ChatApp, argument: str) -> None:
     app.chat.load(parse_path(argument))
     app.recorder.import_messages()
     await app.show_turns()
-    await app.say(f"loaded {len(app.chat.messages)} messages")
+    await app.say(f"loaded {count(len(app.chat.messages), 'message')}")
 
 
 def _parse_question(app: ChatApp, argument: str) -> int:
