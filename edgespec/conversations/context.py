@@ -55,7 +55,7 @@ def describe_end(chat: Chat, used: int, context_size: int) -> str:
     """What to say where `used` of `context_size` tokens are in use: how full the context is, and what to do."""
     fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
     if chat.rolling:
-        return f"{fill} The oldest turns are left out of the next message that does not fit."
+        return f"{fill} The oldest turns are left out when a message does not fit."
     return f"{fill} /set rolling on leaves out the oldest turns when it is; /clear starts again; --ctx sets its size."
 
 

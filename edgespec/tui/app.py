@@ -22,7 +22,7 @@ from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient
 from edgespec.text.stream import Piece
 from edgespec.tui.command_set import CommandSet
-from edgespec.tui.dialogue import Dialogue
+from edgespec.tui.dialogue import CONTINUE_HINT, Dialogue
 from edgespec.tui.downloads import Downloads
 from edgespec.tui.footer import add_metrics, footer_metrics, format_footer
 from edgespec.tui.help import Help
@@ -213,7 +213,8 @@ class ChatApp(Dialogue):
         answer, activity.answer = activity.answer, None
         if answer is not None:
             metrics = add_metrics(activity.earlier, footer_metrics(activity.finished))
-            answer.footer = format_footer(metrics)
+            is_whole = metrics.get("reason") == "stop"
+            answer.footer = format_footer(metrics) + ("" if is_whole else CONTINUE_HINT)
             self.query_one(Transcript).update(answer)
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if not answer.text and not answer.reasoning:

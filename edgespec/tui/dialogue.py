@@ -31,6 +31,8 @@ from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
 from edgespec.tui.window import Window
 
+CONTINUE_HINT = " · /continue goes on"  # below the last answer, if it was cut
+
 
 class Dialogue(Window):
     """One conversation. Messages that are sent while a job runs wait in `queued`."""
@@ -103,6 +105,9 @@ class Dialogue(Window):
             return
         self.recorder.ask(text)
         transcript = self.query_one(Transcript)
+        for answer in transcript.answers[-1:]:
+            answer.footer = answer.footer.removesuffix(CONTINUE_HINT)
+            transcript.update(answer)
         transcript.add(UserMessage(text, len(self.recorder.questions)))
         transcript.follow()
         await self.answer()
