@@ -136,7 +136,7 @@ def test_an_architecture_without_hidden_states_is_refused(tmp_path: Path) -> Non
         ({"attention__value_length": 16}, "its keys and values differ in size"),
         ({"attention__head_count_kv": 3}, "heads do not share keys evenly"),
         ({"attention__head_count": 0}, "heads do not share keys evenly"),
-        ({"rope__dimension_count": 64}, "it rotates 64 of 32 numbers of a key"),
+        ({"rope__dimension_count": 64}, "64 numbers of a head are rotated, and it has 32"),
         ({"rope__dimension_count": 15}, "15 numbers of a head are rotated"),
         ({"rope__dimension_sections": 20}, r"has the sections \[20, 20, 20, 20\] of 32 numbers"),
         ({"embedding_length": 128}, "fc.weight has the shape"),

@@ -23,12 +23,9 @@ def test_heads(program: Program) -> None:
     assert [row["arm"] for row in found["code_completion at 0.8"]] == ["plain", "sample", "rejection", "block"]
 
 
-@pytest.mark.slow
 def test_head_vocabulary(program: Program) -> None:
-    found = program(
-        "laboratory.head_vocabulary", "--shape", "30m", "--vocabulary", 8192, "--head", "mtp", "--prompts", 1,
-        "--tokens", 8,
-    )  # fmt: skip
+    shape = ("--shape", "30m", "--vocabulary", 8192)
+    found = program("laboratory.head_vocabulary", *shape, "--head", "mtp", "--prompts", 1, "--tokens", 8)
     assert found["price"]["draft_ms"] > 0 and found["price"]["forward_ms"] > 0
     rates = found["acceptance"]["mtp"]
     assert rates["tau"] >= rates["short_tau"] >= 1 and rates["tau_same"] == rates["short_tau_same"] == 1
