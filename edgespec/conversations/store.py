@@ -48,8 +48,8 @@ class Store:
     def __init__(self, db: sqlite3.Connection, path: Path, notice: str | None) -> None:
         """Use `open` or `in_memory`."""
         self.notice = notice
-        self._db = db
-        self._path = path
+        self.is_in_memory = path == Path(":memory:")  # so that everything is lost when the program ends
+        self._db, self._path = db, path
 
     @classmethod
     def open(cls, path: Path | None = None, *, wait_s: float = 3.0) -> Self:

@@ -12,7 +12,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Request
-from edgespec.errors import InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
@@ -68,6 +68,9 @@ class EngineClient(Protocol):
     @property
     def resident(self) -> int:
         """Bytes of memory that the engine and this process take."""
+
+    def take_failure(self) -> EdgespecError | None:
+        """Why the engine has ended by itself while no stream was there to tell it; once for each end."""
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open a model. The present one is closed first, since two may not fit in memory."""

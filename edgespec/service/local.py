@@ -55,6 +55,9 @@ class LocalEngine:
         """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker."""
         return self._worker.silent_s
 
+    def take_failure(self) -> None:
+        """It ends with this process."""
+
     def open(self, config: LoadConfig, reporter: Reporter, *, settings_s: float | None = None) -> Stream[ModelInfo]:
         """See EngineClient; `settings_s`: see Loader."""
 

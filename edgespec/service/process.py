@@ -77,6 +77,7 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._model_info: ModelInfo | None = None
+        self._failure: BackendError | None = None
         self._log = _make_log()
         self._link: Link | None = None
         self._start()
@@ -98,6 +99,11 @@ class EngineProcess:
         """Seconds for which the process has given no sign of life; near 0 in a sound one."""
         link = self._link
         return link.silent_s if link is not None else 0.0
+
+    def take_failure(self) -> BackendError | None:
+        with self._lock:
+            failure, self._failure = self._failure, None
+        return failure
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         return self._call("open", config, reporter=reporter)
@@ -191,6 +197,8 @@ class EngineProcess:
                 self._link = None
             self._model_info = None
             abandoned, self._pending = self._pending, {}
+            if has_died and not abandoned:
+                self._failure = BackendError(f"{reason}.", hint=self._restart_hint)
         link.close()
         if has_died:
             self._on_death(reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Any, ClassVar
 
 from textual import on
@@ -21,28 +21,23 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient
 from edgespec.text.stream import Piece
+from edgespec.tui.chat_view import ChatView
 from edgespec.tui.command_set import CommandSet
-from edgespec.tui.dialogue import CONTINUE_HINT, Dialogue
+from edgespec.tui.dialogue import CONTINUE_HINT
 from edgespec.tui.downloads import Downloads
 from edgespec.tui.footer import add_metrics, footer_metrics, format_footer
 from edgespec.tui.help import Help
 from edgespec.tui.keys import BINDINGS
 from edgespec.tui.messages import Batch, JobEnded, ModelReady, ProgressChanged, Toast
-from edgespec.tui.panel import Panel, StatusLine, read_status
+from edgespec.tui.opening import Opening
 from edgespec.tui.popup import Completion
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.race import FRAME_S
 from edgespec.tui.reporter import TuiReporter
 from edgespec.tui.transcript import Transcript
 
-_REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
-# The model may need every core, so drawing takes at most an eighth of one: after a frame the screen rests.
-_REST_FACTOR = 7  # rest over the CPU time of the frame
-_MAX_REST_S = 0.25
 
-
-class ChatApp(Dialogue):
+class ChatApp(ChatView):
     """One conversation with one model at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
@@ -67,7 +62,6 @@ class ChatApp(Dialogue):
         self._sampling = sampling
         self._resume = resume
         self._then = then
-        self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
         self._is_leaving = False
 
     @property
@@ -134,15 +128,18 @@ class ChatApp(Dialogue):
         else:
             self.activity.job.cancel()
 
+    def action_reopen(self) -> None:
+        """Open the model again, after its process has ended or where it could not be opened."""
+        if self.activity.job is None and self.client.model_info is None:
+            self.open(self.request)
+
+    @on(Opening.Chosen)
+    async def _begin(self, message: Opening.Chosen) -> None:
+        await (self.ask(message.text) if message.id is None else self.resume(message.id))
+        self.query_one(Prompt).focus()
+
     def action_help(self) -> None:
         self.push_screen(Help(self.commands.help))
-
-    async def action_details(self) -> None:
-        from edgespec.tui.details import Details  # not before it is needed: its tables take 50 ms
-
-        has_model = self.client.model_info is not None
-        draft_stats = await self.client.draft_stats().wait() if has_model else None
-        self.push_screen(Details(self.activity.stats, draft_stats))
 
     async def action_clear_screen(self) -> None:
         """Remove everything from the screen but an answer under way; the conversation stays."""
@@ -162,17 +159,14 @@ class ChatApp(Dialogue):
             if isinstance(event, EngineNotice):
                 await self.say(event.text)
         pieces = [event for event in message.events if isinstance(event, Piece)]
-        self.query_one(Progress).show(*self.activity.stats.prefill_status)
         if (answer := self.activity.answer) is not None and pieces:
             answer.append(pieces)
             self.query_one(Transcript).update(answer)
             self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
         await self.watch_context()
-        if perf_counter() - self._refreshed_s >= _REFRESH_INTERVAL_S:
-            self.refresh_instruments()
+        self.refresh_instruments_sometimes()
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
-        rest_s = (self._drawn_cpu_s - before_s) * _REST_FACTOR
-        message.mark_shown(max(FRAME_S, min(_MAX_REST_S, rest_s)))
+        message.mark_shown(self._drawn_cpu_s - before_s)
 
     @on(ModelReady)
     async def _show_model(self, message: ModelReady) -> None:
@@ -231,16 +225,6 @@ class ChatApp(Dialogue):
             await self.run_command(then)
         elif not self._is_leaving:
             await self.ask_next()
-
-    # Screen.
-
-    def refresh_instruments(self) -> None:
-        """Show the current statistics in the panel and the status line."""
-        self._refreshed_s = perf_counter()
-        if (model_info := self.client.model_info) is not None:
-            status = read_status(model_info, self.client.resident)
-            self.query_one(Panel).show(self.activity.stats, status)
-            self.query_one(StatusLine).show(self.activity.stats, status)
 
     async def on_unmount(self) -> None:
         self.client.close()

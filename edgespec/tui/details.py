@@ -1,7 +1,8 @@
-"""F2: the latest steps, and what the controller has measured about costs and acceptance."""
+"""F2: the latest steps, and what the controller has measured about costs and acceptance, while it changes."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from rich.text import Text
@@ -19,34 +20,55 @@ from edgespec.tui.live_stats import LiveStats
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
 _MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _BAR_CELLS = 40
+_MAX_STEPS = 100
+_INTERVAL_S = 0.5
 
 
 class Details(ModalScreen[None]):
-    """Three tabs: steps, the newest first; cost by rows; acceptance by depth and by length of the n-gram match."""
+    """Three tabs: steps, the newest first; cost by rows; acceptance by depth and by length of the n-gram match.
+
+    The steps stand still while one other than the newest is selected.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "dismiss", "Back")]
 
-    def __init__(self, live_stats: LiveStats, draft_stats: DraftStats | None) -> None:
-        """`draft_stats` is None before the controller has measured anything."""
+    def __init__(self, read: Callable[[], LiveStats], read_drafts: Callable[[], Awaitable[DraftStats | None]]) -> None:
+        """`read_drafts` gives None before the controller has measured anything."""
         super().__init__()
-        self._stats = live_stats
-        self._draft_stats = draft_stats
+        self._read = read
+        self._read_drafts = read_drafts
+        self._shown: list[Step] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog, TabbedContent():
+            dialog.border_title = "Details"
             dialog.border_subtitle = "Tab, ←, → change the tab · Esc closes"
             with TabPane("Steps"):
                 table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
                 table.add_columns(
                     "step", "drafter", "drafted", "accepted", "tokens / expected", "ms / expected", "reason"
                 )
-                for step in reversed(self._stats.steps):
-                    table.add_row(*format_step(step))
                 yield table
             with TabPane("Costs"), VerticalScroll():
-                yield Static(format_costs(self._draft_stats), markup=False)
+                yield Static(id="costs", markup=False)
             with TabPane("Acceptance"), VerticalScroll():
-                yield Static(format_acceptance(self._stats, self._draft_stats), markup=False)
+                yield Static(id="acceptance", markup=False)
+
+    async def on_mount(self) -> None:
+        await self._refresh()
+        self.set_interval(_INTERVAL_S, self._refresh)
+
+    async def _refresh(self) -> None:
+        stats, drafts = self._read(), await self._read_drafts()
+        self.query_one("#costs", Static).update(format_costs(drafts))
+        self.query_one("#acceptance", Static).update(format_acceptance(stats, drafts))
+        table = self.query_one(DataTable)
+        steps = list(stats.steps)[-_MAX_STEPS:]
+        if table.cursor_row > 0 or steps == self._shown:
+            return
+        self._shown = steps
+        table.clear()
+        table.add_rows(format_step(step) for step in reversed(steps))
 
 
 def format_step(step: Step) -> tuple[str | Text, ...]:

@@ -15,6 +15,10 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.stream import Stream
 from edgespec.tui.turns import Item
 
+FRAME_S = 1 / 30
+_REST_FACTOR = 7  # rest over the CPU time of a frame: drawing takes at most an eighth of a core
+_MAX_REST_S = 0.25
+
 
 class Batch(Message):
     """Events of the current generation. The handler marks the batch as shown, and sets the redraw interval."""
@@ -25,8 +29,9 @@ class Batch(Message):
         self._shown = asyncio.Event()
         self._rest_s = 0.0
 
-    def mark_shown(self, rest_s: float) -> None:
-        self._rest_s = rest_s
+    def mark_shown(self, drawn_s: float) -> None:
+        """`drawn_s`: the CPU time of the frame. The model may need every core, so the screen rests after it."""
+        self._rest_s = max(FRAME_S, min(_MAX_REST_S, drawn_s * _REST_FACTOR))
         self._shown.set()
 
     @property

@@ -6,17 +6,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
-from rich.text import Text
-from textual.widgets import Static
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.widgets import Digits, Static
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.service.client import ModelInfo
-from edgespec.tui.bars import draw_bar, draw_column
+from edgespec.tui.bars import draw_column
 from edgespec.tui.live_stats import LiveStats
 
-_SPARKLINE_CELLS = 32
-_BAR_CELLS = 24
-_MAX_DEPTHS = 8
+_CELLS = 31  # of a line
+_DEPTH_CELLS = 16
+_MAX_DEPTHS = 6
+_STRONG, _BAD = "bold $foreground", "$text-warning"
+_DRAFT, _VERIFY, _OTHER = "$text-accent", "$text-primary", "$foreground 40%"
+
+Part = str | tuple[str, str]
+"""A text, or a text and its style."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +66,41 @@ def read_status(model_info: ModelInfo, resident: int) -> ModelStatus:
     )
 
 
-class Panel(Static):
-    """Speed, acceptance, the last decision, times, context and memory."""
+class Panel(VerticalScroll):
+    """Speed, drafting, where the time goes, and the model; a box for each."""
 
     def __init__(self) -> None:
-        super().__init__("", id="panel", markup=False)
+        super().__init__(id="panel", can_focus=False)
+        self._gain = Digits("", id="gain")
+        self._speeds = Static("", id="speeds")
+        self._pace = Static("")
+        self._drafting = _make_box("Drafting")
+        self._time = _make_box("Time")
+        self._model = _make_box("Model")
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="section") as box:
+            box.border_title = "Speed"
+            with Horizontal(id="headline"):
+                yield self._gain
+                yield self._speeds
+            yield self._pace
+        yield self._drafting
+        yield self._time
+        yield self._model
 
     def show(self, stats: LiveStats, status: ModelStatus) -> None:
-        text = Text()
-        text.append(f"{status.name}\n", "bold")
-        draft = status.draft.replace("+", " + ")  # so that lines break between drafters
-        text.append(f"draft {draft}{', switched off' if status.is_paused else ''}\n\n", "dim")
-        _add_speed(text, stats)
-        _add_acceptance(text, stats)
-        if stats.steps and (decision := stats.steps[-1].decision) is not None:
-            text.append(f"\nnow: {decision.source}, {stats.steps[-1].n_drafted} drafted\n", "bold")
-            text.append(f"{decision.reason}\n", "dim")
-        _add_times(text, stats)
-        _add_memory(text, stats, status)
-        self.update(text, layout=False)
+        gain = stats.times_plain
+        self._gain.display = gain is not None
+        if gain is not None:
+            self._gain.update(f"{gain:.2f}x")
+            self._gain.set_class(gain < 1, "loss")
+        self._speeds.update(_describe_speeds(stats))
+        self._pace.update(_describe_pace(stats))
+        self._drafting.update(_describe_drafting(stats, status))
+        self._time.display = stats.forwards > 0
+        self._time.update(_describe_times(stats))
+        self._model.update(_describe_model(stats, status))
 
 
 class StatusLine(Static):
@@ -87,76 +110,98 @@ class StatusLine(Static):
         super().__init__("", id="status-line", markup=False)
 
     def show(self, stats: LiveStats, status: ModelStatus) -> None:
-        acceptance, tau = _format_percent(stats.acceptance.rate), _format_number(stats.tau, 2)
-        line = (
-            f"{_format_speed(stats)}  accepted {acceptance}  tau {tau}  {stats.context_used:,}/{status.context_size:,}"
-            f"  draft {status.draft}{' (off)' if status.is_paused else ''}"
-        )
-        self.update(Text(line), layout=False)
+        parts = []
+        if stats.times_plain is not None:
+            parts.append(f"{stats.times_plain:.2f}x plain")
+        if stats.mean_speed is not None:
+            parts.append(f"{stats.mean_speed:.1f} tok/s")
+        if stats.acceptance.rate is not None:
+            parts.append(f"{stats.acceptance.rate:.0%} accepted")
+        parts.append(f"{stats.context_used:,}/{status.context_size:,}")
+        parts.append(f"draft {status.draft}{' (off)' if status.is_paused else ''}")
+        self.update(Content(" · ".join(parts)), layout=False)
 
 
-def _add_speed(text: Text, stats: LiveStats) -> None:
-    text.append(_format_speed(stats), "bold")
-    text.append(f"\nnow {_format_number(stats.recent_speed)} tok/s, plain {_format_number(stats.plain_speed)}\n")
+def _make_box(title: str) -> Static:
+    box = Static("", classes="section")
+    box.border_title = title
+    return box
+
+
+def _describe_speeds(stats: LiveStats) -> Content:
+    """In tokens/s: the mean of the answer, plain decoding, the last steps."""
+    if stats.mean_speed is None:
+        return Content("Ask something to measure it.")
+    lines: list[tuple[Part, ...]] = [((f"{stats.mean_speed:.1f} tok/s", _STRONG),)]
+    if stats.plain_speed is not None:
+        lines.append((f"plain {stats.plain_speed:.1f}",))
+    if stats.recent_speed is not None:
+        lines.append((f"now {stats.recent_speed:.1f}",))
+    return _join(lines)
+
+
+def _describe_pace(stats: LiveStats) -> Content:
+    lines: list[tuple[Part, ...]] = []
+    if stats.times_plain is not None:
+        lines.append(("the speed of plain decoding",))
     if stats.speeds:
-        text.append(_draw_sparkline(stats.speeds, max(stats.speeds)) + "\n", "green")
+        lines.append(((_draw_sparkline(stats.speeds, max(stats.speeds)), _VERIFY),))
+    return _join(lines)
 
 
-def _add_acceptance(text: Text, stats: LiveStats) -> None:
-    text.append(f"\naccepted {_format_percent(stats.acceptance.rate)}   ", "cyan")
-    text.append(f"tau {_format_number(stats.tau, 2)}\n", "magenta")
+def _describe_drafting(stats: LiveStats, status: ModelStatus) -> Content:
+    draft = status.draft.replace("+", " + ")  # so that lines break between drafters
+    lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if status.is_paused else "", _BAD))]
+    if stats.acceptance.rate is not None:
+        lines.append(((f"{stats.acceptance.rate:.0%}", _STRONG), " of drafted tokens accepted"))
+    if stats.tau is not None:
+        lines.append(((f"{stats.tau:.2f}", _STRONG), " tokens per step"))
     if stats.acceptance_rates:
-        text.append(_draw_sparkline(stats.acceptance_rates, 1.0) + "\n", "cyan")
-    if stats.taus:
-        text.append(_draw_sparkline(stats.taus, max(stats.taus)) + "\n", "magenta")
+        lines.append(((_draw_sparkline(stats.acceptance_rates, 1.0), _DRAFT),))
     for depth, rate in enumerate(stats.acceptance.by_depth[:_MAX_DEPTHS], 1):
-        text.append(f"  depth {depth} ")
-        text.append(draw_bar(rate, 12), "cyan")
-        text.append(f" {rate:4.0%}\n")
+        lines.append(
+            (f"depth {depth} ", (f"{'━' * round(rate * _DEPTH_CELLS):{_DEPTH_CELLS}}", _DRAFT), f" {rate:4.0%}")
+        )
+    if stats.steps and (decision := stats.steps[-1].decision) is not None:
+        now = f"now {decision.source}, {stats.steps[-1].n_drafted} drafted: "
+        lines.append((now, decision.reason))
+    return _join(lines)
 
 
-def _add_times(text: Text, stats: LiveStats) -> None:
-    if stats.forwards:
-        draft, verify, other = stats.times.shares
-        text.append("\ntime  ")
-        text.append("█" * round(draft * _BAR_CELLS), "cyan")
-        text.append("█" * round(verify * _BAR_CELLS), "green")
-        text.append("█" * max(1, round(other * _BAR_CELLS)), "yellow")
-        text.append(f"\ndraft {draft:.0%}", "cyan")
-        text.append(f"  verify {verify:.0%}", "green")
-        text.append(f"  other {other:.0%}\n", "yellow")
+def _describe_times(stats: LiveStats) -> Content:
+    """Shares of drafting, verifying and everything else; the time of the first token."""
+    shares = [*zip(("draft", "verify", "other"), stats.times.shares, (_DRAFT, _VERIFY, _OTHER), strict=True)]
     ttft = "-" if stats.ttft_s is None else f"{stats.ttft_s * 1000:.0f} ms"
-    text.append(f"\nfirst token {ttft}\n")
+    return _join(
+        [
+            tuple(("━" * max(1, round(share * (_CELLS - 2))), style) for _, share, style in shares),
+            tuple((f"{name} {share:.0%} ", style) for name, share, style in shares),
+            ("first token ", ttft),
+        ]
+    )
 
 
-def _add_memory(text: Text, stats: LiveStats, status: ModelStatus) -> None:
-    text.append(f"context {stats.context_used:,} of {status.context_size:,}\n")
-    if stats.context_used and status.context_size:
-        text.append(draw_bar(stats.context_used / status.context_size, _BAR_CELLS) + "\n", "magenta")
-    text.append(f"\nmemory {_format_size(status.resident)}, free {_format_size(status.available)}\n")
-    for name, size in status.parts:
-        text.append(f"  {name:6} {_format_size(size):>9}\n", "dim")
+def _describe_model(stats: LiveStats, status: ModelStatus) -> Content:
+    lines: list[tuple[Part, ...]] = [((status.name, _STRONG),)]
+    lines.append(("context ", f"{stats.context_used:,}", f" of {status.context_size:,}"))
+    if status.context_size:
+        n_full = round(stats.context_used / status.context_size * _CELLS)
+        lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
+    free = f", {_format_size(status.available)} free"
+    lines.append(("memory ", _format_size(status.resident), free))
+    lines += [(f"  {name:6} {_format_size(size):>9}",) for name, size in status.parts]
     for device in status.devices:
         used = _format_size(device.total - device.free)
-        text.append(f"{device.name}\n  {used} of {_format_size(device.total)}\n")
+        lines.append((f"{device.name}\n  {used} of {_format_size(device.total)}",))
+    return _join(lines)
 
 
-def _format_speed(stats: LiveStats) -> str:
-    """Of the whole answer."""
-    ratio = f"  {stats.times_plain:.2f}x plain" if stats.times_plain else ""
-    return f"{_format_number(stats.mean_speed)} tok/s{ratio}"
+def _join(lines: Iterable[tuple[Part, ...]]) -> Content:
+    return Content("\n").join(Content.assemble(*line) for line in lines)
 
 
 def _draw_sparkline(values: Iterable[float], top: float) -> str:
-    return "".join(draw_column(value / top if top else 0.0) for value in list(values)[-_SPARKLINE_CELLS:])
-
-
-def _format_number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _format_percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+    return "".join(draw_column(value / top if top else 0.0) for value in list(values)[-_CELLS:])
 
 
 def _format_size(n_bytes: int) -> str:

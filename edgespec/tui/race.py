@@ -22,11 +22,9 @@ from edgespec.service.client import EngineClient
 from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.live_stats import LiveStats
-from edgespec.tui.messages import Toast
+from edgespec.tui.messages import FRAME_S, Toast
 from edgespec.tui.race_clock import LaneClock, describe_race
 from edgespec.tui.sanitize import sanitize
-
-FRAME_S = 1 / 30
 
 
 class Race(ModalScreen[None]):

@@ -18,6 +18,7 @@ from edgespec.errors import CacheError, EdgespecError
 from edgespec.tui.clipboard import copy_with, find_copier
 from edgespec.tui.downloads import Downloads
 from edgespec.tui.messages import Toast
+from edgespec.tui.opening import Opening
 from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.popup import Completion, Popup
 from edgespec.tui.progress import Progress
@@ -51,7 +52,9 @@ class Window(App[None]):
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
             with Vertical(id="conversation"):
-                yield Transcript()
+                with Vertical(id="pane"):
+                    yield Transcript()
+                    yield Opening()
                 yield Progress()
                 yield Downloads()
                 popup = Popup()

@@ -80,20 +80,19 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Answers come from here, at times from `NOW_S` on, and the instruments show `STATUS`."""
     script = Script()
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
-    monkeypatch.setattr("edgespec.tui.app.perf_counter", lambda: NOW_S)
     monkeypatch.setattr("edgespec.tui.dialogue.perf_counter", lambda: NOW_S)
-    monkeypatch.setattr("edgespec.tui.app._REFRESH_INTERVAL_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.app.read_status", lambda model_info, resident: STATUS)
+    monkeypatch.setattr("edgespec.tui.chat_view._REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("edgespec.tui.chat_view.read_status", lambda model_info, resident: STATUS)
     return script
 
 
 def chat_app(request: LoadConfig = TOY, store: Store | None = None, **more: Any) -> ChatApp:
-    """An app whose conversations nobody keeps, unless `store` does."""
+    """An app on `store`, by default the user's."""
     chat = Chat(None, SamplingParams(temperature=0.0), 64, 1, ())
     return ChatApp(
         request,
         chat,
-        store or Store.in_memory(),
+        store or Store.open(),
         LocalEngine(),
         SlashCommands(),
         sampling=lambda _: chat.sampling,

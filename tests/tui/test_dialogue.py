@@ -18,7 +18,7 @@ SMALL = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(co
 async def arrows(chat: Driver) -> list[str]:
     """The lines of the screen with arrows."""
     lines = (await seen(chat.app, chat.pilot)).splitlines()
-    return [" ".join(line.split("│")[0].split()) for line in lines if "‹" in line]  # noqa: RUF001
+    return [" ".join(line.removeprefix("│").split("│")[0].split()) for line in lines if "‹" in line]  # noqa: RUF001
 
 
 def test_what_is_sent_meanwhile_waits_in_order_and_can_be_taken_back() -> None:

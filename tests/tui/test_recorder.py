@@ -272,9 +272,19 @@ def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens(
             await chat.hears("and on", "No model is open", kind="error")
             assert chat.prompt.text == "and on"
             chat.prompt.clear()
-            await chat.send("/model tree")
+            await chat.press("f5")
+            await chat.until(lambda: chat.app.client.model_info is not None)
             await chat.idle()
             chat.app.chat.max_tokens = 5
             assert await chat.ask("and on")
+            (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
+            engine.kill()  # while nothing runs: it is told at once, and once
+            await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2)
+            await chat.pilot.pause(0.5)
+            assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2
+            await chat.press("f5")
+            await chat.until(lambda: chat.app.client.model_info is not None)
+            await chat.idle()
+            assert await chat.ask("still there")
 
     asyncio.run(main())

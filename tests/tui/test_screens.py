@@ -163,7 +163,7 @@ async def test_strange_text_is_shown_as_it_is(with_origins: bool, script: Script
         await app.keep(STRANGE[0])
         shown = await seen(app, pilot)
         raw = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
-    assert shown.count("[red]x[/red]") == 4  # the question, twice in the answer, the notice
+    assert shown.count("[red]x[/red]") == 5  # the title, the question, twice in the answer, the notice
     assert "漢字かな" in shown and "👩" in shown and "ｗｉｄｅ" in shown  # noqa: RUF001
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", raw), "a terminal would act on these"
     lines = shown.splitlines()
