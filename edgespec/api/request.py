@@ -47,7 +47,7 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
         max_tokens=max_tokens,
         seed=arguments.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        structure=None if schema is None else json_structure(dict(schema)),
+        structure=None if schema is None else json_structure(dict(schema), is_strict=True),
         tools=tuple(_build_tool(each) for each in arguments.get("tools") or ()),
         tool_choice="auto" if is_name else cast("ToolChoiceMode", choice),
         forced_tool=choice if is_name else None,

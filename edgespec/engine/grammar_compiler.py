@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgespec.core.sampling import Sampler
 from edgespec.engine.grammar_check import DEADLINE_S, GrammarCheck
 from edgespec.engine.grammar_check_main import Spelling, compile_grammar, make_vocabulary
-from edgespec.engine.structured_output import GrammarMask, Json, Structure, Text
+from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ class GrammarCompiler:
     def _lark(self, structure: Structure) -> str:
         rules: list[str] = []
 
-        def sequence(parts: Sequence[Text | Json]) -> str:
+        def sequence(parts: Sequence[Part]) -> str:
             names = [f"part{len(rules)}x{i}" for i in range(len(parts))]
             rules.extend(f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True))
             return " ".join(names)
@@ -72,9 +72,11 @@ class GrammarCompiler:
         another = f"more: {sequence(structure.between or ())} alternative"
         return "\n".join([start, f"alternative: {alternatives}", *([another] if more else ()), *rules])
 
-    def _rule(self, part: Text | Json) -> str:
+    def _rule(self, part: Part) -> str:
         if isinstance(part, Json):
             return f"%json {part.schema}"
+        if isinstance(part, Grammar):
+            return f"%lark {{\n{part.lark}\n}}"
         tokens = self._tokenizer.encode(part.text, parse_special=True)
         if len(tokens) == 1 and not self._tokenizer.piece(tokens[0]):
             return f"<[{tokens[0]}]>"

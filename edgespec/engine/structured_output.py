@@ -7,6 +7,7 @@ the grammar has probability zero and is never accepted.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from edgespec.core.arrays import Indices, Logits
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.engine.json_schema import adapt_schema
 from edgespec.engine.schema_bounds import MAX_CHARACTERS, MAX_DEPTH, check_bounds
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, reason_of
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ class Json:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """Text that follows a grammar in llguidance's Lark."""
+
+    lark: str
+
+
+Part = Text | Json | Grammar
+
+
+@dataclass(frozen=True, slots=True)
 class Structure:
     """The grammar of an answer: one of several sequences of parts.
 
@@ -53,7 +64,7 @@ class Structure:
     between      the parts between repeats, of which there may be 16; None where it is not repeated
     """
 
-    alternatives: tuple[tuple[Text | Json, ...], ...]
+    alternatives: tuple[tuple[Part, ...], ...]
     first: tuple[Text, ...] = ()
     last: tuple[Text, ...] = ()
     between: tuple[Text, ...] | None = None
@@ -98,6 +109,27 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
 def json_structure(schema: Any = None, *, is_strict: bool = False) -> Structure:
     """JSON that follows `schema`, or any object without one; see `json_part`. Raises InvalidRequest."""
     return Structure(((json_part({"type": "object"} if schema is None else schema, is_strict=is_strict),),))
+
+
+def grammar_structure(text: str) -> Structure:
+    """Text that follows a grammar in GBNF, which llama.cpp reads, or in llguidance's Lark. Raises InvalidRequest."""
+    if "::=" not in text:
+        return Structure(((Grammar(text),),))
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        lark = gbnf_to_lark(text)
+    except Exception as error:
+        raise InvalidRequest(f"the grammar cannot be read: {reason_of(error)[:200]}.", hint="Correct it.") from error
+    return Structure(((Grammar(lark.removeprefix("%llguidance {}")),),))
+
+
+def regex_structure(pattern: str) -> Structure:
+    """Text of which the whole matches a regular expression."""
+    inner = pattern.removeprefix("^")
+    inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
+    escaped = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), inner)
+    return Structure(((Grammar(f"start: /(?:{escaped})/"),),))
 
 
 def either(one: Structure, other: Structure) -> Structure:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text
+from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
@@ -75,18 +76,33 @@ class AnthropicMessage(Body):
 
 
 class AnthropicTool(Body):
+    type: str | None = None
     name: Name
     description: str | None = None
     input_schema: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
 
     def tool(self) -> Tool:
-        return make_tool(self.name, self.description, self.input_schema)
+        """Raises InvalidRequest for a tool that Anthropic runs."""
+        if self.type not in (None, "custom"):
+            message = f"tools of type '{self.type[:100]}' are not supported."
+            raise InvalidRequest(message, hint="Send tools that have an input_schema.")
+        return make_tool(self.name, self.description, self.input_schema, is_strict=bool(self.strict))
 
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
 
 
 class CountRequest(Body):
@@ -127,6 +143,10 @@ class MessagesRequest(CountRequest):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stop_sequences: Stops | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
     stream: bool | None = False
     n: Literal[1] = 1
 
@@ -135,8 +155,11 @@ class MessagesRequest(CountRequest):
 
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
+        refuse_fields(self, "container", "mcp_servers")
+        form = self.output_format or (self.output_config.format if self.output_config else None)
         return replace(
             super().generation_spec(),
+            structure=json_structure(form.schema_) if form is not None else None,
             settings=Settings(self.temperature, self.top_p, self.top_k),
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
@@ -163,7 +186,7 @@ class MessagesWriter:
             "content": self._blocks,
             **_format_stop(self._end),
             "usage": _count_usage(self._end),
-            "timings": self._end.timings(),
+            **self._end.extensions(),
         }
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
@@ -185,7 +208,7 @@ class MessagesWriter:
             self._end = part
             yield from self._close()
             yield _format_event(
-                "message_delta", delta=_format_stop(part), timings=part.timings(), usage=_count_usage(part)
+                "message_delta", delta=_format_stop(part), usage=_count_usage(part), **part.extensions()
             )
 
     def finish(self) -> Iterator[bytes]:

@@ -205,7 +205,7 @@ async def _parts(
         model_info = await models.enter(slot, is_new=copy == 0)
         try:
             request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-            response = spec.make_response(model_info, model_info.plain_speed)
+            response = spec.make_response(model_info, model_info.plain_speed, request.structure)
         except BaseException:
             slot.leave()
             raise

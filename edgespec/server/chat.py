@@ -10,17 +10,18 @@ from pydantic import Field
 from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
 from edgespec.server.choices import ChoicesWriter, format_score, make_choice
+from edgespec.server.constraints import ConstrainedBody
 from edgespec.server.fields import (
     FEW,
     MANY,
     Body,
-    CompletionBody,
+    Function,
     FunctionTool,
     Name,
     Parts,
-    ResponseFormat,
     Tokens,
     join_text,
+    refuse_fields,
 )
 from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
@@ -44,14 +45,13 @@ class ChatMessage(Body):
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[PastCall], MANY] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
     def message(self) -> Message:
         """Raises InvalidRequest."""
-        calls = [
-            format_call(call.id, call.function.name, parse_arguments(call.function.arguments))
-            for call in self.tool_calls or ()
-        ]
+        past = self.tool_calls or ([PastCall(function=self.function_call)] if self.function_call else ())
+        calls = [format_call(call.id, call.function.name, parse_arguments(call.function.arguments)) for call in past]
         return make_message(
             {"developer": "system", "function": "tool"}.get(self.role, self.role),
             join_text(self.content),
@@ -71,19 +71,23 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ChatRequest(CompletionBody):
-    """The body of /v1/chat/completions."""
+class ChatRequest(ConstrainedBody):
+    """The body of /v1/chat/completions. `functions` and `function_call` are OpenAI's first form of tools."""
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[FunctionTool], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedChoice | None = None
+    functions: Annotated[list[Function], FEW] | None = None
+    function_call: Literal["auto", "none"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    modalities: Annotated[list[str], FEW] | None = None
+    audio: Any = None
+    web_search_options: Any = None
 
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
@@ -92,17 +96,24 @@ class ChatRequest(CompletionBody):
         """Raises InvalidRequest."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
+        if set(self.modalities or ()) - {"text"}:
+            raise InvalidRequest("answers are text only.", hint="Remove modalities.")
+        refuse_fields(self, "audio", "web_search_options")
+        if (self.functions or self.function_call) and (self.tools or self.tool_choice):
+            raise InvalidRequest("functions cannot be combined with tools.", hint="Send tools only.")
+        choice = self.function_call or self.tool_choice
+        named = choice.function if isinstance(choice, NamedChoice) else choice
         return GenerationSpec(
             prompt=tuple(each.message() for each in self.messages),
             settings=self.settings(),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             seed=self.seed,
             stop=self.stops(),
-            structure=self.response_format.structure() if self.response_format else None,
-            tools=tuple(each.tool() for each in self.tools or ()),
-            tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
-            forced_tool=self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None,
-            parallel_calls=self.parallel_tool_calls,
+            structure=self.structure(),
+            tools=tuple(each.tool() for each in self.functions or [each.function for each in self.tools or ()]),
+            tool_choice=choice if isinstance(choice, str) else "auto",
+            forced_tool=named.name if isinstance(named, NamedFunction) else None,
+            parallel_calls=False if self.functions else self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self.chat_template_kwargs or {},
         )
@@ -114,6 +125,7 @@ class ChatWriter(ChoicesWriter):
     def __init__(self, request: ChatRequest) -> None:
         super().__init__(request, {"object": "chat.completion", "id": new_id("chatcmpl-")}, "chat.completion.chunk")
         self._messages: dict[int, dict[str, Any]] = {}
+        self._has_functions = bool(request.functions)
 
     def add(self, index: int, part: Part) -> None:
         message = self._messages.setdefault(index, {"role": "assistant", "content": None, "refusal": None})
@@ -121,6 +133,8 @@ class ChatWriter(ChoicesWriter):
             message["content"] = (message["content"] or "") + part.text
         elif isinstance(part, ReasoningDelta):
             message["reasoning_content"] = message.get("reasoning_content", "") + part.text
+        elif isinstance(part, ToolCallDelta) and self._has_functions:
+            message["function_call"] = _format_function(part)
         elif isinstance(part, ToolCallDelta):
             message.setdefault("tool_calls", []).append(_format_delta(part))
         elif isinstance(part, Scored):
@@ -131,9 +145,10 @@ class ChatWriter(ChoicesWriter):
     def response_body(self) -> dict[str, Any]:
         choices = []
         for i, message in sorted(self._messages.items()):
-            content = message["content"] or (None if "tool_calls" in message else "")
+            content = message["content"] or (None if {"tool_calls", "function_call"} & set(message) else "")
             logprobs = {"content": self._scores[i], "refusal": None} if i in self._scores else None
-            choices.append(make_choice(i, {"message": {**message, "content": content}}, self._ends[i].reason, logprobs))
+            reason = self._reason(self._ends[i])
+            choices.append(make_choice(i, {"message": {**message, "content": content}}, reason, logprobs))
         return self._body(choices)
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
@@ -143,13 +158,18 @@ class ChatWriter(ChoicesWriter):
             yield self._delta(index, {"content": part.text})
         elif isinstance(part, ReasoningDelta):
             yield self._delta(index, {"reasoning_content": part.text})
+        elif isinstance(part, ToolCallDelta) and self._has_functions:
+            yield self._delta(index, {"function_call": _format_function(part)})
         elif isinstance(part, ToolCallDelta):
             yield self._delta(index, {"tool_calls": [{"index": part.index, **_format_delta(part)}]})
         elif isinstance(part, Scored):
             yield self._delta(index, {}, logprobs={"content": [format_score(part)], "refusal": None})
         else:
             self._ends[index] = part
-            yield self._delta(index, {}, part.reason, timings=part.timings())
+            yield self._delta(index, {}, self._reason(part), **part.extensions())
+
+    def _reason(self, end: Done) -> str:
+        return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
     def _delta(
         self,
@@ -165,3 +185,8 @@ class ChatWriter(ChoicesWriter):
 
 def _format_delta(part: ToolCallDelta) -> dict[str, Any]:
     return format_call(new_id("call_"), part.call.name, part.call.arguments)
+
+
+def _format_function(part: ToolCallDelta) -> dict[str, Any]:
+    """A call as `functions` had it before there were tools."""
+    return {"name": part.call.name, "arguments": part.call.arguments}

@@ -40,7 +40,7 @@ class ChoicesWriter:
 
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ends = list(self._ends.values())
-        return {**self._head, "choices": choices, "usage": count_usage(ends), "timings": ends[0].timings()}
+        return {**self._head, "choices": choices, "usage": count_usage(ends), **ends[0].extensions()}
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})

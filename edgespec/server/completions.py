@@ -11,15 +11,16 @@ from pydantic import Field
 from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
 from edgespec.server.choices import ChoicesWriter, format_score, make_choice
-from edgespec.server.fields import CompletionBody, ResponseFormat, Tokens
+from edgespec.server.constraints import ConstrainedBody
+from edgespec.server.fields import Tokens
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
-class CompletionRequest(CompletionBody):
-    """The body of /v1/completions. `response_format` is an extension."""
+class CompletionRequest(ConstrainedBody):
+    """The body of /v1/completions. All constraints are extensions."""
 
     prompt: str | list[Any]
     max_tokens: Tokens | None = None
@@ -27,7 +28,6 @@ class CompletionRequest(CompletionBody):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
 
     def writer(self) -> CompletionWriter:
         return CompletionWriter(self)
@@ -53,7 +53,7 @@ class CompletionRequest(CompletionBody):
             max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
             seed=self.seed,
             stop=self.stops(),
-            structure=self.response_format.structure() if self.response_format else None,
+            structure=self.structure(),
             top_logprobs=self.logprobs,
         )
 
@@ -102,7 +102,7 @@ class CompletionWriter(ChoicesWriter):
             yield self._text_chunk(index, "", logprobs=_format_logprobs([score], offset))
         elif isinstance(part, Done):
             self._ends[index] = part
-            yield self._text_chunk(index, "", part.reason, timings=part.timings())
+            yield self._text_chunk(index, "", part.reason, **part.extensions())
 
     def _text_chunk(
         self, index: int, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None, **extra: Any

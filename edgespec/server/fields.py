@@ -92,36 +92,41 @@ class CompletionBody(Body):
 
 class JsonSchema(Body):
     name: str = "answer"
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
 
 
 class ResponseFormat(Body):
+    """`schema` beside `json_object` is an extension of llama.cpp's server."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
 
     def structure(self) -> Structure | None:
         """Raises InvalidRequest."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return json_structure()
+            return json_structure(self.schema_)
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise InvalidRequest("response_format has no schema.", hint="Put the schema in json_schema.schema.")
-        return json_structure(self.json_schema.schema_)
+        return json_structure(self.json_schema.schema_, is_strict=bool(self.json_schema.strict))
 
 
 class Function(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self) -> Tool:
+        return make_tool(self.name, self.description, self.parameters, is_strict=bool(self.strict))
 
 
 class FunctionTool(Body):
     type: Literal["function"]
     function: Function
-
-    def tool(self) -> Tool:
-        return make_tool(self.function.name, self.function.description, self.function.parameters)
 
 
 class TextPart(Body):
@@ -134,6 +139,13 @@ class OtherPart(Body):
 
 
 Parts = Annotated[list[TextPart | OtherPart], MANY]
+
+
+def refuse_fields(body: Body, *names: str) -> None:
+    """Raise InvalidRequest for a field that has a value and is not served."""
+    for name in names:
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
 
 
 def join_text(content: str | list[Any] | None) -> str:

@@ -21,12 +21,15 @@ from edgespec.server.fields import (
     ResponseFormat,
     Tokens,
     join_text,
+    refuse_fields,
 )
 from edgespec.server.http import format_event
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, count_usage, new_id
 from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
+
+_WEB_SEARCH = "web_search"
 
 
 class InputMessage(Body):
@@ -57,6 +60,7 @@ class ResponseTool(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class NamedTool(Body):
@@ -67,10 +71,11 @@ class NamedTool(Body):
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
 
     def structure(self) -> Structure | None:
         """Raises InvalidRequest."""
-        schema = JsonSchema(schema=self.schema_) if self.schema_ is not None else None
+        schema = JsonSchema(schema=self.schema_, strict=self.strict) if self.schema_ is not None else None
         return ResponseFormat(type=self.type, json_schema=schema).structure()
 
 
@@ -92,6 +97,9 @@ class ResponsesRequest(Body):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
     stream: bool | None = False
     n: Literal[1] = 1
 
@@ -105,6 +113,7 @@ class ResponsesRequest(Body):
                 "previous_response_id is not supported: responses are not stored.",
                 hint="Send the whole conversation as input.",
             )
+        refuse_fields(self, "background", "conversation", "prompt")
         text_format = self.text.format if self.text is not None else None
         return GenerationSpec(
             prompt=tuple(self._messages()),
@@ -115,13 +124,22 @@ class ResponsesRequest(Body):
             tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
             parallel_calls=self.parallel_tool_calls,
+            warnings=tuple(f"{kind} is not available." for kind in dict.fromkeys(self._searches())),
         )
 
     def _tools(self) -> Iterator[Tool]:
-        """The function tools. OpenAI's hosted tools, such as web_search, are ignored."""
+        """The function tools. Raises InvalidRequest for others, except for a web search, which agents always offer."""
         for tool in self.tools or ():
             if isinstance(tool, ResponseTool):
-                yield make_tool(tool.name, tool.description, tool.parameters)
+                yield make_tool(tool.name, tool.description, tool.parameters, is_strict=bool(tool.strict))
+            elif not tool.type.startswith(_WEB_SEARCH):
+                message = f"tools of type '{tool.type[:100]}' are not supported."
+                raise InvalidRequest(message, hint="Send tools of type function.")
+
+    def _searches(self) -> Iterator[str]:
+        for tool in self.tools or ():
+            if isinstance(tool, OtherItem):
+                yield tool.type
 
     def _messages(self) -> list[Message]:
         """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
@@ -223,7 +241,7 @@ class ResponsesWriter:
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens_details": usage["completion_tokens_details"],
             },
-            "timings": end.timings(),
+            **end.extensions(),
         }
 
     def _begin_message(self) -> Iterator[bytes]:

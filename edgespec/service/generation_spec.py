@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
-from edgespec.engine.structured_output import Json, Structure, Text, either, is_shallow, json_part, texts
+from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
@@ -53,6 +53,7 @@ class GenerationSpec:
     structure       JSON that the answer must match, unless the answer is a tool call
     top_logprobs    alternatives reported for each token; None: no logprobs
     variables       extra variables of the chat template
+    warnings        what of the request is not followed, in sentences
     """
 
     prompt: str | tuple[Message, ...]
@@ -67,6 +68,7 @@ class GenerationSpec:
     parallel_calls: bool | None = None
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -83,12 +85,19 @@ class GenerationSpec:
         """The tools that the model may call."""
         return () if self.tool_choice == "none" else self.tools
 
-    def make_response(self, model_info: ModelInfo, plain_speed: float | None = None) -> ResponseStream:
-        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s."""
+    def make_response(
+        self, model_info: ModelInfo, plain_speed: float | None = None, structure: Structure | None = None
+    ) -> ResponseStream:
+        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s,
+        `structure` that of the request.
+        """
         tool_format, reader = detect_tool_format(model_info.chat_template), None
         if self._needs_reader(tool_format):
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
-        return ResponseStream(reader, plain_speed, allow_parallel_calls=self.parallel_calls is not False)
+        warnings = (*self.warnings, *(structure.unenforced if structure is not None else ()))
+        return ResponseStream(
+            reader, plain_speed, allow_parallel_calls=self.parallel_calls is not False, warnings=warnings
+        )
 
     def _needs_reader(self, tool_format: ToolFormat) -> bool:
         """Whether the text may hold tool calls, or headers around structured output."""
@@ -142,7 +151,7 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
     Raises InvalidRequest.
     """
     frame = tool_format.frame
-    alternatives: list[tuple[Text | Json, ...]] = []
+    alternatives: list[tuple[Part, ...]] = []
     for tool in tools:
         schema: dict[str, Any] = {"type": "object", **tool.parameters}
         if not frame.holds_name:
@@ -155,7 +164,7 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
                 **definitions,  # references start at the top level
             }
         before = (part.replace("{name}", tool.name) for part in frame.before)
-        alternatives.append((*texts(before), json_part(schema), *texts(frame.after)))
+        alternatives.append((*texts(before), json_part(schema, is_strict=tool.is_strict), *texts(frame.after)))
     between = texts(frame.between) if parallel_calls and frame.between is not None else None
     return Structure(tuple(alternatives), texts(frame.first), texts(frame.last), between)
 

@@ -44,12 +44,21 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last part. `plain_speed`: tokens per second of plain decoding for a single answer, None if not measured."""
+    """The last part.
+
+    plain_speed  tokens per second of plain decoding for a single answer, None if not measured
+    warnings     what of the request was not followed, in sentences
+    """
 
     reason: Ending
     stop: str | None
     metrics: Metrics
     plain_speed: float | None
+    warnings: tuple[str, ...] = ()
+
+    def extensions(self) -> dict[str, Any]:
+        """The fields of an answer that no interface has: `timings`, and `warnings` if there are any."""
+        return {"timings": self.timings(), **({"warnings": list(self.warnings)} if self.warnings else {})}
 
     def timings(self) -> dict[str, float | int | None]:
         """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding."""
@@ -106,10 +115,18 @@ def merge_deltas(parts: list[Part]) -> list[Part]:
 class ResponseStream:
     """The parts of one answer while the engine generates it."""
 
-    def __init__(self, reader: Reader | None, plain_speed: float | None, *, allow_parallel_calls: bool = True) -> None:
+    def __init__(
+        self,
+        reader: Reader | None,
+        plain_speed: float | None,
+        *,
+        allow_parallel_calls: bool = True,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
         """`reader` splits the text; None if all of it is the answer. Without `allow_parallel_calls`, every tool call
         after the first is dropped.
         """
+        self._warnings = warnings
         self._reader = reader
         self._plain_speed = plain_speed
         self._allow_parallel_calls = allow_parallel_calls
@@ -136,7 +153,7 @@ class ResponseStream:
             if not self._has_started:  # cancelled before prefill
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
             reason: Ending = "length" if event.reason != "stop" else "tool_calls" if self._calls else "stop"
-            yield Done(reason, event.stop, event.metrics, self._plain_speed)
+            yield Done(reason, event.stop, event.metrics, self._plain_speed, self._warnings)
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:

@@ -9,11 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a forced call follows all of it,
+    or is refused.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    is_strict: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The form that chat templates expect."""
@@ -21,9 +24,11 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-def make_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Tool:
+def make_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, *, is_strict: bool = False
+) -> Tool:
     """A tool of a request body. Without a schema it takes any object."""
-    return Tool(name, description or "", parameters or {"type": "object"})
+    return Tool(name, description or "", parameters or {"type": "object"}, is_strict)
 
 
 def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:

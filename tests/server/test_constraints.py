@@ -1,0 +1,145 @@
+"""Every constraint that clients send holds in the answer, is named in `warnings`, or is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.serving import PROMPT, Server
+
+USER: list[Any] = [{"role": "user", "content": PROMPT}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"enum": [1, 2]}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+SET = {"type": "array", "items": {"type": "integer", "maximum": 9, "minimum": 0}, "uniqueItems": True, "maxItems": 2}
+TOLD = ["uniqueItems at # is not enforced."]
+GBNF = 'root ::= "say " word\nword ::= "yes" | "no"'
+LARK = 'start: "say " WORD\nWORD: /yes|no/'
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [
+        ("grammar", GBNF, "say (yes|no)"),
+        ("grammar", LARK, "say (yes|no)"),
+        ("guided_grammar", GBNF, "say (yes|no)"),
+        ("guided_regex", r"^[ab]{3}/x$", "[ab]{3}/x"),
+        ("guided_choice", ["yes", "no/\n"], "yes|no/\n"),
+        ("json_schema", SCHEMA, r'\{\s*"size"\s*:\s*[12]\s*\}'),
+        ("guided_json", SCHEMA, r'\{\s*"size"\s*:\s*[12]\s*\}'),
+        ("guided_json", json.dumps(SCHEMA), r'\{\s*"size"\s*:\s*[12]\s*\}'),
+        ("response_format", {"type": "json_object", "schema": SCHEMA}, r'\{\s*"size"\s*:\s*[12]\s*\}'),
+    ],
+    ids=["gbnf", "lark", "guided grammar", "regex", "choice", "schema", "guided json", "as text", "json_object"],
+)
+def test_other_servers_constraints(path: str, field: str, value: Any, pattern: str, pair: Server) -> None:
+    body = {"model": "embedded", "messages": USER, "prompt": PROMPT, "max_tokens": 200, "seed": 1, field: value}
+    answer = pair.post(path, json=body).json()
+    choice = answer["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    assert choice["finish_reason"] == "stop" and re.fullmatch(pattern, text), answer
+    assert "warnings" not in answer
+
+
+def test_what_is_not_enforced_is_named_in_every_interface(pair: Server) -> None:
+    chat: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": SET}}
+    client = pair.openai()
+    made = client.chat.completions.create(model="embedded", messages=USER, max_tokens=99, response_format=chat)
+    assert made.model_extra and made.model_extra["warnings"] == TOLD
+    *_, end = client.chat.completions.create(
+        model="embedded", messages=USER, max_tokens=99, response_format=chat, stream=True
+    )
+    assert end.model_extra and end.model_extra["warnings"] == TOLD
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": SET}}
+    answered = client.responses.create(model="embedded", input=PROMPT, max_output_tokens=99, text=text)
+    assert answered.model_extra and answered.model_extra["warnings"] == TOLD
+    chat["json_schema"]["strict"] = text["format"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="strict is true"):
+        client.chat.completions.create(model="embedded", messages=USER, response_format=chat)
+    with pytest.raises(openai.BadRequestError, match="strict is true"):
+        client.responses.create(model="embedded", input=PROMPT, text=text)
+    function: Any = {"name": "f", "parameters": {"type": "object", "properties": {"a": SET}}}
+    tools: Any = [{"type": "function", "function": function}]
+    called = client.chat.completions.create(
+        model="embedded", messages=USER, tools=tools, tool_choice="required", max_tokens=99
+    )
+    assert called.model_extra and "uniqueItems" in called.model_extra["warnings"][0]
+    function["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="strict is true"):
+        client.chat.completions.create(model="embedded", messages=USER, tools=tools, tool_choice="required")
+
+
+def test_anthropics_output_format(pair: Server) -> None:
+    client = pair.anthropic()
+    for schema, told in ((SCHEMA, None), (SET, TOLD)):
+        form: Any = {"format": {"type": "json_schema", "schema": schema}}
+        made = client.messages.create(model="embedded", max_tokens=150, messages=USER, output_config=form)
+        assert made.stop_reason == "end_turn" and made.content[0].type == "text"
+        value = json.loads(made.content[0].text)
+        assert value["size"] in (1, 2) if told is None else isinstance(value, list)
+        assert (made.model_extra or {}).get("warnings") == told
+
+
+def test_functions(pair: Server) -> None:
+    """OpenAI's first form of tools, which older programs send."""
+    client = pair.openai()
+    functions: Any = [{"name": "get_size", "parameters": SCHEMA}, {"name": "other"}]
+    ask: Any = {"model": "embedded", "functions": functions, "max_tokens": 150, "temperature": 0}
+    made = client.chat.completions.create(messages=USER, function_call={"name": "get_size"}, **ask).choices[0]
+    assert made.finish_reason == "function_call" and made.message.function_call and not made.message.tool_calls
+    assert made.message.function_call.name == "get_size"
+    assert json.loads(made.message.function_call.arguments)["size"] in (1, 2)
+    chunks = [
+        chunk.choices[0]
+        for chunk in client.chat.completions.create(
+            messages=USER, function_call={"name": "get_size"}, stream=True, **ask
+        )
+    ]
+    (call,) = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert call.arguments == made.message.function_call.arguments and chunks[-1].finish_reason == "function_call"
+    turns = [*USER, made.message.to_dict(), {"role": "function", "name": "get_size", "content": "2"}]
+    after = client.chat.completions.create(messages=turns, function_call="none", **{**ask, "max_tokens": 4})
+    assert after.choices[0].message.content is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "why"),
+    [
+        ("chat/completions", {"grammar": GBNF, "guided_regex": "a"}, "grammar and guided_regex both constrain"),
+        ("chat/completions", {"grammar": "root ::= ["}, "grammar cannot be read"),
+        ("chat/completions", {"grammar": "start: ("}, "structure cannot be followed"),
+        ("chat/completions", {"guided_regex": "(?=a)b"}, "structure cannot be followed"),
+        ("chat/completions", {"guided_json": "{"}, "not valid JSON"),
+        ("chat/completions", {"modalities": ["text", "audio"]}, "text only"),
+        ("chat/completions", {"audio": {"voice": "x"}}, "audio is not supported"),
+        ("chat/completions", {"web_search_options": {"a": 1}}, "web_search_options is not supported"),
+        ("chat/completions", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ("chat/completions", {"functions": [{"name": "f"}], "tool_choice": "auto"}, "cannot be combined with tools"),
+        ("responses", {"background": True}, "background is not supported"),
+        ("responses", {"conversation": "conv_1"}, "conversation is not supported"),
+        ("responses", {"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
+        ("responses", {"tools": [{"type": "code_interpreter"}]}, "tools of type 'code_interpreter'"),
+        ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools of type 'bash_20250124'"),
+        ("messages", {"mcp_servers": [{"type": "url", "url": "https://example.com"}]}, "mcp_servers is not supported"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_what_is_not_served_is_refused(path: str, change: dict[str, Any], why: str, pair: Server) -> None:
+    body = {"model": "embedded", "messages": USER, "input": PROMPT, "max_tokens": 5, **change}
+    response = pair.post(f"/v1/{path}", json=body)
+    assert response.status_code == 400 and why in response.json()["error"]["message"], response.text
+
+
+def test_a_web_search_is_not_available(pair: Server) -> None:
+    """Agents offer it in every request, so it is no fault, and the answer says that it is missing."""
+    tools: Any = [{"type": "web_search"}]
+    made = pair.openai().responses.create(model="embedded", input=PROMPT, max_output_tokens=3, tools=tools)
+    assert made.model_extra and made.model_extra["warnings"] == ["web_search is not available."]
