@@ -243,17 +243,14 @@ class Store:
     ) -> Turn:
         values = (drop_surrogates(text), drop_surrogates(reasoning), to_column(spans), to_column(metrics), finished)
         with self._transaction():
-            if self._db.execute("SELECT finished FROM turns WHERE id = ?", (turn.id,)).fetchone() != (0,):
-                self._turn(turn.id)  # raises where it has been removed
+            columns = "text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ?"
+            found = self._db.execute(f"UPDATE turns SET {columns} WHERE id = ? AND NOT finished", (*values, turn.id))
+            if not found.rowcount and self._turn(turn.id):  # which raises where it has been removed
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
-            self._db.execute(
-                "UPDATE turns SET text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ? WHERE id = ?",
-                (*values, turn.id),
-            )
             if finished:
                 index_turn(self._db, turn.id, turn.conversation, values[0])
             self._db.execute("UPDATE conversations SET changed = ? WHERE id = ?", (time.time(), turn.conversation))
-            return self._turn(turn.id)
+            return self._turn(turn.id) if finished else replace(turn, text=values[0], reasoning=values[1], spans=spans)
 
     def _change(self, conversation: Conversation, column: str, value: str | int | None) -> Conversation:
         with self._transaction():
