@@ -38,6 +38,8 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING")]
     for model in props["models"]:
         state = f"answering {model['answering']}" if model["answering"] else "open" if model["is_open"] else "closed"
+        if model["is_stalled"]:
+            state = f"silent for {model['silent_seconds']:.0f} s"
         memory = gib(model["resident_bytes"]) if model["is_open"] else ""
         rows.append(
             (model["name"], state, model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
@@ -49,10 +51,11 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 
 @click.command("stop")
 @click.argument("model")
+@click.option("--now", is_flag=True, help="End the model's process at once; its requests fail.")
 @server_options
-def stop_command(model: str, url: str, api_key: str | None) -> None:
+def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
-    http_json("POST", url, "/unload", api_key, {"model": model}, timeout_s=None)
+    http_json("POST", url, "/unload", api_key, {"model": model, "now": now}, timeout_s=None)
     click.echo(f"unloaded {model}")
 
 
@@ -61,7 +64,7 @@ def http_json(
     url: str,
     path: str,
     api_key: str | None,
-    body: dict[str, str] | None = None,
+    body: dict[str, Any] | None = None,
     timeout_s: float | None = _TIMEOUT_S,
 ) -> Any:
     """Send a request and return the server's JSON response. Raises HubError if no server answers, InvalidRequest."""

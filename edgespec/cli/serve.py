@@ -68,7 +68,16 @@ _EMBEDDED = "embedded"
     default=600,
     show_default=True,
     metavar="SECONDS",
-    help="Maximum duration of an answer, which ends early then.",
+    help="Maximum duration of a request, whose answer ends early then. Loading the model counts, the queue does not.",
+)
+@click.option(
+    "--silence-seconds",
+    "max_silence_s",
+    type=click.FloatRange(1),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the process of a model that gives no sign of life for this long; the next request loads it again.",
 )
 @click.option(
     "--config",
@@ -86,11 +95,13 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any)
     from edgespec.registry.schema import DEFAULT_ALIAS
     from edgespec.server.app import application
     from edgespec.server.metrics import ServerMetrics
-    from edgespec.server.models import Models, Policy
+    from edgespec.server.model_slot import Policy
+    from edgespec.server.models import Models
 
     rules = _access_rules(host, options)
     metrics = ServerMetrics()
-    policy = Policy(options["max_open"], options["queue"], options["keep_alive"], options["timeout_s"])
+    limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s")
+    policy = Policy(*(options[name] for name in limits))
     configs = _read_configs(models, options)
     listener = _listen(host, port)
     bound_port = listener.getsockname()[1]

@@ -44,9 +44,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class UnloadRequest(Body):
-    """The body of /unload."""
+    """The body of /unload. `now`: end the model's process, whatever it does; its requests fail."""
 
     model: ModelName
+    now: bool = False
 
 
 class Writer(Protocol):
@@ -118,8 +119,9 @@ def generation_routes(models: Models) -> list[Route]:
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, CountRequest)
         slot = models.find(body.model)
-        async with models.turn(slot) as model_info:
-            count = await slot.count(body.generation_spec().build_request(model_info, token_limit=1))
+        async with models.turn(slot) as turn:
+            counted = body.generation_spec().build_request(turn.model_info, token_limit=1)
+            count = await slot.count(counted, turn.ends_s)
         return JsonResponse({"input_tokens": count})
 
     return [
@@ -141,7 +143,9 @@ def model_routes(models: Models) -> list[Route]:
         return JsonResponse(_describe_model(models.find(request.path_params["name"]).name))
 
     async def unload_model(request: Request) -> Response:
-        await models.find((await read_body(request, UnloadRequest)).model).unload()
+        body = await read_body(request, UnloadRequest)
+        slot = models.find(body.model)
+        await (slot.stop() if body.now else slot.unload())
         return JsonResponse({})
 
     async def create_embeddings(request: Request) -> Response:
@@ -149,8 +153,8 @@ def model_routes(models: Models) -> list[Route]:
         inputs, slot = body.inputs(), models.find(body.model)
 
         async def embed() -> dict[str, Any]:
-            async with models.turn(slot):
-                return body.response_body(await slot.embed(inputs))
+            async with models.turn(slot) as turn:
+                return body.response_body(await slot.embed(inputs, turn.ends_s))
 
         return await respond_unless_disconnected(request, embed())
 
@@ -202,14 +206,15 @@ async def _parts(
     """The parts of all answers, one answer after the other. Raises any EdgespecError."""
     slot = models.find(name)
     for copy in range(copies):
-        model_info = await models.enter(slot, is_new=copy == 0)
+        turn = await models.enter(slot, is_new=copy == 0)
+        model_info = turn.model_info
         try:
             request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
             response = spec.make_response(model_info, model_info.plain_speed, request.structure)
         except BaseException:
             slot.leave()
             raise
-        async with slot.stream(request) as batches:  # which ends the turn
+        async with slot.stream(request, turn.ends_s) as batches:  # which ends the turn
             async for batch in batches:
                 for part in merge_deltas([part for event in batch for part in response.parts(event)]):
                     yield copy, part

@@ -25,7 +25,7 @@ from edgespec.errors import (
     UnknownModel,
     reason_of,
 )
-from edgespec.server.models import Busy
+from edgespec.server.model_slot import Busy, TimedOut
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -44,6 +44,7 @@ _STATUS: list[tuple[type[EdgespecError], int]] = [
     (HubError, 503),
     (CacheError, 503),
     (DoesNotFit, 503),
+    (TimedOut, 504),
 ]
 _OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
     400: ("invalid_request_error", None),
@@ -63,6 +64,7 @@ _ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 

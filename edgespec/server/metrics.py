@@ -66,6 +66,8 @@ class ServerMetrics:
             **options,
         )
         self._waiting = Gauge("waiting", "Requests in the queue.", ["model"], **options)
+        self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
+        self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model"], **options)
 
     def add(self, model: str, finished: Finished, seconds: float) -> None:
         """Count a finished answer that took `seconds`."""
@@ -96,6 +98,11 @@ class ServerMetrics:
         counts = f"{m.emitted_tokens} tokens ({finished.reason}) after {m.prompt_tokens}"
         _LOG.info("%s: %s, %s tok/s, %s accepted, %.2f s", model, counts, speed, accepted, seconds)
 
+    def note_death(self, model: str, reason: str) -> None:
+        """Count and log the end of an engine process."""
+        self._deaths.labels(model).inc()
+        _LOG.warning("%s: %s", model, reason)
+
     def seconds_a_call(self, model: str) -> float:
         """Mean duration of the last answers, in seconds; 1 if there are none."""
         with self._lock:
@@ -107,10 +114,12 @@ class ServerMetrics:
         with self._lock:
             return [asdict(call) for call in reversed(self._recent)]
 
-    def format_prometheus(self, waiting: dict[str, int]) -> bytes:
-        """All metrics in Prometheus' text format; `waiting` is the length of each model's queue."""
+    def format_prometheus(self, waiting: dict[str, int], silent_s: dict[str, float]) -> bytes:
+        """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""
         for model, count in waiting.items():
             self._waiting.labels(model).set(count)
+        for model, seconds in silent_s.items():
+            self._silent.labels(model).set(seconds)
         return generate_latest(self._registry)
 
     def notice(self, text: str) -> None:

@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from edgespec import __version__
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import Models, ModelSlot
+from edgespec.server.model_slot import ModelSlot
+from edgespec.server.models import Models
 
 _CONTENT_SECURITY_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
@@ -22,11 +23,14 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     """The routes that report the state of the server."""
 
     async def get_health(_request: Request) -> Response:
-        return JSONResponse({"status": "ok", "version": __version__})
+        stalled = sum(slot.is_stalled for slot in models.slots.values())
+        state = {"status": "stalled" if stalled else "ok", "version": __version__, "stalled_models": stalled}
+        return JSONResponse(state, 503 if stalled else 200)
 
     async def get_metrics(_request: Request) -> Response:
         waiting = {slot.name: slot.limiter.waiting for slot in models.slots.values()}
-        return Response(metrics.format_prometheus(waiting), media_type=CONTENT_TYPE_LATEST)
+        silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
+        return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
     async def get_props(_request: Request) -> Response:
         states = [_describe_slot(slot) for slot in models.slots.values()]
@@ -59,6 +63,8 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
         "is_busy": slot.is_busy,
         "answering": slot.limiter.active,
         "waiting": slot.limiter.waiting,
+        "is_stalled": slot.is_stalled,
+        "silent_seconds": slot.silent_s,
         "idle_seconds": round(monotonic() - slot.used_s, 1),
     }
     if (model_info := slot.model_info) is not None:

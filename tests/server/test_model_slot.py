@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
@@ -12,7 +13,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import ModelSlot, Policy
+from edgespec.server.model_slot import ModelSlot, Policy
 
 TOY = LoadConfig(model="tree", backend="toy", load=LoadOptions(context_size=4096))
 REQUEST = Request("hello", SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),)), 40, seed=1)
@@ -34,7 +35,7 @@ def test_the_turn_ends_with_the_engine_and_not_with_the_reader(slot: ModelSlot) 
     async def main() -> None:
         await slot.open()
         await slot.enter()
-        async with slot.stream(REQUEST) as batches:
+        async with slot.stream(REQUEST, inf) as batches:
             await asyncio.wait_for(until_free(slot), 10)  # nothing has been read
             events = [event async for batch in batches for event in batch]
         assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
@@ -47,11 +48,11 @@ def test_a_reader_that_leaves_ends_the_turn(slot: ModelSlot) -> None:
     async def main() -> None:
         await slot.open()
         await slot.enter()
-        async with slot.stream(REQUEST) as batches:
+        async with slot.stream(REQUEST, inf) as batches:
             await anext(batches)
         await asyncio.wait_for(until_free(slot), 10)
         await slot.enter()
-        async with slot.stream(REQUEST) as batches:
+        async with slot.stream(REQUEST, inf) as batches:
             assert [event async for batch in batches for event in batch if isinstance(event, Finished)]
 
     asyncio.run(main())
@@ -63,7 +64,7 @@ def test_a_generation_that_cannot_start_gives_the_turn_back(slot: ModelSlot) -> 
         await slot.enter()
         unsendable = Request("hello", variables={"tools": lambda: None})
         with pytest.raises(Exception, match="pickle"):
-            async with slot.stream(unsendable):
+            async with slot.stream(unsendable, inf):
                 pass
         assert slot.limiter.active == 0
 

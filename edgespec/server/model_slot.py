@@ -1,0 +1,238 @@
+"""One model of a server: its engine process, its queue, and how long a call may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from edgespec.engine.embeddings import Embedding
+from edgespec.engine.events import Event, Finished, Notice, Request
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.planner.plan import LoadConfig
+from edgespec.server.limiter import FairLimiter
+from edgespec.server.metrics import ServerMetrics
+from edgespec.service.client import ModelInfo
+from edgespec.service.process import MAX_SILENCE_S, EngineProcess
+from edgespec.service.stream import Stream
+
+_STALLED_S = 10.0  # of silence; sound processes give a sign every second
+_GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
+_POLL_S = 0.05
+
+
+class Busy(EdgespecError):
+    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class TimedOut(EdgespecError):
+    """A call took longer than the server allows, and there is no answer that could end early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits of a server.
+
+    max_open       models in memory
+    max_queue      requests that may wait for one model
+    keep_alive_s   how long an idle model stays loaded
+    timeout_s      how long a call may take from its turn on, the loading of its model included
+    max_silence_s  how long the process of a model may give no sign of life
+    """
+
+    max_open: int = 1
+    max_queue: int = 64
+    keep_alive_s: float = 300.0
+    timeout_s: float = 600.0
+    max_silence_s: float = MAX_SILENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn of a call at a loaded model. `ends_s`: when its time is over, in seconds of `monotonic`."""
+
+    model_info: ModelInfo
+    ends_s: float
+
+
+class ModelSlot:
+    """One model and its queue of requests."""
+
+    def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
+        self.name = name
+        self.limiter = FairLimiter(request.load.caches)
+        self.opening: asyncio.Task[ModelInfo] | None = None
+        self.used_s = monotonic()
+        self._request = request
+        self._policy = policy
+        self._server_metrics = server_metrics
+        self._client: EngineProcess | None = None
+        self._is_closing = False
+
+    @property
+    def model_info(self) -> ModelInfo | None:
+        return self._client.model_info if self._client is not None else None
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the model has an engine process, loaded or not."""
+        return self._client is not None
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the model is loaded or being unloaded."""
+        return self.model_info is not None or self._is_closing
+
+    @property
+    def is_busy(self) -> bool:
+        return self.limiter.active > 0 or self.limiter.waiting > 0 or self.opening is not None
+
+    @property
+    def resident(self) -> int:
+        """Resident bytes of the engine process and this process."""
+        return self._client.resident if self._client is not None else 0
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the engine process has given no sign of life."""
+        return self._client.silent_s if self._client is not None else 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine process has given none for so long that it is not well."""
+        return self.silent_s >= min(_STALLED_S, self._policy.max_silence_s / 2)
+
+    async def enter(self, *, is_new: bool = True) -> None:
+        """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
+        limiter = self.limiter
+        if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
+            self._server_metrics.refused.labels(self.name).inc()
+            mean_s = self._server_metrics.seconds_a_call(self.name)
+            after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
+            message = f"{limiter.waiting} requests are waiting for this model."
+            raise Busy(message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
+        await limiter.enter()
+        self.used_s = monotonic()
+
+    def leave(self) -> None:
+        self.used_s = monotonic()
+        self.limiter.leave()
+
+    async def open(self) -> ModelInfo:
+        """Load the model. Raises any EdgespecError."""
+        if self._client is None:
+            self._client = EngineProcess(
+                "The next request loads it again.", self._policy.max_silence_s, self._note_death
+            )
+        model_info = await self._client.open(self._request, self._server_metrics).wait()
+        self.limiter.max_concurrency = model_info.max_concurrency
+        self.used_s = monotonic()
+        return model_info
+
+    @asynccontextmanager
+    async def stream(self, request: Request, ends_s: float) -> AsyncIterator[AsyncIterator[list[Event]]]:
+        """The events of one generation, in batches, within a turn; `ends_s`: see Turn.
+
+        Leaving the context cancels the generation. The turn ends when the engine has finished it. Reading raises
+        TimedOut where the engine does not end the answer in time.
+        """
+        assert self._client is not None
+        try:
+            stream = self._client.stream(request)
+        except BaseException:
+            self.leave()
+            raise
+        loop, began_s = asyncio.get_running_loop(), monotonic()
+        relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
+        message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
+        late = TimedOut(message, hint="Try again, or unload the model with `edgespec stop --now`.")
+        timers = [
+            loop.call_later(max(0.0, ends_s - began_s), stream.cancel),
+            loop.call_later(max(0.0, ends_s - began_s) + _GRACE_S, relay.end, late),
+        ]
+
+        def end() -> None:
+            for timer in timers:
+                timer.cancel()
+            if (model_info := self.model_info) is not None:
+                self.limiter.max_concurrency = model_info.max_concurrency
+            self.leave()
+
+        def on_loop(function: Callable[..., None], *values: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function, *values)
+
+        def put(event: Event) -> None:
+            if isinstance(event, Finished | Notice):
+                on_loop(self._count, event, began_s)
+            relay.put(event)
+
+        def finish(error: BaseException | None) -> None:
+            on_loop(end)  # before the reader sees the end: its next request finds the turn free
+            relay.end(error)
+
+        stream.forward(put, finish)
+        try:
+            yield relay.batches()
+        finally:
+            relay.cancel()
+
+    async def count(self, request: Request, ends_s: float) -> int:
+        """Number of tokens of the prompt, within a turn; `ends_s`: see Turn. Raises TimedOut."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(ends_s - monotonic()):
+                return await self._client.count(request.prompt, request.variables).wait()
+        except TimeoutError as error:
+            message = f"the tokens were not counted within {self._policy.timeout_s:g} seconds."
+            raise TimedOut(message, hint="Try again.") from error
+
+    async def embed(self, texts: Sequence[str | list[int]], ends_s: float) -> list[Embedding]:
+        """A vector for each text, within a turn; `ends_s`: see Turn. Raises InvalidRequest after that."""
+        assert self._client is not None
+        stream = self._client.embed(texts)
+        try:
+            async with asyncio.timeout(ends_s - monotonic()):
+                return [vector async for vector in stream]
+        except TimeoutError as error:
+            message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
+            raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
+        finally:
+            stream.cancel()
+
+    async def stop(self) -> None:
+        """End the engine process at once, whatever it does. Its calls fail; those that wait load the model again."""
+        if (client := self._client) is not None:
+            client.kill("the model was stopped")
+            while client.model_info is not None:
+                await asyncio.sleep(_POLL_S)
+
+    async def unload(self) -> None:
+        """Unload the model after its current requests."""
+        async with self.limiter.exclusive():
+            await self.close()
+
+    async def close(self) -> None:
+        """Unload the model now; its requests fail."""
+        if (client := self._client) is not None:
+            self._is_closing = True
+            try:
+                await asyncio.to_thread(client.close)
+            finally:
+                self._client, self._is_closing = None, False
+
+    def _count(self, event: Event, began_s: float) -> None:
+        if isinstance(event, Finished):
+            self._server_metrics.add(self.name, event, monotonic() - began_s)
+        elif isinstance(event, Notice):
+            self._server_metrics.notice(event.text)
+
+    def _note_death(self, reason: str) -> None:
+        self._server_metrics.note_death(self.name, reason)
