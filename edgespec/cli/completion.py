@@ -6,12 +6,9 @@ import click
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:
-    """Print the completion script for a shell.
-
-    bash: eval "$(edgespec completion bash)"; zsh the same; fish: edgespec completion fish | source
-    """
+    """Print the completion script of SHELL: bash, zsh or fish."""
     from click.shell_completion import get_completion_class
 
     from edgespec.cli.main import cli

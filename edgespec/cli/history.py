@@ -40,8 +40,8 @@ def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
         click.echo(json.dumps(rows, ensure_ascii=False))
         return
     if not found:
-        nothing = f"No conversation has all words of '{text}'." if text.strip() else "No conversation is saved yet."
-        click.echo(f"{nothing} `edgespec chat` saves what you write there.")
+        nothing = "No conversation is saved yet. `edgespec chat` saves what you write there."
+        click.echo(f"No conversation has all words of '{text}'." if text.strip() else nothing)
         return
     table = [("ID", "CHANGED", "MODEL", "CONVERSATION")]
     for conversation, snippet in found:

@@ -159,7 +159,8 @@ def _show_usage_error(error: click.ClickException) -> None:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         click.echo(context.get_usage(), err=True)
-    click.echo(f"error: {_to_sentence(error.format_message())}", err=True)
+    message = " ".join(error.format_message().split())  # click lists choices on lines of their own
+    click.echo(f"error: {_to_sentence(message)}", err=True)
     if context is not None:
         click.echo(f"hint: Run `{context.command_path} --help`.", err=True)
 

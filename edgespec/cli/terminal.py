@@ -115,8 +115,10 @@ def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[st
 
 def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[str]:
     """The drafters of `steps` in order of first use, as the user calls them."""
+    from edgespec.hub.reference import shorten_names
+
     drafted = (step.decision.source.split("+") for step in steps if step.decision and step.n_drafted)
-    return list(dict.fromkeys(drafters.get(name, name) for names in drafted for name in names))
+    return list(dict.fromkeys(shorten_names(drafters.get(name, name)) for names in drafted for name in names))
 
 
 def explain_rounds(steps: Iterable[Step]) -> list[str]:

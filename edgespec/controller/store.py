@@ -61,11 +61,15 @@ class ProfileKey:
     def describe_difference(self, other: dict[str, Any]) -> str:
         """The fields of a stored key that differ, for the user: 'other settings (threads: 2, was 1)'."""
         differences = ", ".join(
-            f"{name.replace('_', ' ')}: {value}, was {other.get(name)}"
+            f"{name.replace('_', ' ')}: {_say(value)}, was {_say(other.get(name))}"
             for name, value in asdict(self).items()
             if other.get(name) != value
         )
         return f"other settings ({differences})" if differences else "another version of edgespec"
+
+
+def _say(value: Any) -> str:
+    return "automatic" if value is None else "on" if value is True else "off" if value is False else str(value)
 
 
 class ProfileStore:

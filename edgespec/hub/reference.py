@@ -113,6 +113,18 @@ def parse_reference(text: str) -> Reference:
     return _parse_hub(text, text)
 
 
+def shorten_names(text: str) -> str:
+    """A reference, or several joined by '+', for people: local paths as file names, packaged files without prefix."""
+    return "+".join(_shorten_name(part) for part in text.split("+"))
+
+
+def _shorten_name(text: str) -> str:
+    if text.startswith("package:"):
+        return text.removeprefix("package:").removesuffix(".gguf")
+    is_path = text.startswith(("./", "../", "/", "~", ".\\", "..\\")) or Path(text).is_absolute()
+    return Path(text).name or text if is_path else text
+
+
 def is_gguf_name(name: str) -> bool:
     """True for names of GGUF files, in either case."""
     return name.lower().endswith(".gguf")

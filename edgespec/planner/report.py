@@ -14,6 +14,7 @@ from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.hub.cache import snapshot_path
 from edgespec.hub.hub import Hub
+from edgespec.hub.reference import shorten_names
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.memory import estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
@@ -124,7 +125,7 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
 
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     """The lines of the text report."""
-    yield f"{facts['name']} on {facts['backend']}, drafted by {facts['draft']}"
+    yield f"{shorten_names(facts['name'])} on {facts['backend']}, drafted by {shorten_names(facts['draft'])}"
     scratch = facts["needed_bytes"] - facts["weights_bytes"] - facts["kv_bytes"] - facts["draft_bytes"]
     yield (
         f"  target: weights {gib(facts['weights_bytes'])}, "

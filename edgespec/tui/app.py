@@ -17,6 +17,7 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Notice as EngineNotice
+from edgespec.hub.reference import shorten_names
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient
@@ -177,7 +178,8 @@ class ChatApp(ChatView):
             if message.request.backend is None:
                 self.remember("model", message.request.model or "")
         self.recorder.use_model(model_info.name)
-        await self.say(f"{model_info.name} on {model_info.backend}, draft {model_info.draft}.")
+        name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
+        await self.say(f"{name} on {model_info.backend}, draft {draft}.")
         if not self.is_headless:
             gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()

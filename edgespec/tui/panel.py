@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.widgets import Digits, Static
 
 from edgespec.backends.devices import DeviceMemory
+from edgespec.hub.reference import shorten_names
 from edgespec.service.client import ModelInfo
 from edgespec.tui.bars import draw_column
 from edgespec.tui.live_stats import LiveStats
@@ -55,8 +56,8 @@ def read_status(model_info: ModelInfo, resident: int) -> ModelStatus:
         if fit.draft is not None:
             parts.append(("draft", fit.draft.total))
     return ModelStatus(
-        model_info.name,
-        model_info.draft,
+        shorten_names(model_info.name),
+        shorten_names(model_info.draft),
         model_info.is_paused,
         model_info.context_size,
         resident,

@@ -93,7 +93,7 @@ def test_under_another_key_the_difference_is_described(store: ProfileStore) -> N
     store.save(one, learned())
     assert store.load(HERE) == "other settings (threads: 2, was 1)"
     assert store.load(replace(HERE, kv_type="q8_0", exact=True)) == (
-        "other settings (threads: 2, was 1, kv type: q8_0, was f16, exact: True, was False)"
+        "other settings (threads: 2, was 1, kv type: q8_0, was f16, exact: on, was off)"
     )
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"

@@ -18,6 +18,7 @@ from edgespec.hub.reference import (
     PackagedFile,
     Reference,
     parse_reference,
+    shorten_names,
 )
 
 
@@ -103,3 +104,18 @@ def test_any_text_gives_a_reference_or_one_error(text: str) -> None:
     if isinstance(found, HubFile | PackagedFile):
         assert ".." not in found.path.split("/")
         assert not found.path.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/me/models/x-Q4_0.gguf", "x-Q4_0.gguf"),
+        ("ngram+package:python-6m/draft.gguf", "ngram+python-6m/draft"),
+        ("~/a.gguf+./b+../c", "a.gguf+b+c"),
+        ("hf:me/x/y.gguf", "hf:me/x/y.gguf"),
+        ("python-6m", "python-6m"),
+        ("/", "/"),
+    ],
+)
+def test_names_for_people_have_no_folders(text: str, shown: str) -> None:
+    assert shorten_names(text) == shown
