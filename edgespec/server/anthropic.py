@@ -13,7 +13,7 @@ from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
-from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message
+from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
 from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
@@ -157,13 +157,24 @@ class MessagesRequest(CountRequest):
         """Raises InvalidRequest."""
         refuse_fields(self, "container", "mcp_servers")
         form = self.output_format or (self.output_config.format if self.output_config else None)
+        spec = super().generation_spec()
         return replace(
-            super().generation_spec(),
+            spec,
+            **self._continue(spec.prompt),
             structure=json_structure(form.schema_) if form is not None else None,
             settings=Settings(self.temperature, self.top_p, self.top_k),
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
         )
+
+    def _continue(self, prompt: str | tuple[Message, ...]) -> dict[str, Any]:
+        """The fields of a spec that continues a last message of the assistant, if there is one."""
+        if isinstance(prompt, str) or prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
+            return {}
+        messages, start = split_start(prompt)
+        if start.text != start.text.rstrip():
+            raise InvalidRequest("the last assistant message ends with white space.", hint="Remove it.")
+        return {"prompt": messages, "start": start}
 
 
 class MessagesWriter:

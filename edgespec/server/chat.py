@@ -23,7 +23,7 @@ from edgespec.server.fields import (
     join_text,
     refuse_fields,
 )
-from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments, split_start
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
 from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
@@ -47,6 +47,7 @@ class ChatMessage(Body):
     tool_calls: Annotated[list[PastCall], MANY] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
+    prefix: bool | None = None
 
     def message(self) -> Message:
         """Raises InvalidRequest."""
@@ -72,7 +73,11 @@ class NamedChoice(Body):
 
 
 class ChatRequest(ConstrainedBody):
-    """The body of /v1/chat/completions. `functions` and `function_call` are OpenAI's first form of tools."""
+    """The body of /v1/chat/completions.
+
+    `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
+    the last message (DeepSeek, Mistral) continue a last message of the assistant.
+    """
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None
@@ -85,6 +90,8 @@ class ChatRequest(ConstrainedBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     modalities: Annotated[list[str], FEW] | None = None
     audio: Any = None
     web_search_options: Any = None
@@ -103,8 +110,12 @@ class ChatRequest(ConstrainedBody):
             raise InvalidRequest("functions cannot be combined with tools.", hint="Send tools only.")
         choice = self.function_call or self.tool_choice
         named = choice.function if isinstance(choice, NamedChoice) else choice
+        messages, start = tuple(each.message() for each in self.messages), None
+        if self._continues():
+            messages, start = split_start(messages)
         return GenerationSpec(
-            prompt=tuple(each.message() for each in self.messages),
+            prompt=messages,
+            start=start,
             settings=self.settings(),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             seed=self.seed,
@@ -117,6 +128,21 @@ class ChatRequest(ConstrainedBody):
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self.chat_template_kwargs or {},
         )
+
+    def _continues(self) -> bool:
+        """Whether the answer continues the last message. Raises InvalidRequest for contradictory fields."""
+        *before, last = self.messages
+        if any(message.prefix for message in before):
+            raise InvalidRequest("prefix belongs to the last message.", hint="Remove the others.")
+        if last.prefix and self.continue_final_message is False:
+            raise InvalidRequest("prefix and continue_final_message contradict each other.", hint="Send one of them.")
+        continues = bool(last.prefix or self.continue_final_message)
+        if self.add_generation_prompt is not None and self.add_generation_prompt == continues:
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message contradict each other.",
+                hint="Leave add_generation_prompt out.",
+            )
+        return continues
 
 
 class ChatWriter(ChoicesWriter):

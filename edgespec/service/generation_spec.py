@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.events import Request
+from edgespec.engine.events import AnswerStart, Request
 from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
@@ -45,6 +45,7 @@ class GenerationSpec:
     """One generation as a client asks for it.
 
     prompt          messages, or raw text to continue
+    start           the beginning of the answer, which the model continues; not with a structure or a demanded call
     max_tokens      None: what the model's authors recommend, else as many as the context holds
     tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
     forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
@@ -69,11 +70,17 @@ class GenerationSpec:
     top_logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    start: AnswerStart | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
         if not self.tools and self.must_call:
             raise InvalidRequest("tool_choice requires a tool call, but there are no tools.", hint="Add tools.")
+        if self.start is not None and (self.structure is not None or self.must_call):
+            raise InvalidRequest(
+                "an answer of which the beginning is given cannot have a structure or be a tool call.",
+                hint="End the messages with one of the user, or remove the structure.",
+            )
 
     @property
     def must_call(self) -> bool:
@@ -132,6 +139,7 @@ class GenerationSpec:
             structure=structure,
             visible=tool_format.visible if self._needs_reader(tool_format) else (),
             top_logprobs=self.top_logprobs,
+            start=self.start,
         )
 
     def _callable_tools(self) -> Sequence[Tool]:
@@ -177,6 +185,20 @@ def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structur
 def make_message(role: str, content: str, **extra: Any) -> Message:
     """A message with the `extra` fields that chat templates may read; those that are None are left out."""
     return Message(role, content, {key: value for key, value in extra.items() if value is not None})
+
+
+def split_start(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerStart]:
+    """The messages before the last one, and that one as the beginning of the answer.
+
+    Raises InvalidRequest if it is not text of the assistant.
+    """
+    *before, last = messages
+    if last.role != "assistant" or last.extra.get("tool_calls"):
+        raise InvalidRequest(
+            "only a last message of the assistant, without tool calls, can be continued.",
+            hint="End the messages with the beginning of the answer.",
+        )
+    return tuple(before), AnswerStart(last.content, last.extra.get("reasoning_content") or "")
 
 
 def parse_arguments(text: str) -> Any:
