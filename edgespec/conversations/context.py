@@ -56,7 +56,7 @@ def describe_end(chat: Chat, used: int, context_size: int) -> str:
     fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
     if chat.rolling:
         return f"{fill} The oldest turns are left out when a message does not fit."
-    return f"{fill} /set rolling on leaves out the oldest turns when it is; /clear starts again; --ctx sets its size."
+    return f"{fill} /set rolling on leaves out the oldest turns where it is full; /clear starts again; --ctx sets it."
 
 
 def _find_overflow(chat: Chat, messages: Sequence[Message], limit: int, count: Count) -> str | None:
