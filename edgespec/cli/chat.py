@@ -46,9 +46,9 @@ def chat_command(
 ) -> int:
     """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
 
-    Without REF, a conversation that is continued opens its own model; in a new one, a small embedded model answers,
-    which completes Python code. F1 (or /help) lists keys and commands. Full-screen chats are saved in the data folder
-    that `edgespec doctor` shows.
+    Without REF, a conversation that is continued opens its own model, and a new one the model that was opened last; at
+    first that is python-6m, a small embedded model that completes Python code. F1 (or /help) lists keys and commands.
+    Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
     from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
@@ -65,6 +65,7 @@ def chat_command(
         from edgespec.tui.app import ChatApp
         from edgespec.tui.commands import SlashCommands
         from edgespec.tui.recorder import open_store
+        from edgespec.tui.settings import read_last_model
 
         gc.enable()
         store = open_store()
@@ -72,9 +73,11 @@ def chat_command(
             resume = next((conversation.id for conversation in store.recent(1)), None)
         if resume is not None and model is None and store.notice is None:
             request = _own_request(store, resume, request)
+        elif model is None and request.backend is None:
+            request = replace(request, model=read_last_model())
         sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
-        client = EngineProcess()
+        client = EngineProcess("F5 opens the model again.")
         try:
             app = ChatApp(request, chat, store, client, SlashCommands(), sampling=sampling, resume=resume, then=then)
             return app.run() or 0

@@ -24,7 +24,7 @@ from edgespec.service.client import EngineClient
 from edgespec.text.stream import Piece
 from edgespec.tui.chat_view import ChatView
 from edgespec.tui.command_set import CommandSet
-from edgespec.tui.dialogue import CONTINUE_HINT
+from edgespec.tui.dialogue import CONTINUE_HINT, own_model
 from edgespec.tui.downloads import Downloads
 from edgespec.tui.footer import add_metrics, footer_metrics, format_footer
 from edgespec.tui.help import Help
@@ -176,7 +176,7 @@ class ChatApp(ChatView):
         if message.is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
             if message.request.backend is None:
-                self.remember("model", message.request.model or "")
+                self.remember("model", own_model(message.request).reference or "")
         self.recorder.use_model(model_info.name)
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         await self.say(f"{name} on {model_info.backend}, draft {draft}.")

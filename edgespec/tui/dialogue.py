@@ -130,7 +130,7 @@ class Dialogue(Window):
         model_info = require_model(self.client)
         await self._make_room(self.chat.messages)
         is_raw = model_info.chat_template is None
-        opened = _own_model(self.request).to_settings()
+        opened = own_model(self.request).to_settings()
         self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw, **opened})
         answer = Answer(is_raw=is_raw)
         self.query_one(Transcript).add(answer)
@@ -231,7 +231,7 @@ class Dialogue(Window):
         await self.show_turns()
 
 
-def _own_model(request: LoadConfig) -> OwnModel:
+def own_model(request: LoadConfig) -> OwnModel:
     """What opens the model again, from any folder."""
     reference = request.model
     if reference is not None and request.backend != "toy":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.conversations.database import data_folder
-from edgespec.errors import CacheError
+from edgespec.errors import CacheError, EdgespecError
 from edgespec.files import write_atomically
 
 MAX_PROMPTS = 1000  # that are read
@@ -42,6 +43,21 @@ class Settings:
             write_atomically(self._folder / name, f"{text}\n")
         except OSError as error:
             raise CacheError(f"the setting {name} cannot be kept: {error.strerror}.", hint=_HINT) from error
+
+
+def read_last_model() -> str | None:
+    """The model that a chat has opened last, as `edgespec chat` takes it; None where it would have to be downloaded."""
+    from edgespec.backends import prefers_mlx
+    from edgespec.hub.hub import Hub
+    from edgespec.registry.resolve import resolve_pair
+    from edgespec.registry.schema import load_registry
+
+    if name := Settings().read("model"):
+        with suppress(EdgespecError):
+            hub = replace(Hub.from_environment(), offline=True)
+            resolve_pair(name, "mlx" if prefers_mlx() else "llamacpp", load_registry(), hub)
+            return name
+    return None
 
 
 class PromptHistory:

@@ -12,7 +12,8 @@ import pytest
 from edgespec.errors import CacheError
 from edgespec.tui.clipboard import copy_with, find_copier
 from edgespec.tui.commands.completion import complete_line
-from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings
+from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings, read_last_model
+from tests.models import TARGET
 from tests.tui.driving import driving
 
 
@@ -72,6 +73,14 @@ def test_a_second_start_has_the_theme_the_view_and_the_prompts(data: Path) -> No
         assert not (data / "settings" / "model").exists(), "the toy is no model that a user has chosen"
 
     asyncio.run(main())
+
+
+def test_the_last_model_is_opened_again_if_it_is_here(tmp_path: Path) -> None:
+    settings = Settings()
+    assert read_last_model() is None
+    for name, is_here in ((str(TARGET), True), (str(tmp_path / "gone.gguf"), False), ("llama-8b-q4", False)):
+        settings.write("model", name)
+        assert read_last_model() == (name if is_here else None)
 
 
 def test_copying_by_a_program(tmp_path: Path) -> None:
