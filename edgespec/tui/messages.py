@@ -16,7 +16,7 @@ from edgespec.service.stream import Stream
 from edgespec.tui.turns import Item
 
 FRAME_S = 1 / 30
-_REST_FACTOR = 7  # rest over the CPU time of a frame: drawing takes at most an eighth of a core
+_REST_FACTOR = 9  # rest over the CPU time of a frame: drawing takes at most a tenth of a core
 _MAX_REST_S = 0.25
 
 
