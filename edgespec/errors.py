@@ -43,6 +43,19 @@ class ContextOverflow(InvalidRequest):
     """The prompt leaves no space for an answer in the context window."""
 
 
+class PromptTooLong(ContextOverflow):
+    """A prompt of `n_prompt` tokens, or of so many at least, for a context of `n_context`."""
+
+    def __init__(self, message: str, *, hint: str, n_prompt: int, n_context: int) -> None:
+        super().__init__(message, hint=hint)
+        self.n_prompt = n_prompt
+        self.n_context = n_context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the numbers when the error is pickled."""
+        return partial(type(self), hint=self.hint, n_prompt=self.n_prompt, n_context=self.n_context), (self.message,)
+
+
 class RegistryError(EdgespecError):
     """A models.toml that does not follow the schema."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.engine.events import AnswerStart
-from edgespec.errors import ContextOverflow, InvalidRequest
+from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.reasoning import ReasoningFormat, detect_format
 
@@ -42,7 +42,7 @@ class PromptEncoder:
     def encode(
         self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None = None
     ) -> EncodedPrompt:
-        """Raises InvalidRequest for an empty prompt, ContextOverflow, TemplateError."""
+        """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
         if isinstance(prompt, str):
             text = prompt
         elif self._template is not None:
@@ -57,7 +57,8 @@ class PromptEncoder:
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
         if len(tokens) > size:
-            raise ContextOverflow(f"the prompt has {len(tokens):,} tokens, the context holds {size:,}.", hint=SHORTEN)
+            message = f"the prompt has {len(tokens):,} tokens, the context holds {size:,}."
+            raise PromptTooLong(message, hint=SHORTEN, n_prompt=len(tokens), n_context=size)
         return EncodedPrompt(tokens, tail, begun)
 
     def _write(self, start: AnswerStart, tail: str) -> str:

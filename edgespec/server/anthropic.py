@@ -53,7 +53,7 @@ Block = TextBlock | ThinkingBlock | UseBlock | ResultBlock | OtherBlock
 
 
 class AnthropicMessage(Body):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], MANY]
 
     def messages(self) -> Iterator[Message]:

@@ -21,6 +21,7 @@ from edgespec.errors import (
     EdgespecError,
     HubError,
     InvalidRequest,
+    PromptTooLong,
     TemplateError,
     UnknownModel,
     reason_of,
@@ -115,11 +116,26 @@ def get_status(error: EdgespecError) -> int:
 
 def format_error(path: str, error: EdgespecError) -> dict[str, Any]:
     """The body of an error in the format of the interface at `path`."""
+    if isinstance(error, PromptTooLong):
+        return _format_overflow(path, error)
     status, message = get_status(error), f"{error.message} {error.hint}"
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
     kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _format_overflow(path: str, error: PromptTooLong) -> dict[str, Any]:
+    """The words and codes by which clients know that they may shorten a conversation and try again."""
+    if path.startswith("/v1/messages"):
+        message = f"prompt is too long: {error.n_prompt} tokens > {error.n_context} maximum"
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    message = (
+        f"This model's maximum context length is {error.n_context} tokens. However, your prompt has {error.n_prompt} "
+        "tokens. Shorten it, or restart the server with a larger --ctx."
+    )
+    kinds = {"type": "invalid_request_error", "param": None, "code": "context_length_exceeded"}
+    return {"error": {"message": message, **kinds, "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}}
 
 
 def hide_internal_error(error: BaseException) -> EdgespecError:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from edgespec.errors import CacheError, ContextOverflow, InvalidModelFile, InvalidRequest, TemplateError
+from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, PromptTooLong, TemplateError
 from edgespec.text.limits import Limits
 from edgespec.text.tokenizer import Tokenizer
 
@@ -62,23 +62,25 @@ class ChatTemplate:
         """The prompt for `messages`; `variables` (JSON values) are visible to the template (`enable_thinking`).
 
         With `add_generation_prompt` the prompt ends where the assistant's reply begins. If the template refuses a
-        conversation that starts with a system message, it is rendered again with that message in front of the first
-        user message.
+        conversation with system messages, or leaves one of them out, it is rendered again with those after the first
+        message as parts of user messages, and then with all of them so.
 
         Raises InvalidRequest with the template's own message if it refuses, and TemplateError if it is malformed,
         fails, or exceeds its limits.
         """
         values = {"tools": None, "documents": None, **(variables or {}), "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._render(messages, values)
-        except _Refusal as refusal:
-            folded = _fold_system(messages)
-            if folded is None:
-                raise
+        refusal: _Refusal | None = None
+        for each in _foldings(messages):
             try:
-                return self._render(folded, values)
-            except _Refusal:
-                raise refusal from None
+                text = self._render(each, values)
+            except _Refusal as error:
+                refusal = refusal or error
+            else:
+                if all(message.content.strip() in text for message in each[1:] if message.role == "system"):
+                    return text
+        if refusal is not None:
+            raise refusal
+        return text
 
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
         from edgespec.text import sandbox  # jinja2 is imported with it
@@ -105,12 +107,33 @@ def _reject(message: str) -> None:
     )
 
 
-def _fold_system(messages: Sequence[Message]) -> list[Message] | None:
-    """`messages` with the leading system text in front of the first user turn; None where that is not possible."""
-    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
-        return None
-    system, user, *rest = messages
-    return [replace(user, content=f"{system.content}\n\n{user.content}"), *rest]
+def _foldings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """`messages`, then with the later system messages folded into user messages, then with the first one too."""
+    yield messages
+    if any(message.role == "system" for message in messages[1:]):
+        yield [*messages[:1], *_fold_system(messages[1:])]
+    if messages and messages[0].role == "system" and len(messages) > 1:
+        yield _fold_system(messages)
+
+
+def _fold_system(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with each system message at the end of the user message before it, else in front of the one after it,
+    else as a user message.
+    """
+    folded: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "system" and folded and folded[-1].role == "user":
+            folded[-1] = replace(folded[-1], content=f"{folded[-1].content}\n\n{message.content}")
+        elif message.role == "system":
+            waiting.append(message.content)
+        elif waiting and message.role == "user":
+            folded.append(replace(message, content="\n\n".join([*waiting, message.content])))
+            waiting = []
+        else:
+            folded += [Message("user", "\n\n".join(waiting)), message] if waiting else [message]
+            waiting = []
+    return [*folded, Message("user", "\n\n".join(waiting))] if waiting else folded
 
 
 def read_template(path: Path) -> str | None:
@@ -163,11 +186,13 @@ def _damage_error(file: Path, problem: str) -> InvalidModelFile:
 
 
 def check_length(text: str, context_size: int) -> None:
-    """Raise ContextOverflow for a text too long to tokenize; some tokenizers recurse for every character."""
+    """Raise PromptTooLong for a text too long to tokenize; some tokenizers recurse for every character."""
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * context_size:
-        raise ContextOverflow(
+        raise PromptTooLong(
             f"the text has {len(text):,} characters, far more than a context of {context_size:,} tokens holds.",
             hint=SHORTEN,
+            n_prompt=-(-len(text) // _MAX_CHARACTERS_PER_TOKEN),
+            n_context=context_size,
         )
 
 

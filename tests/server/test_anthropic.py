@@ -55,6 +55,23 @@ def test_stop_sequences_and_system(pair: Server) -> None:
     )
 
 
+def test_a_system_message_amid_a_conversation(pair: Server) -> None:
+    """As Claude Code sends it, in its beta mid-conversation-system."""
+    client = pair.anthropic()
+    note: Any = {"role": "system", "content": [{"type": "text", "text": "import os\n"}]}
+    counted = client.messages.count_tokens(model=MODEL, messages=[*USER, note])
+    made = client.beta.messages.create(model=MODEL, max_tokens=4, messages=[*USER, note])
+    assert made.usage.output_tokens and read(made) == counted.input_tokens
+    assert counted.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
+
+
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(pair: Server) -> None:
+    client, long = pair.anthropic(), "x = 1\n" * 2000
+    for content in (long, long * 100):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 512 maximum"):
+            client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": content}])
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"])
 def test_a_tool_round_trip(choice: Any, pair: Server) -> None:
     client = pair.anthropic()

@@ -93,6 +93,18 @@ def test_system_message_is_folded_where_the_template_refuses_it() -> None:
     assert render(MISTRAL, SYSTEM, USER, REPLY, USER) == "<s>[INST] Be brief.\n\nHi [/INST]Yes?</s>[INST] Hi [/INST]"
 
 
+def test_system_messages_amid_a_conversation_reach_the_model() -> None:
+    """Agents send them. Templates render them, refuse them, or leave them out without a word."""
+    later = Message("system", "The file has changed.")
+    assert "<|im_start|>system\nThe file has changed.<|im_end|>" in render(CHATML, SYSTEM, USER, REPLY, later, USER)
+    merged = "Hi\n\nThe file has changed."
+    assert f"<start_of_turn>user\n{merged}<end_of_turn>" in render(GEMMA, SYSTEM, USER, REPLY, USER, later)
+    assert "[INST] The file has changed.\n\nHi [/INST]" in render(MISTRAL, USER, REPLY, later, USER)
+    heard = "{% if m.role != 'system' or loop.first %}[{{ m.role }}: {{ m.content }}]{% endif %}"
+    written = render(f"{{% for m in messages %}}{heard}{{% endfor %}}", SYSTEM, USER, REPLY, later)
+    assert written == "[system: Be brief.][user: Hi][assistant: Yes?][user: The file has changed.]"
+
+
 @pytest.mark.parametrize(
     ("source", "messages", "words"),
     [
