@@ -149,7 +149,8 @@ def serves_every_rule(subject: Subject) -> None:
         for draft_max in (3, None):
             with open_engine(subject, is_adaptive=draft_max is None) as engine:
                 spec = Speculation((subject.drafter,), draft_max, acceptance=rule)
-                answers = [ask(engine, make_request(PROMPT, DRAWN, seed=seed), spec) for seed in (1, 1, 2)]
+                seeds = (1, 1, 2) if subject.is_exact else (1,)
+                answers = [ask(engine, make_request(PROMPT, DRAWN, seed=seed), spec) for seed in seeds]
                 if subject.is_exact and draft_max is not None:  # the autopilot has learned meanwhile
                     assert answers[0].tokens == answers[1].tokens
                 assert sum(answer.n_drafted for answer in answers) and not any(each.notices for each in answers)
