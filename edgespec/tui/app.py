@@ -225,7 +225,7 @@ class ChatApp(ChatView):
         then, self._then = self._then, ""
         if then and self.client.model_info is not None:
             await self.run_command(then)
-        elif not self._is_leaving:
+        if not self._is_leaving and (not then or len(self.screen_stack) == 1):  # a race goes on by itself
             await self.ask_next()
 
     async def on_unmount(self) -> None:

@@ -9,6 +9,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.planner.plan import LoadConfig
 from edgespec.tui.queued import Queued
+from edgespec.tui.race import Race
 from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app
 from tests.tui.screens import seen
 
@@ -48,16 +49,24 @@ def test_what_is_sent_meanwhile_waits_in_order_and_can_be_taken_back() -> None:
     in_app(test)
 
 
-def test_what_is_sent_before_the_first_model_is_open_waits() -> None:
-    async def main() -> None:
-        async with driving(then="set top_k 5") as chat:
-            chat.app.chat.max_tokens = 5
-            await chat.send("early")
-            await chat.until(lambda: len(chat.turns) == 2)
-            await chat.idle()
-            assert chat.texts[0] == "early"
+def test_what_is_sent_while_a_model_is_loading_waits_for_it() -> None:
+    async def test(chat: Driver) -> None:
+        app = chat.app
+        app.chat.max_tokens = 5
+        app.open(app.request)
+        await app.ask("early")
+        assert app.queued == ["early"] and not chat.turns
+        await chat.until(lambda: len(chat.turns) == 2 and app.activity.job is None)
+        app.open(app.request)
+        await app.ask("after the race")
+        app._then = "race hello"  # as --race does
+        await chat.until(lambda: isinstance(app.screen, Race))
+        assert app.queued == ["after the race"]
+        await chat.press("escape")
+        await chat.until(lambda: len(chat.turns) == 4 and app.activity.job is None)
+        assert chat.texts[::2] == ["early", "after the race"]
 
-    asyncio.run(main())
+    in_app(test)
 
 
 def test_an_answer_that_the_end_of_the_program_cut_off_grows_on() -> None:

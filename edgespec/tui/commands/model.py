@@ -74,7 +74,11 @@ async def race(app: ChatApp, argument: str) -> None:
         raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
     prompt = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
     request = replace(app.chat.request(model_info.sampling), prompt=(*app.chat.system_messages, *prompt))
-    app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed))
+
+    async def go_on(_: None) -> None:
+        await app.ask_next()
+
+    app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed), go_on)
 
 
 async def theme(app: ChatApp, argument: str) -> None:
