@@ -71,7 +71,7 @@ def search_rows(client: EngineClient, text: str, *, check: CheckCancelled) -> tu
     recommender = Recommender(load_registry(), Hub.from_environment(), backend, memory, check=check)
     found: Recommendations = recommender.recommend(Query(text), measure=False)
     rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
-    return rows, found.notices[0] if found.notices else f"{len(rows)} repositories of the hub match."
+    return rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
 
 
 def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:

@@ -26,6 +26,11 @@ def test_startup(program: Program) -> None:
     assert result["versions"]["edgespec"] and result["files"] == {}
 
 
+def test_history_search(program: Program) -> None:
+    result = program("benchmarks.history_search", "--conversations", 3, "--turns", 2, "--repeats", 1)
+    assert result["file_bytes"] > 0 and min(result["absent_ms"], result["frequent_ms"], result["two_words_ms"]) > 0
+
+
 def test_server(program: Program) -> None:
     result = program("benchmarks.server", "--tokens", 96, "--repeats", 1)
     assert set(result["together"]) == {"1", "2", "4", "8"} and all(each > 0 for each in result["together"].values())
