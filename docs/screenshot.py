@@ -28,10 +28,14 @@ CELLS = (118, 36)
 PIXELS = (1200, 760)
 
 
-async def export_svg() -> str:
-    """The screen after an answer, with the tokens colored by drafter; an answer before it warms the model up."""
+async def export_svg(folder: Path) -> str:
+    """The screen after an answer, with the tokens colored by drafter; an answer before it warms the model up.
+
+    The conversations and settings are in `folder`.
+    """
+    os.environ["EDGESPEC_DATA_DIR"] = str(folder)
     chat = Chat(None, SamplingParams(temperature=0), 120, 1, ())
-    store, client = Store.in_memory(), EngineProcess()
+    store, client = Store.open(folder / "conversations.db"), EngineProcess()
     app = ChatApp(LoadConfig(), chat, store, client, SlashCommands(), sampling=lambda _: chat.sampling)
     app.animation_level = "none"
     async with app.run_test(size=CELLS) as pilot:
@@ -65,4 +69,6 @@ def render_png(svg: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    render_png(asyncio.run(export_svg()), Path(sys.argv[1]).absolute())
+    with tempfile.TemporaryDirectory() as data:
+        picture = asyncio.run(export_svg(Path(data)))
+    render_png(picture, Path(sys.argv[1]).absolute())

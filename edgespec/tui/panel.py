@@ -97,6 +97,7 @@ class Panel(VerticalScroll):
             self._gain.update(f"{gain:.2f}x")
             self._gain.set_class(gain < 1, "loss")
         self._speeds.update(_describe_speeds(stats))
+        self._pace.display = bool(stats.speeds)
         self._pace.update(_describe_pace(stats))
         self._drafting.update(_describe_drafting(stats, status))
         self._time.display = stats.forwards > 0

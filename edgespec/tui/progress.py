@@ -33,10 +33,10 @@ class Progress(Static):
     def show_answer(self, activity: Activity) -> None:
         """Say what an answer waits for, and for how long: to be called several times a second."""
         if activity.answer is not None:
-            self.show(*_describe_wait(activity, perf_counter() - activity.stats.requested_s))
+            self.show(*describe_wait(activity, perf_counter() - activity.stats.requested_s))
 
 
-def _describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, float | None]:
+def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, float | None]:
     """Text and fraction of the line; no text while the answer itself grows."""
     answer, stats = activity.answer, activity.stats
     if answer is None or answer.text:

@@ -67,6 +67,7 @@ class Window(App[None]):
 
     async def on_mount(self) -> None:
         self.query_one(Prompt).focus()
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # the terminal was cleared
         theme = self._settings.read("theme")
         if theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             self.theme = theme

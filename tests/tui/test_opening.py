@@ -1,0 +1,64 @@
+"""The screen before the first message, the line of what is waited for, and what F2 shows during an answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from textual.widgets import DataTable, OptionList
+
+from edgespec.conversations import Store
+from edgespec.core.protocols import PrefillProgress
+from edgespec.text.stream import Piece
+from edgespec.tui.activity import Activity
+from edgespec.tui.details import Details
+from edgespec.tui.live_stats import LiveStats
+from edgespec.tui.opening import Opening
+from edgespec.tui.progress import describe_wait
+from edgespec.tui.turns import Answer
+from tests.tui.driving import driving
+from tests.tui.screens import seen
+
+
+def test_examples_and_the_last_conversations() -> None:
+    async def main() -> None:
+        async with driving() as chat:
+            listing = chat.app.query_one("#opening-list", OptionList)
+            assert "Continues the text that you begin" in await seen(chat.app, chat.pilot) and listing.option_count == 4
+            chat.prompt.focus()
+            await chat.press("shift+tab")
+            assert listing.has_focus
+            await chat.press("down", "enter")
+            await chat.until(lambda: len(chat.turns) == 2)
+            await chat.idle()
+            assert chat.texts[0].startswith("The three most") and not chat.app.query_one(Opening).display
+            await chat.send("/new")
+            await chat.until(lambda: listing.option_count == 6 and chat.app.query_one(Opening).display)
+            listing.focus()
+            await chat.press("end", "enter")
+            await chat.until(lambda: len(chat.turns) == 2)
+            assert chat.prompt.has_focus and "not saved" not in await seen(chat.app, chat.pilot)
+            await chat.begin("more")
+            await chat.press("f2")
+            await chat.until(lambda: isinstance(chat.app.screen, Details) and chat.app.screen.query(DataTable))
+            table = chat.app.screen.query_one(DataTable)
+            await chat.until(lambda: table.row_count)
+            newest = int(table.get_row_at(0)[0])
+            await chat.until(lambda: table.row_count and int(table.get_row_at(0)[0]) > newest)
+        async with driving(store=Store.in_memory()) as chat:
+            assert "not saved" in await seen(chat.app, chat.pilot)
+
+    asyncio.run(main())
+
+
+def test_what_an_answer_waits_for() -> None:
+    answer = Answer()
+    activity = Activity(answer=answer, stats=LiveStats())
+    assert describe_wait(activity, 2.4) == ("waiting for the first token · 2 s", None)
+    activity.stats.add_prefill(PrefillProgress(300, 1200))
+    assert describe_wait(activity, 2.4) == ("reading 1,200 tokens · 2 s", 0.25)
+    activity.stats.tokens = 1234
+    answer.append([Piece("hm", "reasoning", "")])
+    assert describe_wait(activity, 12) == ("reasoning · 1,234 tokens · 12 s", None)
+    answer.append([Piece("so", "answer", "")])
+    assert describe_wait(activity, 13) == (None, None)
+    assert describe_wait(Activity(), 1) == (None, None)
