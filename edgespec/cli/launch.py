@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import click
 
 from edgespec.cli.ps import http_json, server_options
 
+_VERSION_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Server:
     url: str  # without /v1
     model: str
-    key: str
+    key: str | None
     context_size: int
 
     @property
     def v1(self) -> str:
         return f"{self.url}/v1"
+
+    @property
+    def any_key(self) -> str:
+        """The key, or one that the server ignores, for a program that does not start without one."""
+        return self.key or "none"
+
+    @property
+    def max_answer(self) -> int:
+        """Tokens that a program should leave for an answer."""
+        return self.context_size // 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A program that can use the server.
+
+    configure      from the server to where the settings go, and the settings
+    command        that tells its version; "" for a program without one
+    tried          the version that the settings were tried with; None where they follow its documentation alone
+    prompt_tokens  about the length of its first prompt, where it is known to be long
+    """
+
+    configure: Callable[[_Server], tuple[str, str]]
+    command: str = ""
+    tried: str | None = None
+    prompt_tokens: int = 0
 
 
 def _format_exports(**values: str) -> str:
@@ -33,26 +64,37 @@ def _format_json(value: object) -> str:
 
 
 def _configure_aider(server: _Server) -> tuple[str, str]:
-    run = f"aider --model {shlex.quote(f'openai/{server.model}')}\n"
-    return "the shell", _format_exports(OPENAI_API_BASE=server.v1, OPENAI_API_KEY=server.key) + run
+    name = f"openai/{server.model}"
+    sizes = {"max_tokens": server.max_answer, "max_output_tokens": server.max_answer}
+    prices = {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    kind = {"litellm_provider": "openai", "mode": "chat"}
+    metadata = _format_json({name: {"max_input_tokens": server.context_size, **sizes, **prices, **kind}})
+    write = f"cat > edgespec.model.metadata.json <<'END'\n{metadata}END\n"
+    run = f"aider --model {shlex.quote(name)} --model-metadata-file edgespec.model.metadata.json\n"
+    exports = _format_exports(OPENAI_API_BASE=server.v1, OPENAI_API_KEY=server.any_key)
+    return "the shell; litellm, which aider uses, reads the file for the size of the context", write + exports + run
 
 
 def _configure_claude(server: _Server) -> tuple[str, str]:
     variables = _format_exports(
         ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_AUTH_TOKEN=server.key,
+        ANTHROPIC_AUTH_TOKEN=server.any_key,
         ANTHROPIC_MODEL=server.model,
         ANTHROPIC_SMALL_FAST_MODEL=server.model,
+        ANTHROPIC_DEFAULT_HAIKU_MODEL=server.model,
+        CLAUDE_CODE_AUTO_COMPACT_WINDOW=str(server.context_size),
+        CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(server.max_answer),
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
     )
     return "the shell", variables + "claude\n"
 
 
 def _configure_codex(server: _Server) -> tuple[str, str]:
     quoted = json.dumps
+    key = 'env_key = "EDGESPEC_API_KEY"\n' if server.key else ""
     return "~/.codex/config.toml", (
         f'model = {quoted(server.model)}\nmodel_provider = "edgespec"\nmodel_context_window = {server.context_size}\n\n'
-        f'[model_providers.edgespec]\nname = "edgespec"\nbase_url = {quoted(server.v1)}\nwire_api = "responses"\n'
-        'env_key = "EDGESPEC_API_KEY"\n'
+        f'[model_providers.edgespec]\nname = "edgespec"\nbase_url = {quoted(server.v1)}\nwire_api = "responses"\n{key}'
     )
 
 
@@ -62,7 +104,8 @@ def _configure_continue(server: _Server) -> tuple[str, str]:
         "provider": "openai",
         "model": server.model,
         "apiBase": server.v1,
-        "apiKey": server.key,
+        **({"apiKey": server.key} if server.key else {}),
+        "defaultCompletionOptions": {"contextLength": server.context_size, "maxTokens": server.max_answer},
         "roles": ["chat", "edit", "apply"],
     }
     config = {"name": "edgespec", "version": "1.0.0", "schema": "v1", "models": [model]}
@@ -82,11 +125,11 @@ def _configure_llm(server: _Server) -> tuple[str, str]:
 
 
 def _configure_opencode(server: _Server) -> tuple[str, str]:
-    limit = {"context": server.context_size, "output": server.context_size // 4}
+    limit = {"context": server.context_size, "output": server.max_answer}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "edgespec",
-        "options": {"baseURL": server.v1, "apiKey": server.key},
+        "options": {"baseURL": server.v1, **({"apiKey": server.key} if server.key else {})},
         "models": {server.model: {"name": server.model, "tool_call": True, "limit": limit}},
     }
     config = {
@@ -98,27 +141,29 @@ def _configure_opencode(server: _Server) -> tuple[str, str]:
 
 
 def _configure_open_webui(server: _Server) -> tuple[str, str]:
-    return "the shell", _format_exports(OPENAI_API_BASE_URL=server.v1, OPENAI_API_KEY=server.key) + "open-webui serve\n"
+    exports = _format_exports(OPENAI_API_BASE_URL=server.v1, OPENAI_API_KEY=server.any_key)
+    return "the shell", exports + "open-webui serve\n"
 
 
 def _configure_zed(server: _Server) -> tuple[str, str]:
     capabilities = {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False}
-    model = {"name": server.model, "max_tokens": server.context_size, "capabilities": capabilities}
+    sizes = {"max_tokens": server.context_size, "max_output_tokens": server.max_answer}
+    model = {"name": server.model, **sizes, "capabilities": capabilities}
     compatible = {"edgespec": {"api_url": server.v1, "available_models": [model]}}
-    return "Zed's settings.json (the key goes into EDGESPEC_API_KEY)", _format_json(
-        {"language_models": {"openai_compatible": compatible}}
-    )
+    key = "the server's key" if server.key else "any text, since the server has no key"
+    place = f"Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: {key}"
+    return place, _format_json({"language_models": {"openai_compatible": compatible}})
 
 
-_CLIENTS: dict[str, Callable[[_Server], tuple[str, str]]] = {
-    "aider": _configure_aider,
-    "claude": _configure_claude,
-    "codex": _configure_codex,
-    "continue": _configure_continue,
-    "llm": _configure_llm,
-    "open-webui": _configure_open_webui,
-    "opencode": _configure_opencode,
-    "zed": _configure_zed,
+_CLIENTS: dict[str, _Client] = {
+    "aider": _Client(_configure_aider, "aider"),
+    "claude": _Client(_configure_claude, "claude", prompt_tokens=27_000),
+    "codex": _Client(_configure_codex, "codex"),
+    "continue": _Client(_configure_continue),
+    "llm": _Client(_configure_llm, "llm", tried="0.32.1"),
+    "open-webui": _Client(_configure_open_webui),
+    "opencode": _Client(_configure_opencode, "opencode"),
+    "zed": _Client(_configure_zed, "zed"),
 }
 
 
@@ -138,8 +183,48 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     if model is not None and model not in names:
         raise InvalidRequest(f"the server has no model '{model}'.", hint=f"It has: {', '.join(names)}.")
     chosen = models[names.index(model)] if model is not None else models[0]
-    place, text = _CLIENTS[client](
-        _Server(url.rstrip("/"), chosen["name"], api_key or "none", chosen.get("context_size") or 8192)
-    )
+    if not chosen["is_open"]:
+        click.echo(f"# loading {chosen['name']}, to know its context", err=True)
+        probe = {"model": chosen["name"], "messages": [{"role": "user", "content": "x"}]}
+        http_json("POST", url, "/v1/messages/count_tokens", api_key, probe, timeout_s=None)
+        chosen = http_json("GET", url, "/props", api_key)["models"][names.index(chosen["name"])]
+    server = _Server(url.rstrip("/"), chosen["name"], api_key, chosen["context_size"])
+    place, text = _CLIENTS[client].configure(server)
     click.echo(f"# for {place}", err=True)
+    for line in (*_describe_version(client, _CLIENTS[client]), *_describe_room(client, _CLIENTS[client], server)):
+        click.echo(f"# {line}", err=True)
     click.echo(text, nl=False)
+
+
+def _describe_version(name: str, client: _Client) -> Iterator[str]:
+    """Which version is installed, and which one was tried."""
+    tried = f"tried with {client.tried}" if client.tried else "written from its documentation and not tried with it"
+    if client.command:
+        installed = _read_version(client.command)
+        found = f"{name} {installed} is installed" if installed else f"{name} is not installed"
+        yield f"{found}; these settings were {tried}"
+
+
+def _read_version(command: str) -> str | None:
+    """The version that `command --version` prints, "?" if it prints none; None where it is not installed."""
+    path = shutil.which(command)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "?"
+    found = re.search(r"\d+(\.\d+)+[\w.+-]*", done.stdout)
+    return found[0] if found else "?"
+
+
+def _describe_room(name: str, client: _Client, server: _Server) -> Iterator[str]:
+    """A warning where the first prompt does not fit."""
+    if client.prompt_tokens > server.context_size:
+        larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
+        yield (
+            f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
+            f"{server.context_size:,}: restart the server with --ctx {larger}"
+        )

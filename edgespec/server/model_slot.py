@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
@@ -132,6 +132,7 @@ class ModelSlot:
                 "The next request loads it again.", self._policy.max_silence_s, self._note_death
             )
         model_info = await self._client.open(self._request, self._server_metrics).wait()
+        self._server_metrics.notice(f"{self.name}: loaded, with a context of {model_info.context_size:,} tokens")
         self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
         return model_info
@@ -175,6 +176,8 @@ class ModelSlot:
             relay.put(event)
 
         def finish(error: BaseException | None) -> None:
+            if isinstance(error, PromptTooLong):
+                self._server_metrics.notice(f"{self.name}: {error.message} A larger --ctx makes room.")
             on_loop(end)  # before the reader sees the end: its next request finds the turn free
             relay.end(error)
 

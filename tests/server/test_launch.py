@@ -1,0 +1,128 @@
+"""The settings that `launch` prints, as the programs read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from tests.server.serving import COMMAND, KEY, SMALL, Server, serving
+from tests.server.test_commands import run
+
+CLIENTS = ["aider", "claude", "codex", "continue", "llm", "open-webui", "opencode", "zed"]
+CLAUDE = """#!{python}
+import os, sys
+if sys.argv[1:] == ["--version"]:
+    print("2.1.303 (Claude Code)")
+    sys.exit()
+import anthropic
+made = anthropic.Anthropic().messages.create(
+    model=os.environ["ANTHROPIC_MODEL"], max_tokens=int(os.environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]),
+    messages=[{{"role": "user", "content": "Hi"}}])
+print(made.usage.output_tokens, os.environ["CLAUDE_CODE_AUTO_COMPACT_WINDOW"])
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("launch"), *SMALL, "--api-key", KEY) as made:
+        yield made
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs, the first on the path; the settings are used in `tmp_path`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def install(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def read_settings(text: str) -> Any:
+    return json.loads(text) if text.startswith(("{", "[\n")) else text
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_key_is_named_where_the_server_has_none(client: str, small: Server) -> None:
+    done = run("launch", client, "--url", small.url)
+    assert done.returncode == 0 and small.url in done.stdout, done.stderr
+    needed = {"aider", "claude", "open-webui"}  # which do not start without one
+    assert ("none" in done.stdout) == (client in needed)
+    assert "EDGESPEC_API_KEY" not in done.stdout and "apiKey" not in done.stdout
+    assert "256" in done.stdout or client in ("llm", "open-webui"), "the context of the model"
+
+
+def test_the_context_is_known_before_the_first_call(server: Server) -> None:
+    assert run("stop", "tree", "--url", server.url, "--api-key", KEY).returncode == 0
+    done = run("launch", "codex", "--url", server.url, "--api-key", KEY)
+    assert "loading tree" in done.stderr
+    settings = tomllib.loads(done.stdout)
+    assert settings["model_context_window"] == 256
+    assert settings["model_providers"]["edgespec"]["env_key"] == "EDGESPEC_API_KEY"
+    opencode = read_settings(run("launch", "opencode", "--url", server.url, "--api-key", KEY).stdout)
+    (model,) = opencode["provider"]["edgespec"]["models"].values()
+    assert model["limit"] == {"context": 256, "output": 64}
+    assert any("tree: loaded, with a context of 256 tokens" in line for line in server.log)
+
+
+def test_claude_runs_from_its_settings(server: Server, programs: Path) -> None:
+    install(programs, "claude", CLAUDE.format(python=sys.executable))
+    launch = [*COMMAND, "launch", "claude", "--url", server.url, "--api-key", KEY]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=60, check=True)
+    assert "claude 2.1.303 is installed" in done.stderr
+    assert "about 27,000 tokens, but the context of tree holds 256: restart the server with --ctx 65536" in done.stderr
+    ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=False)
+    tokens, window = ran.stdout.split()
+    assert 0 < int(tokens) <= 64 and window == "256", ran.stderr
+
+
+def test_aider_knows_the_context(server: Server, programs: Path) -> None:
+    import litellm
+
+    install(programs, "aider", '#!/bin/sh\necho "$@" "$OPENAI_API_BASE" "$OPENAI_API_KEY"\n')
+    done = subprocess.run([*COMMAND, "launch", "aider", "--url", server.url, "--api-key", KEY],
+                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == [
+        *(["--model", "openai/tree", "--model-metadata-file", "edgespec.model.metadata.json"]),
+        f"{server.url}/v1",
+        *KEY.split(),
+    ]
+    litellm.register_model(json.loads(Path("edgespec.model.metadata.json").read_text()))
+    info = litellm.get_model_info("openai/tree")
+    assert (info["max_input_tokens"], info["max_output_tokens"], info["input_cost_per_token"]) == (256, 64, 0)
+
+
+def test_which_version_is_installed_and_which_was_tried(server: Server, programs: Path) -> None:
+    def notes(client: str) -> str:
+        return run("launch", client, "--url", server.url, "--api-key", KEY).stderr
+
+    assert "codex is not installed; these settings were written from its documentation" in notes("codex")
+    install(programs, "llm", "#!/bin/sh\necho llm, version 9.9\n")
+    assert "llm 9.9 is installed; these settings were tried with 0." in notes("llm")
+    install(programs, "opencode", "#!/bin/sh\nexit 3\n")
+    assert "opencode ? is installed" in notes("opencode")
+
+
+def test_a_prompt_that_does_not_fit_is_logged(server: Server) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    body = {"model": "tree", "messages": [{"role": "user", "content": "x" * 3000}], "max_tokens": 4}
+    assert server.post("/v1/messages", json=body, headers=headers).status_code == 400
+    end = monotonic() + 10
+    while not any("tokens, the context holds 256. A larger --ctx makes room." in line for line in server.log):
+        assert monotonic() < end, server.log
+        sleep(0.02)
