@@ -58,9 +58,10 @@ class Place:
 
 
 class Layout:
-    """The items from top to bottom."""
+    """The items from top to bottom, at `width` columns."""
 
     def __init__(self) -> None:
+        self.width = 1
         self.slots: list[Slot] = []
         self._tops: list[int] = [0]  # of the slots, and at the end the height of all
         self._serials = count()
@@ -69,10 +70,10 @@ class Layout:
     def height(self) -> int:
         return self._tops[-1]
 
-    def insert(self, at: int, items: Sequence[Item], width: int) -> None:
+    def insert(self, at: int, items: Sequence[Item]) -> None:
         slots = [Slot(next(self._serials), item) for item in items]
         for slot in slots:
-            slot.update(width)
+            slot.update(self.width)
         self.slots[at:at] = slots
         self._sum()
 
@@ -80,15 +81,16 @@ class Layout:
         self.slots = [slot for slot in self.slots if kept(slot.item)]
         self._sum()
 
-    def update(self, item: Item, width: int) -> int:
+    def update(self, item: Item) -> int:
         """Take the blocks of `item` as they are now; returns the first line that has changed."""
         at = next(at for at in range(len(self.slots) - 1, -1, -1) if self.slots[at].item is item)
-        changed = self._tops[at] + self.slots[at].update(width)
+        changed = self._tops[at] + self.slots[at].update(self.width)
         self._sum()
         return changed
 
     def reset(self, width: int) -> None:
-        """Forget all heights: the width is another one."""
+        """Forget all heights."""
+        self.width = width
         for slot in self.slots:
             slot.reset(width)
         self._sum()

@@ -60,7 +60,7 @@ class Transcript(ScrollView):
 
     def add(self, item: Item) -> None:
         """Show `item` at the end."""
-        self._layout.insert(len(self._layout.slots), [item], self._width)
+        self._layout.insert(len(self._layout.slots), [item])
         self._settle()
 
     def show(self, turns: Sequence[Turn]) -> None:
@@ -75,12 +75,12 @@ class Transcript(ScrollView):
             answer.show(turn.text, turn.reasoning, turn.spans, footer)
             items.append(answer)
         self._layout.remove(lambda item: False)
-        self._layout.insert(0, items, self._width)
+        self._layout.insert(0, items)
         self.follow()
 
     def update(self, item: Item) -> None:
         """Show what has changed in `item`."""
-        self._settle(self._layout.update(item, self._width))
+        self._settle(self._layout.update(item))
 
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
         """Fold the reasoning and show the origins of every answer."""
@@ -135,6 +135,9 @@ class Transcript(ScrollView):
         `changed` is the first line that may have changed.
         """
         if self._is_settling or not self.size.height:
+            return
+        if self._layout.width != self._width:
+            self._reset()
             return
         self._is_settling = True
         height, y = self.size.height, self.scroll_offset.y
@@ -221,10 +224,7 @@ class Transcript(ScrollView):
             self._settle()
 
     def on_resize(self, event: Resize) -> None:
-        if event.size.width != self.virtual_size.width:
-            self._reset()
-        else:
-            self._settle()
+        self._settle()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

@@ -50,6 +50,7 @@ DOCUMENTS = [file.read_text() for file in sorted((REPOSITORY / "docs").glob("*.m
 @in_loop
 async def test_every_character_that_is_no_markup_is_on_the_screen() -> None:
     async with opened((120, 60)) as (app, pilot):
+        app.screen.remove_class("opening")
         transcript = app.query_one(Transcript)
         for width in (120, 30):
             await pilot.resize_terminal(width, 60)

@@ -36,6 +36,7 @@ def n_laid_out(log: Transcript) -> int:
 @in_loop
 async def test_what_is_far_from_the_window_is_not_laid_out() -> None:
     async with opened((100, 30)) as (app, pilot):
+        app.screen.remove_class("opening")
         log = app.query_one(Transcript)
         log.show(turns())
         await pilot.pause()
@@ -82,6 +83,7 @@ async def test_a_selection_is_copied_as_it_was_written() -> None:
     """Lines that were broken to fit are whole again, and the margins of code are left out."""
     sentence = " ".join(f"word{n}" for n in range(40))
     async with opened((80, 40)) as (app, pilot):
+        app.screen.remove_class("opening")
         log = app.query_one(Transcript)
         log.show([turn("assistant", f"{sentence}\n\n```py\nif x:\n    y\n```\n\n> quoted")])
         await pilot.pause()
