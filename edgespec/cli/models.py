@@ -62,19 +62,19 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
 def list_command(as_json: bool) -> None:
     """List aliases, downloaded models, and GGUF files of LM Studio, Ollama and llama.cpp.
 
-    Sizes with ~ are estimates for what is not downloaded. FIT compares with the memory that is free now.
-    `--model PATH` loads a file of another program in place.
+    Sizes with ~ are estimates for what is not downloaded. FIT compares with the RAM that is free now; `edgespec
+    recommend` counts accelerators too. `--model PATH` loads a file of another program in place.
     """
     from edgespec.backends import prefers_mlx
+    from edgespec.backends.devices import host_memory
     from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import build_catalogue
-    from edgespec.planner.memory import read_memory
     from edgespec.registry.heads import is_head
     from edgespec.registry.schema import load_registry
 
     registry, hub = load_registry(), Hub.from_environment()
     backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
-    memory = read_memory(backend)
+    memory = host_memory()  # that of accelerators is known to the runtime alone, which is not loaded for a list
     rows = [_describe_entry(entry, registry, memory) for entry in build_catalogue(registry, hub, backend, memory)]
     heads = [each for each in hub.list_models() if is_head(each.path)]
     if as_json:
