@@ -65,16 +65,12 @@ def chat_command(
         from edgespec.tui.app import ChatApp
         from edgespec.tui.commands import SlashCommands
         from edgespec.tui.recorder import open_store
-        from edgespec.tui.settings import read_last_model
 
         gc.enable()
         store = open_store()
         if continue_last and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
-        if resume is not None and model is None and store.notice is None:
-            request = _own_request(store, resume, request)
-        elif model is None and request.backend is None:
-            request = replace(request, model=read_last_model())
+        request = _choose_model(store, resume, request)
         sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
         client = EngineProcess("F5 opens the model again.")
@@ -98,10 +94,18 @@ def chat_command(
         engine.close()
 
 
-def _own_request(store: Store, id: int, request: LoadConfig) -> LoadConfig:
-    """`request` for the model of a stored conversation. Options that the user gave stay. Raises InvalidRequest."""
-    from edgespec.conversations.own_model import OwnModel
+def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
+    """`request` for the model of a stored conversation, or of the last chat where none is continued.
 
+    What the user gave stays. Raises InvalidRequest.
+    """
+    from edgespec.conversations.own_model import OwnModel
+    from edgespec.tui.settings import read_last_model
+
+    if request.model is not None:
+        return request
+    if id is None or store.notice is not None:
+        return replace(request, model=read_last_model()) if request.backend is None else request
     conversation = store.resume(id)
     own, context = OwnModel.find(conversation, store.path(conversation.leaf)), click.get_current_context()
     is_default = {name: context.get_parameter_source(name) is ParameterSource.DEFAULT for name in ("draft", "backend")}
