@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import Draft, Verdict, Verifier
+from edgespec.core.batching import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled, Draft, Session, Verdict, Verifier
 from edgespec.core.rng import sum_blocks
 from edgespec.core.scores import Scores
 from edgespec.core.truncation import highest, top_k
+
+_MAX_ROWS = 32  # of a forward that scores a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +40,50 @@ class LogprobRecorder:
         verdict = self._verifier.verify(draft, scores, prefix)
         rows = [0, *(node + 1 for node in verdict.path)]
         tokens = [*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token]
-        self._last = [self._score(scores.logits(row), token) for row, token in zip(rows, tokens, strict=True)]
+        scored = zip(rows, tokens, strict=True)
+        self._last = [score_token(scores.logits(row), token, self._n_top) for row, token in scored]
         return verdict
 
     def take(self, count: int) -> tuple[TokenScore, ...]:
         """The first `count` tokens of the last verdict, which may have been cut when it was emitted."""
         return tuple(self._last[:count])
 
-    def _score(self, logits: Logits, token: int) -> TokenScore:
-        best = highest(logits)
-        weights = logits - best
-        norm = float(best) + math.log(sum_blocks(np.exp(weights, out=weights)).sum())
-        top: list[tuple[int, float]] = []
-        if self._n_top:
-            ids = top_k(logits, min(self._n_top, len(logits)))
-            order = ids[np.argsort(-logits[ids], kind="stable")]
-            top = [(int(i), float(logits[i]) - norm) for i in order]
-        return TokenScore(token, float(logits[token]) - norm, tuple(top))
+
+def score_token(logits: Logits, token: int, n_top: int) -> TokenScore:
+    """The score of `token` under `logits`, with the `n_top` most probable tokens."""
+    best = highest(logits)
+    weights = logits - best
+    norm = float(best) + math.log(sum_blocks(np.exp(weights, out=weights)).sum())
+    top: list[tuple[int, float]] = []
+    if n_top:
+        ids = top_k(logits, min(n_top, len(logits)))
+        order = ids[np.argsort(-logits[ids], kind="stable")]
+        top = [(int(i), float(logits[i]) - norm) for i in order]
+    return TokenScore(token, float(logits[token]) - norm, tuple(top))
+
+
+def score_text(
+    session: Session, tokens: Sequence[int], n_top: int, check: CheckCancelled
+) -> Generator[Yield, None, list[TokenScore]]:
+    """The scores of all `tokens` but the first, read as drafts that are kept. The cache then holds all but the last.
+
+    Raises Cancelled, BackendError.
+    """
+    prefill = session.prefill(tokens[:1])
+    while True:
+        try:
+            next(prefill)
+        except StopIteration as end:
+            first: Scores = end.value
+            break
+    scores = [score_token(first.logits(0), token, n_top) for token in tokens[1:2]]
+    at = 1
+    while at < len(tokens) - 1:
+        check()
+        n = min(len(tokens) - 2 - at, session.draft_limit, _MAX_ROWS - 1)
+        rows = session.forward(tokens[at], Draft.chain(tokens[at + 1 : at + 1 + n]))
+        yield YIELD
+        scores += [score_token(rows.logits(row), tokens[at + row + 1], n_top) for row in range(n + 1)]
+        session.commit(range(n))
+        at += n + 1
+    return scores

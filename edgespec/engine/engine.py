@@ -31,7 +31,7 @@ from edgespec.engine.drafting import (
     make_fixed_controller,
     make_verifier,
 )
-from edgespec.engine.events import AnswerStart, Event, Notice, Request
+from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.plain_rounds import PlainRounds
@@ -39,7 +39,6 @@ from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
-from edgespec.text.chat_template import Message
 from edgespec.text.stream import TextStream
 
 _PROFILE_S = 0.5  # of the implicit calibration
@@ -94,7 +93,7 @@ class Engine:
         """
         started_s = perf_counter()
         encoded = self._encode(request.prompt, request.variables, request.start)
-        prompt, is_raw, tokenizer = encoded.tokens, isinstance(request.prompt, str), self.target.tokenizer
+        prompt, is_raw, tokenizer = encoded.tokens, not isinstance(request.prompt, tuple), self.target.tokenizer
         visible, reasoning = request.visible, self._prompts.reasoning
         text = TextStream(tokenizer, request.stop, reasoning, encoded.tail, visible, is_raw=is_raw, start=encoded.start)
         generation = Generation(request, prompt, text, tokenizer, started_s)
@@ -137,7 +136,7 @@ class Engine:
             yield Notice(warning)
         yield generation.finished()
 
-    def encode(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any] | None = None) -> list[int]:
+    def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
         return self._encode(prompt, variables or {}).tokens
 
@@ -223,7 +222,7 @@ class Engine:
                 self.measure_missing(check)
 
     def _encode(
-        self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None = None
+        self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None
     ) -> EncodedPrompt:
         if self._is_closed:
             raise BackendError("the model has been closed.", hint="Open it again.")

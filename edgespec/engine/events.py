@@ -23,8 +23,26 @@ class AnswerStart:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as token ids, which are read as they stand."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Text with a gap that the model fills, by the markers of its vocabulary."""
+
+    before: str
+    after: str
+
+
+Prompt = str | tuple[Message, ...] | TokenPrompt | Gap
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate. `prompt` is text to continue as it stands, or the messages of a chat.
+    """What to generate. `prompt` is text to continue as it stands, token ids, a gap, or the messages of a chat.
 
     start         the answer so far: the model goes on with it, and the events have only what follows. Not with a
                   structure
@@ -35,9 +53,10 @@ class Request:
     visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
                   reasoning are among them, reasoning is not split off
     top_logprobs  alternatives of each token to report with TokenScores; None: no scores
+    scores_prompt whether PromptScores come first, with as many alternatives
     """
 
-    prompt: str | tuple[Message, ...]
+    prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     seed: int | None = None
@@ -47,6 +66,7 @@ class Request:
     visible: tuple[str, ...] = ()
     top_logprobs: int | None = None
     start: AnswerStart | None = None
+    scores_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +105,16 @@ class TokenScores:
     tokens: tuple[Scored, ...]
 
 
-Event = PrefillProgress | Step | TokenScores | Piece | Notice | Finished
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """How probable the tokens of the prompt are to the model.
+
+    first   the token that nothing comes before; None where it is a control token that the text did not spell
+    tokens  the others
+    """
+
+    first: bytes | None
+    tokens: tuple[Scored, ...]
+
+
+Event = PrefillProgress | Step | TokenScores | PromptScores | Piece | Notice | Finished

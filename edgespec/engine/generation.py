@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.cost_model import CostModel
 from edgespec.core.batching import Yield
-from edgespec.core.logprobs import LogprobRecorder, TokenScore
+from edgespec.core.logprobs import LogprobRecorder, TokenScore, score_text
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
-from edgespec.engine.events import Event, Finished, Request, Scored, TokenScores
+from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt, TokenScores
 from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel
@@ -48,12 +48,17 @@ class Generation:
     def run(
         self, session: Session, controller: Controller, verifier: Verifier, costs: ForwardCost, check: CheckCancelled
     ) -> Iterator[Event | Yield]:
-        """Generate on `session`: PrefillProgress, then Steps, each followed by its TokenScores and Pieces.
+        """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps with their TokenScores and Pieces.
 
         Raises Cancelled, BackendError.
         """
         request, ends = self.request, self._tokenizer.end_of_generation
         logprobs = LogprobRecorder(verifier, request.top_logprobs) if request.top_logprobs is not None else None
+        if request.scores_prompt:
+            scores = yield from score_text(session, self.prompt, request.top_logprobs or 0, check)
+            first = self.prompt[0]
+            is_shown = isinstance(request.prompt, TokenPrompt) or self._tokenizer.piece(first)
+            yield PromptScores(self._read(first) if is_shown else None, tuple(map(self._spell, scores)))
         phase: Channel = "answer"
         for event in speculate(
             session,
@@ -97,10 +102,11 @@ class Generation:
         return self._text.stopped
 
     def _spell(self, score: TokenScore) -> Scored:
-        def spell(token: int) -> bytes:
-            return self._tokenizer.piece(token) or self._tokenizer.special_text(token).encode()
+        top = tuple((self._read(token), logprob) for token, logprob in score.top)
+        return Scored(self._read(score.token), score.logprob, top)
 
-        return Scored(spell(score.token), score.logprob, tuple((spell(token), logprob) for token, logprob in score.top))
+    def _read(self, token: int) -> bytes:
+        return self._tokenizer.piece(token) or self._tokenizer.special_text(token).encode()
 
 
 class ForwardCost:

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.engine.events import AnswerStart
+from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
-from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
+from edgespec.text.chat_template import SHORTEN, ChatTemplate, check_length, encode_prompt
 from edgespec.text.reasoning import ReasoningFormat, detect_format
 
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
+
+_GAP_MARKERS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+"""What stands before the text, before what follows the gap, and where the model writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +48,12 @@ class PromptEncoder:
         self._template = ChatTemplate(source, bos, eos) if source else None
         self.reasoning: ReasoningFormat | None = detect_format(source) if source else None
 
-    def encode(
-        self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None = None
-    ) -> EncodedPrompt:
+    def encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
+        if isinstance(prompt, TokenPrompt):
+            return self._take(prompt)
+        if isinstance(prompt, Gap):
+            prompt = self._mark(prompt)
         if isinstance(prompt, str):
             text = prompt
         elif self._template is not None:
@@ -56,12 +67,31 @@ class PromptEncoder:
         tokens = encode_prompt(self._model.tokenizer, text + begun, parse_special=True) if text + begun else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
-        if len(tokens) > size:
-            message = f"the prompt has {len(tokens):,} tokens, the context holds {size:,}."
-            raise PromptTooLong(message, hint=SHORTEN, n_prompt=len(tokens), n_context=size)
+        _require_fit(len(tokens), size)
         return EncodedPrompt(tokens, tail, begun)
+
+    def _take(self, prompt: TokenPrompt) -> EncodedPrompt:
+        tokens, size, known = list(prompt.tokens), self._model.context_size, self._model.tokenizer.vocab_size
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < known:
+            raise InvalidRequest(f"a prompt of token ids has ids below {known:,}.", hint="Correct the prompt.")
+        _require_fit(len(tokens), size)
+        return EncodedPrompt(tokens, "", "")
+
+    def _mark(self, gap: Gap) -> str:
+        """The text around a gap with the markers of the vocabulary."""
+        tokenizer = self._model.tokenizer
+        for before, after, middle in _GAP_MARKERS:
+            if all(len(tokenizer.encode(each, parse_special=True)) == 1 for each in (before, after, middle)):
+                return f"{before}{gap.before}{after}{gap.after}{middle}"
+        raise InvalidRequest("this model has no markers for a suffix.", hint="Remove suffix.")
 
     def _write(self, start: AnswerStart, tail: str) -> str:
         if self.reasoning is None:
             return start.text
         return self.reasoning.write(start.reasoning, start.text, is_inside=self.reasoning.starts_inside(tail))
+
+
+def _require_fit(n_prompt: int, size: int) -> None:
+    if n_prompt > size:
+        message = f"the prompt has {n_prompt:,} tokens, the context holds {size:,}."
+        raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgespec.engine.events import Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
@@ -153,6 +154,10 @@ class MessagesRequest(CountRequest):
     def writer(self) -> MessagesWriter:
         return MessagesWriter(self.model)
 
+    def generation_specs(self) -> list[GenerationSpec]:
+        """Raises InvalidRequest."""
+        return [self.generation_spec()]
+
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         refuse_fields(self, "container", "mcp_servers")
@@ -167,9 +172,9 @@ class MessagesRequest(CountRequest):
             stop=tuple(self.stop_sequences or ()),
         )
 
-    def _continue(self, prompt: str | tuple[Message, ...]) -> dict[str, Any]:
+    def _continue(self, prompt: Prompt) -> dict[str, Any]:
         """The fields of a spec that continues a last message of the assistant, if there is one."""
-        if isinstance(prompt, str) or prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
+        if not isinstance(prompt, tuple) or prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
             return {}
         messages, start = split_start(prompt)
         if start.text != start.text.rstrip():

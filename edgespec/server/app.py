@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import wraps
+from itertools import product
 from time import time
 from typing import Any, Protocol
 
@@ -67,13 +68,13 @@ class Writer(Protocol):
 
 
 class GenerationBody(Protocol):
-    """A validated body that asks for `n` answers, at once or as a stream."""
+    """A validated body that asks for `n` answers to each of its prompts, at once or as a stream."""
 
     model: str
     n: Any
     stream: Any
 
-    def generation_spec(self) -> GenerationSpec: ...
+    def generation_specs(self) -> Sequence[GenerationSpec]: ...
 
     def writer(self) -> Writer: ...
 
@@ -178,12 +179,12 @@ async def reject_path(request: Request, error: Exception) -> Response:
 
 
 async def _generate(request: Request, models: Models, body: GenerationBody) -> Response:
-    spec, writer, copies = body.generation_spec(), body.writer(), body.n or 1
+    specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
     if body.stream:
-        return EventStream(request.url.path, _events(_parts(models, body.model, spec, copies), writer))
+        return EventStream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
 
     async def collect() -> dict[str, Any]:
-        async with aclosing(_parts(models, body.model, spec, copies)) as parts:
+        async with aclosing(_parts(models, body.model, specs, copies)) as parts:
             async for index, part in parts:
                 writer.add(index, part)
         return writer.response_body()
@@ -201,12 +202,12 @@ async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer)
 
 
 async def _parts(
-    models: Models, name: str, spec: GenerationSpec, copies: int
+    models: Models, name: str, specs: Sequence[GenerationSpec], copies: int
 ) -> AsyncGenerator[tuple[int, Part], None]:
-    """The parts of all answers, one answer after the other. Raises any EdgespecError."""
+    """The parts of `copies` answers to each of `specs`, one answer after the other. Raises any EdgespecError."""
     slot = models.find(name)
-    for copy in range(copies):
-        turn = await models.enter(slot, is_new=copy == 0)
+    for index, (spec, copy) in enumerate(product(specs, range(copies))):
+        turn = await models.enter(slot, is_new=index == 0)
         model_info = turn.model_info
         try:
             request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
@@ -217,7 +218,7 @@ async def _parts(
         async with slot.stream(request, turn.ends_s) as batches:  # which ends the turn
             async for batch in batches:
                 for part in merge_deltas([part for event in batch for part in response.parts(event)]):
-                    yield copy, part
+                    yield index, part
 
 
 def _describe_model(name: str) -> dict[str, Any]:

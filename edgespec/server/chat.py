@@ -99,6 +99,10 @@ class ChatRequest(ConstrainedBody):
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
 
+    def generation_specs(self) -> list[GenerationSpec]:
+        """Raises InvalidRequest."""
+        return [self.generation_spec()]
+
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.top_logprobs is not None and not self.logprobs:
@@ -190,7 +194,7 @@ class ChatWriter(ChoicesWriter):
             yield self._delta(index, {"tool_calls": [{"index": part.index, **_format_delta(part)}]})
         elif isinstance(part, Scored):
             yield self._delta(index, {}, logprobs={"content": [format_score(part)], "refusal": None})
-        else:
+        elif isinstance(part, Done):
             self._ends[index] = part
             yield self._delta(index, {}, self._reason(part), **part.extensions())
 

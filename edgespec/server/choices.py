@@ -29,18 +29,19 @@ class ChoicesWriter:
             "system_fingerprint": _FINGERPRINT,
         }
         self._chunk_object = chunk_object
+        self._copies = request.n or 1
         self._scores: dict[int, list[dict[str, Any]]] = {}  # logprobs of a choice, one entry per token
         self._ends: dict[int, Done] = {}
 
     def finish(self) -> Iterator[bytes]:
         """The last chunks: usage if the client asked for it, then the end of the stream."""
         if self._wants_usage:
-            yield self._chunk([], usage=count_usage(list(self._ends.values())))
+            yield self._chunk([], usage=count_usage(list(self._ends.values()), self._copies))
         yield DONE
 
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ends = list(self._ends.values())
-        return {**self._head, "choices": choices, "usage": count_usage(ends), **ends[0].extensions()}
+        return {**self._head, "choices": choices, "usage": count_usage(ends, self._copies), **ends[0].extensions()}
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})

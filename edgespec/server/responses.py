@@ -106,6 +106,10 @@ class ResponsesRequest(Body):
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(self)
 
+    def generation_specs(self) -> list[GenerationSpec]:
+        """Raises InvalidRequest."""
+        return [self.generation_spec()]
+
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.previous_response_id is not None:
@@ -124,7 +128,9 @@ class ResponsesRequest(Body):
             tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
             parallel_calls=self.parallel_tool_calls,
-            warnings=tuple(f"{kind} is not available." for kind in dict.fromkeys(self._searches())),
+            warnings=tuple(
+                {f"{each.type} is not available.": 0 for each in self.tools or () if each.type != "function"}
+            ),
         )
 
     def _tools(self) -> Iterator[Tool]:
@@ -135,11 +141,6 @@ class ResponsesRequest(Body):
             elif not tool.type.startswith(_WEB_SEARCH):
                 message = f"tools of type '{tool.type[:100]}' are not supported."
                 raise InvalidRequest(message, hint="Send tools of type function.")
-
-    def _searches(self) -> Iterator[str]:
-        for tool in self.tools or ():
-            if isinstance(tool, OtherItem):
-                yield tool.type
 
     def _messages(self) -> list[Message]:
         """The instructions and leading system texts as one message; consecutive calls as one assistant message."""

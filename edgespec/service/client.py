@@ -11,13 +11,12 @@ from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
-from edgespec.engine.events import Event, Request
+from edgespec.engine.events import Event, Prompt, Request
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.stream import Stream
-from edgespec.text.chat_template import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class EngineClient(Protocol):
     def draft_stats(self) -> Stream[DraftStats | None]:
         """Read what the autopilot has learned; None before it has measured."""
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
+    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
         """Count the tokens of a prompt."""
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:

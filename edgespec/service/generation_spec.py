@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.events import AnswerStart, Request
+from edgespec.engine.events import AnswerStart, Prompt, Request
+from edgespec.engine.schema_bounds import MAX_DEPTH, check_bounds
 from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
@@ -49,15 +50,17 @@ class GenerationSpec:
     max_tokens      None: what the model's authors recommend, else as many as the context holds
     tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
     forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
+    stop            texts that end the answer; they do not apply to calls that the model must make
     parallel_calls  whether an answer may hold several calls. None: any number where calling is the model's choice, one
                     where it must call
     structure       JSON that the answer must match, unless the answer is a tool call
     top_logprobs    alternatives reported for each token; None: no logprobs
     variables       extra variables of the chat template
+    scores_prompt   whether the prompt's tokens are scored too, with as many alternatives
     warnings        what of the request is not followed, in sentences
     """
 
-    prompt: str | tuple[Message, ...]
+    prompt: Prompt
     settings: Settings = field(default_factory=Settings)
     max_tokens: int | None = None
     seed: int | None = None
@@ -71,6 +74,7 @@ class GenerationSpec:
     variables: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     start: AnswerStart | None = None
+    scores_prompt: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -127,19 +131,18 @@ class GenerationSpec:
                 structure = build_call_structure(tool_format, self._callable_tools(), parallel_calls=is_parallel)
             elif structure is not None:
                 structure = either(structure, build_call_structure(tool_format, tools))
-        if structure is not None and self.stop:
-            raise InvalidRequest("stop cannot be combined with structured output.", hint="Remove stop.")
         return Request(
             prompt,
             sampling=self.settings.resolve(model_info.sampling),
             max_tokens=min(self.max_tokens or model_info.sampling.max_tokens or token_limit, token_limit),
             seed=None if self.seed is None else (self.seed + copy) % 2**32,
-            stop=self.stop,
+            stop=() if self.must_call else self.stop,
             variables=variables,
             structure=structure,
             visible=tool_format.visible if self._needs_reader(tool_format) else (),
             top_logprobs=self.top_logprobs,
             start=self.start,
+            scores_prompt=self.scores_prompt,
         )
 
     def _callable_tools(self) -> Sequence[Tool]:
@@ -158,6 +161,9 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
 
     Raises InvalidRequest.
     """
+    schemas = [dict(tool.parameters) for tool in tools]
+    if is_shallow(schemas, MAX_DEPTH + 1):
+        check_bounds(schemas)  # together: each of many may be within them
     frame = tool_format.frame
     alternatives: list[tuple[Part, ...]] = []
     for tool in tools:

@@ -17,7 +17,7 @@ from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding, embed
-from edgespec.engine.events import Event, Request
+from edgespec.engine.events import Event, Prompt, Request
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
@@ -27,7 +27,6 @@ from edgespec.service.client import ModelInfo, require_model
 from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.stream import Stream
 from edgespec.service.worker import Work, Worker
-from edgespec.text.chat_template import Message
 
 T = TypeVar("T")
 
@@ -104,7 +103,7 @@ class LocalEngine:
 
         return Stream.of(read)
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
+    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
         def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
             yield len(self.require_loaded().engine.encode(prompt, variables))
 

@@ -28,7 +28,7 @@ from edgespec.backends.isolated import block_sigint
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
-from edgespec.engine.events import Event, Request
+from edgespec.engine.events import Event, Prompt, Request
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import ModelInfo
@@ -36,7 +36,6 @@ from edgespec.service.link import Link, Silence
 from edgespec.service.messages import Beat, Call, Events, Report
 from edgespec.service.process_main import serve
 from edgespec.service.stream import Stream
-from edgespec.text.chat_template import Message
 
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
@@ -123,7 +122,7 @@ class EngineProcess:
     def draft_stats(self) -> Stream[DraftStats | None]:
         return self._call("draft_stats")
 
-    def count(self, prompt: str | tuple[Message, ...], variables: Mapping[str, Any]) -> Stream[int]:
+    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
         return self._call("count", prompt, dict(variables))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:

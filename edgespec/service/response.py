@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
-from edgespec.engine.events import Event, Finished, Scored, TokenScores
+from edgespec.engine.events import Event, Finished, PromptScores, Scored, TokenScores
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import AnswerPart, Reader, Thought, ToolCall
 
@@ -77,7 +77,7 @@ class Done:
         }
 
 
-Part = Started | ReasoningDelta | TextDelta | ToolCallDelta | Scored | Done
+Part = Started | ReasoningDelta | TextDelta | ToolCallDelta | PromptScores | Scored | Done
 
 
 def new_id(prefix: str) -> str:
@@ -85,15 +85,18 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def count_usage(ends: list[Done]) -> dict[str, Any]:
-    """Tokens of all answers to one request as OpenAI counts them: the prompt once."""
-    prompt = ends[0].metrics.prompt_tokens
+def count_usage(ends: list[Done], copies: int | None = None) -> dict[str, Any]:
+    """Tokens of all answers to one request as OpenAI counts them: each prompt once. `copies`: answers to a prompt;
+    None: there is one prompt.
+    """
+    firsts = ends[:: copies or len(ends)]
+    prompt = sum(end.metrics.prompt_tokens for end in firsts)
     completion = sum(end.metrics.emitted_tokens for end in ends)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": ends[0].metrics.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(end.metrics.cached_tokens for end in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(end.metrics.reasoning_tokens for end in ends)},
     }
 
@@ -138,6 +141,8 @@ class ResponseStream:
         if isinstance(event, PrefillProgress) and not self._has_started:
             self._has_started = True
             yield Started(event.total, event.reused)
+        elif isinstance(event, PromptScores):
+            yield event
         elif isinstance(event, TokenScores):
             yield from event.tokens
         elif isinstance(event, Piece):
