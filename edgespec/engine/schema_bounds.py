@@ -9,7 +9,7 @@ from edgespec.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_CHARACTERS = 2**18
-MAX_PROPERTIES = 2000
+MAX_PROPERTIES = 4000
 MAX_OPTIONAL = 256  # of one object: each may come next at any place, so a row of the parser holds all of them
 MAX_PATTERN_PROPERTIES = 64  # llguidance intersects each pair of them
 MAX_CONSTANTS = 4096
@@ -17,7 +17,8 @@ MAX_BRANCHES = 1000  # of anyOf, oneOf and allOf
 
 
 def check_bounds(schema: Any) -> None:
-    """Raises InvalidRequest for a schema beyond the bounds. Its depth is at most MAX_DEPTH.
+    """Raises InvalidRequest for a schema beyond the bounds, or a list of schemas beyond them together. Their depth is
+    at most MAX_DEPTH.
 
     Names of properties that are keywords of JSON schema may be counted as such.
     """

@@ -106,3 +106,7 @@ def test_one_schema_stops_nobody(server: Server) -> None:
     assert (
         refused.status_code == 400 and "1,000 patternProperties; 64 are allowed" in refused.json()["error"]["message"]
     )
+    function = {"type": "object", "patternProperties": {f"^k{i}_": {} for i in range(60)}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": function}} for i in range(20)]
+    spread = server.ask(TREE, max_tokens=3, tools=tools, tool_choice="required")
+    assert spread.status_code == 400 and "1,200 patternProperties" in spread.json()["error"]["message"]
