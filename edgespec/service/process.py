@@ -71,12 +71,11 @@ class EngineProcess:
         self._restart_hint = restart_hint
         self._max_silence_s = max_silence_s
         self._on_death = on_death
-        self._ended_for = ""  # why this object ended the process
+        self._ended_for = ""  # why this object ended the process; after its end, what `take_failure` tells
         self._numbers = count()
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._model_info: ModelInfo | None = None
-        self._failure: BackendError | None = None
         self._log = _make_log()
         self._link: Link | None = None
         self._start()
@@ -101,8 +100,10 @@ class EngineProcess:
 
     def take_failure(self) -> BackendError | None:
         with self._lock:
-            failure, self._failure = self._failure, None
-        return failure
+            if self._link is not None or not self._ended_for:
+                return None
+            reason, self._ended_for = self._ended_for, ""
+        return BackendError(f"{reason}.", hint=self._restart_hint)
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         return self._call("open", config, reporter=reporter)
@@ -196,8 +197,7 @@ class EngineProcess:
                 self._link = None
             self._model_info = None
             abandoned, self._pending = self._pending, {}
-            if has_died and not abandoned:
-                self._failure = BackendError(f"{reason}.", hint=self._restart_hint)
+            self._ended_for = reason if has_died and not abandoned else ""
         link.close()
         if has_died:
             self._on_death(reason)
