@@ -85,6 +85,9 @@ _EMBEDDED = "embedded"
     metavar="FILE",
     help="TOML file of further models: a table [NAME] for each, with model = REF and its options.",
 )
+@click.option(
+    "--strict-names", is_flag=True, help="Refuse a request that does not name the model, even if there is only one."
+)
 @PARALLEL
 @serving_options
 def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any) -> int:
@@ -100,7 +103,7 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any)
 
     rules = _access_rules(host, options)
     metrics = ServerMetrics()
-    limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s")
+    limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
     policy = Policy(*(options[name] for name in limits))
     configs = _read_configs(models, options)
     listener = _listen(host, port)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgespec.backends import Model
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import ContextOverflow, InvalidRequest
+from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import check_length, encode_prompt
 
 
@@ -21,7 +21,7 @@ class Embedding:
 
 
 def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Yield]:
-    """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, ContextOverflow,
+    """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, PromptTooLong,
     BackendError, Cancelled.
     """
     tokenizer, size = model.tokenizer, model.context_size
@@ -37,7 +37,8 @@ def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancel
         if not tokens:
             raise InvalidRequest("an input is empty.", hint="Leave it out.")
         if len(tokens) > size:
-            raise ContextOverflow(f"an input has {len(tokens):,} tokens, the context holds {size:,}.", hint="Cut it.")
+            message = f"an input has {len(tokens):,} tokens, the context holds {size:,}."
+            raise PromptTooLong(message, hint="Cut it.", n_prompt=len(tokens), n_context=size)
         if min(tokens) < 0 or max(tokens) >= tokenizer.vocab_size:
             raise InvalidRequest(f"token ids go from 0 to {tokenizer.vocab_size - 1:,}.", hint="Send text instead.")
         read.append(tokens)

@@ -221,9 +221,7 @@ class Engine:
             with suppress(BackendError):
                 self.measure_missing(check)
 
-    def _encode(
-        self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None
-    ) -> EncodedPrompt:
+    def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         if self._is_closed:
             raise BackendError("the model has been closed.", hint="Open it again.")
         return self._prompts.encode(prompt, variables, start)

@@ -109,7 +109,7 @@ class OutputConfig(Body):
 class CountRequest(Body):
     """The body of /v1/messages/count_tokens."""
 
-    model: ModelName
+    model: ModelName = ""
     messages: Annotated[list[AnthropicMessage], MANY, Field(min_length=1)]
     system: str | Annotated[list[TextBlock], MANY] | None = None
     tools: Annotated[list[AnthropicTool], FEW] | None = None

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import wraps
 from itertools import product
-from time import time
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -119,7 +118,7 @@ def generation_routes(models: Models) -> list[Route]:
 
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, CountRequest)
-        slot = models.find(body.model)
+        slot = models.choose(body.model)
         async with models.turn(slot) as turn:
             counted = body.generation_spec().build_request(turn.model_info, token_limit=1)
             count = await slot.count(counted, turn.ends_s)
@@ -138,10 +137,10 @@ def model_routes(models: Models) -> list[Route]:
     """The list of models, embeddings, unloading, and the OpenAPI document."""
 
     async def list_models(_request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [_describe_model(name) for name in models.slots]})
+        return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.slots.values()]})
 
     async def get_model(request: Request) -> Response:
-        return JsonResponse(_describe_model(models.find(request.path_params["name"]).name))
+        return JsonResponse(models.describe(models.find(request.path_params["name"])))
 
     async def unload_model(request: Request) -> Response:
         body = await read_body(request, UnloadRequest)
@@ -151,7 +150,7 @@ def model_routes(models: Models) -> list[Route]:
 
     async def create_embeddings(request: Request) -> Response:
         body = await read_body(request, EmbeddingRequest)
-        inputs, slot = body.inputs(), models.find(body.model)
+        inputs, slot = body.inputs(), models.choose(body.model)
 
         async def embed() -> dict[str, Any]:
             async with models.turn(slot) as turn:
@@ -179,6 +178,7 @@ async def reject_path(request: Request, error: Exception) -> Response:
 
 
 async def _generate(request: Request, models: Models, body: GenerationBody) -> Response:
+    body.model = body.model or models.choose("").name  # which the answer repeats
     specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
     if body.stream:
         return EventStream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
@@ -205,7 +205,7 @@ async def _parts(
     models: Models, name: str, specs: Sequence[GenerationSpec], copies: int
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of `copies` answers to each of `specs`, one answer after the other. Raises any EdgespecError."""
-    slot = models.find(name)
+    slot = models.choose(name)
     for index, (spec, copy) in enumerate(product(specs, range(copies))):
         turn = await models.enter(slot, is_new=index == 0)
         model_info = turn.model_info
@@ -219,10 +219,6 @@ async def _parts(
             async for batch in batches:
                 for part in merge_deltas([part for event in batch for part in response.parts(event)]):
                     yield index, part
-
-
-def _describe_model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(time()), "owned_by": "edgespec"}
 
 
 def _post(path: str, handler: Handler) -> Route:

@@ -21,7 +21,7 @@ _MAX_INPUTS = 2048  # OpenAI's limit
 class EmbeddingRequest(Body):
     """The body of /v1/embeddings."""
 
-    model: ModelName
+    model: ModelName = ""
     input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

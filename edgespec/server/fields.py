@@ -48,7 +48,7 @@ class CompletionBody(Body):
     extensions, named as in llama.cpp's server.
     """
 
-    model: ModelName
+    model: ModelName = ""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

@@ -45,6 +45,7 @@ class Policy:
     keep_alive_s   how long an idle model stays loaded
     timeout_s      how long a call may take from its turn on, the loading of its model included
     max_silence_s  how long the process of a model may give no sign of life
+    strict_names   whether calls must name their model, even if there is one only
     """
 
     max_open: int = 1
@@ -52,6 +53,7 @@ class Policy:
     keep_alive_s: float = 300.0
     timeout_s: float = 600.0
     max_silence_s: float = MAX_SILENCE_S
+    strict_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,12 @@ class ModelSlot:
     @property
     def model_info(self) -> ModelInfo | None:
         return self._client.model_info if self._client is not None else None
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens; None where that is not known before the model has been loaded."""
+        model_info = self.model_info
+        return model_info.context_size if model_info is not None else self._request.load.context_size
 
     @property
     def has_process(self) -> bool:

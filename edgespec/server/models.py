@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, time
+from typing import Any
 
 from edgespec.errors import UnknownModel
 from edgespec.planner.plan import LoadConfig
@@ -32,12 +33,26 @@ class Models:
         self._aliases = aliases or {}
         self._policy = policy
         self._opening = asyncio.Lock()
+        self._created_s = int(time())
+
+    def choose(self, name: str) -> ModelSlot:
+        """The model of a call: the only one, whatever the name, unless names are strict. Raises UnknownModel."""
+        if len(self.slots) == 1 and not self._policy.strict_names:
+            (slot,) = self.slots.values()
+            return slot
+        return self.find(name)
+
+    def describe(self, slot: ModelSlot) -> dict[str, Any]:
+        """A model as OpenAI lists it, with its context in tokens."""
+        kind = {"object": "model", "created": self._created_s, "owned_by": "edgespec"}
+        return {"id": slot.name, **kind, "context_length": slot.context_size}
 
     def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
         if (slot := self.slots.get(name) or self.slots.get(self._aliases.get(name, ""))) is None:
             names = ", ".join(sorted(self.slots))
-            raise UnknownModel(f"there is no model '{name}' here.", hint=f"There are: {names}.")
+            fault = f"there is no model '{name}' here." if name else "the request names no model."
+            raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
 
     async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> Turn:

@@ -86,7 +86,7 @@ class TextOptions(Body):
 class ResponsesRequest(Body):
     """The body of /v1/responses."""
 
-    model: ModelName
+    model: ModelName = ""
     input: str | Annotated[list[InputMessage | InputCall | InputResult | OtherItem], MANY]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None

@@ -280,8 +280,6 @@ def test_what_is_refused(change: dict[str, Any], why: str, pair: Server) -> None
 
 
 def test_other_refusals(pair: Server) -> None:
-    with pytest.raises(openai.NotFoundError, match="There are: embedded"):
-        pair.openai().chat.completions.create(model="../../etc/passwd", messages=USER)
     assert pair.post("/v1/chat/completions", content=b"{not json").status_code == 400
     assert pair.post("/v1/chat/completions", content=b"[" * 100_000).status_code == 400
     assert pair.post("/v1/chat/completions", data={"model": MODEL}).status_code == 415
