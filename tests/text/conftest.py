@@ -50,6 +50,7 @@ class TrainedTokenizer:
     """A byte-level BPE of the `tokenizers` package."""
 
     bos: int | None = 0
+    eos: int | None = 0
     add_bos = True
     end_of_generation = frozenset([0])
 

@@ -1,0 +1,50 @@
+"""Prompts that are not chats: gaps by the markers of a vocabulary, and token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import load as load_toy
+from edgespec.engine.events import Gap, TokenPrompt
+from edgespec.engine.prompts import PromptEncoder
+from edgespec.errors import InvalidRequest, PromptTooLong
+from tests.text.conftest import TrainedTokenizer
+
+MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+def make_encoder(*special: str) -> tuple[PromptEncoder, TrainedTokenizer]:
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=["<s>", *special], initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(["def f(x):\n    return x\n"], trainer)
+    target: Any = load_toy("tree", LoadOptions(context_size=32))
+    target.tokenizer = TrainedTokenizer(bpe)
+    return PromptEncoder(target), target.tokenizer
+
+
+def test_a_gap_is_written_with_the_markers_of_the_vocabulary() -> None:
+    encoder, tokenizer = make_encoder(*MARKERS)
+    tokens = encoder.encode(Gap("def f(x):", "return x"), {}).tokens
+    read = [tokenizer.special_text(token) if not tokenizer.piece(token) else "" for token in tokens]
+    assert [text for text in read if text] == ["<s>", *MARKERS]
+    assert read[1] == MARKERS[0] and read[-1] == MARKERS[2]
+    assert b"".join(map(tokenizer.piece, tokens)) == b"def f(x):return x"
+    with pytest.raises(InvalidRequest, match="no markers for a suffix"):
+        make_encoder()[0].encode(Gap("a", "b"), {})
+
+
+def test_token_ids_are_read_as_they_stand() -> None:
+    encoder, tokenizer = make_encoder()
+    assert encoder.encode(TokenPrompt((5, 6)), {}).tokens == [5, 6]
+    for wrong in ((), (-1,), (1, tokenizer.vocab_size)):
+        with pytest.raises(InvalidRequest, match="token ids has ids below"):
+            encoder.encode(TokenPrompt(wrong), {})
+    with pytest.raises(PromptTooLong, match="has 33 tokens, the context holds 32"):
+        encoder.encode(TokenPrompt((1,) * 33), {})
