@@ -122,6 +122,7 @@ def _run(app: Callable[..., Any], listener: socket.socket) -> int:
     import uvicorn
 
     from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.server.connections import HttpServer
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, datefmt="%H:%M:%S")
 
@@ -135,7 +136,7 @@ def _run(app: Callable[..., Any], listener: socket.socket) -> int:
             timeout_graceful_shutdown=3,
             lifespan="on",
         )
-        await uvicorn.Server(config).serve([listener])
+        await HttpServer(config).serve([listener])
 
     try:
         asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.server.http import HttpError, error_response
+from edgespec.server.http import HttpError, ServerStops, error_response
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # need no key
@@ -58,6 +59,10 @@ class Guard:
             if started:
                 raise
             await error_response(scope["path"], error)(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops
+            if started:
+                raise
+            await error_response(scope["path"], ServerStops())(scope, receive, send)
 
     def _check(self, path: str, method: str, headers: Mapping[str, str]) -> None:
         """Raises HttpError."""

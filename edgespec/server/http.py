@@ -34,6 +34,7 @@ _LOG = logging.getLogger("edgespec.server")
 _KEEP_ALIVE_S = 5.0  # longest silence in a stream
 _MAX_DEPTH = 128
 _BODY_TIMEOUT_S = 60.0
+_FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 _CLIENT_CLOSED = 499  # nginx's status; no client reads it
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's older interfaces."""
@@ -75,6 +76,13 @@ class HttpError(EdgespecError):
     def __init__(self, status: int, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+
+
+class ServerStops(HttpError):
+    """The server stops before the request has been answered."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is shutting down.", hint="Try again later.")
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
@@ -185,7 +193,7 @@ class EventStream(Response):
     """Server-sent events. Comments keep the connection open through silences; a disconnect cancels the work.
 
     `events` yields whole events. The headers wait for the first event or a few seconds, so an error before that is
-    answered with its own status.
+    answered with its own status. Cancelled, as by the end of the server, the stream ends with an error event.
     """
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None]) -> None:
@@ -193,6 +201,8 @@ class EventStream(Response):
         self.background = None
         self._path = path
         self._events = events
+        self._next: asyncio.Future[bytes | None] | None = None
+        self._is_stopped = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(scope, receive, send))
@@ -201,6 +211,9 @@ class EventStream(Response):
             await asyncio.wait({sending, watch}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+        except asyncio.CancelledError:
+            self._stop()
+            await asyncio.wait({sending, watch}, timeout=_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
             sending.cancel()
@@ -208,12 +221,23 @@ class EventStream(Response):
                 await sending
             await self._events.aclose()
 
+    def _stop(self) -> None:
+        self._is_stopped = True
+        if self._next is not None:
+            self._next.cancel()
+
+    def _advance(self) -> asyncio.Future[bytes | None]:
+        self._next = asyncio.ensure_future(anext(self._events, None))
+        if self._is_stopped:
+            self._next.cancel()
+        return self._next
+
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pending = asyncio.ensure_future(anext(self._events, None))
+        pending = self._advance()
         try:
             await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)
-            if pending.done() and (failure := pending.exception()) is not None:
-                await error_response(self._path, hide_internal_error(failure))(scope, receive, send)
+            if pending.done() and (failure := _failure_of(pending)) is not None:
+                await error_response(self._path, failure)(scope, receive, send)
                 return
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -226,20 +250,34 @@ class EventStream(Response):
                 if not done:
                     await send(_body_chunk(b": keep-alive\n\n"))
                     continue
-                try:
-                    event = pending.result()
-                except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-                    event = None
-                    await send(_body_chunk(format_event(format_error(self._path, hide_internal_error(error)))))
-                if event is None:
+                if (failure := _failure_of(pending)) is not None:  # the status is sent, so the error is an event
+                    await send(_body_chunk(format_error_event(self._path, failure)))
+                    break
+                if (event := pending.result()) is None:
                     break
                 await send(_body_chunk(event))
-                pending = asyncio.ensure_future(anext(self._events, None))
+                pending = self._advance()
             await send(_body_chunk(b"", more=False))
         finally:
             pending.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await pending
+
+
+def _failure_of(done: asyncio.Future[bytes | None]) -> EdgespecError | None:
+    """Why there is no event, in words for the client; None if there is one, or the stream is at its end."""
+    if done.cancelled():
+        return ServerStops()
+    error = done.exception()
+    return hide_internal_error(error) if error is not None else None
+
+
+def format_error_event(path: str, error: EdgespecError) -> bytes:
+    """The last event of a stream that fails, in the format of the interface at `path`."""
+    body = format_error(path, error)
+    if path.startswith("/v1/responses"):
+        body = {**body["error"], "type": "error", **body}
+    return format_event(body)
 
 
 def _body_chunk(data: bytes, *, more: bool = True) -> dict[str, Any]:
