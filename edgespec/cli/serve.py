@@ -119,27 +119,12 @@ def _run(app: Callable[..., Any], listener: socket.socket) -> int:
     import asyncio
     import logging
 
-    import uvicorn
-
     from edgespec.cli.interrupts import INTERRUPTED
-    from edgespec.server.connections import HttpServer
+    from edgespec.server.connections import serve
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, datefmt="%H:%M:%S")
-
-    async def main() -> None:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=3,
-            lifespan="on",
-        )
-        await HttpServer(config).serve([listener])
-
     try:
-        asyncio.run(main())
+        asyncio.run(serve(app, listener))
     except KeyboardInterrupt:  # raised again by uvicorn after its shutdown
         return INTERRUPTED
     return 0
@@ -179,7 +164,9 @@ def _access_rules(host: str, options: dict[str, Any]) -> Rules:
     from edgespec.server.guard import LOOPBACK, Rules
 
     key = options["api_key"] or None
-    origins = frozenset(options["allow_origin"])
+    origins = frozenset(map(_parse_origin, options["allow_origin"]))
+    if "*" in origins and key is None:
+        raise InvalidRequest("any web page could use a server without a key.", hint="Set --api-key, or name origins.")
     hosts = LOOPBACK | {name.lower() for name in options["allow_host"]}
     if host in LOOPBACK:
         return Rules(key, hosts, origins)
@@ -188,6 +175,27 @@ def _access_rules(host: str, options: dict[str, Any]) -> Rules:
             f"other machines could use a server at {host} without a key.", hint="Set --api-key, or pass --no-key."
         )
     return Rules(key, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
+
+
+def _parse_origin(text: str) -> str:
+    """An origin as browsers write it, or "*". Raises InvalidRequest."""
+    from urllib.parse import urlsplit
+
+    from edgespec.errors import InvalidRequest
+
+    if text == "*":
+        return text
+    try:
+        url = urlsplit(text.rstrip("/"))
+        port = "" if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else f":{url.port}"
+    except ValueError:
+        url, port = urlsplit(""), ""
+    if not url.scheme or not url.hostname or "@" in url.netloc or url.path or url.query or url.fragment:
+        raise InvalidRequest(
+            f"'{text}' is not the origin of a web page.", hint="Write it like http://localhost:3000, or * for any."
+        )
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

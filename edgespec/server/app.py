@@ -92,12 +92,16 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
                 await watch
             await models.close()
 
-    # The outermost first. Browsers send CORS preflights without a key; the guard lets them through.
     middleware = [Middleware(Guard, rules=rules)]
-    if rules.origins:
-        origins = sorted(rules.origins)
-        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-        middleware.append(cors)
+    if rules.origins:  # CORS is the outermost: it answers preflights, and web pages can read the guard's refusals
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_private_network=True,
+        )
+        middleware.insert(0, cors)
     return Starlette(
         routes=[*generation_routes(models), *model_routes(models), *status_routes(models, metrics)],
         middleware=middleware,

@@ -5,6 +5,21 @@ from __future__ import annotations
 import socket
 
 import uvicorn
+from starlette.types import ASGIApp
+
+
+async def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve an application until Ctrl-C, which raises KeyboardInterrupt, or SIGTERM."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        lifespan="on",
+    )
+    await HttpServer(config).serve([listener])
 
 
 class HttpServer(uvicorn.Server):

@@ -23,7 +23,7 @@ class Rules:
 
     api_key         key that clients must send; None: no key
     hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
-    origins         origins of web pages that may call, such as 'http://localhost:3000', besides the server's own
+    origins         origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
     max_body_bytes  size limit of a request body
     """
 
@@ -53,7 +53,7 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["path"], scope["method"], headers)
+            self._check(scope["path"], headers)
             await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
             if started:
@@ -64,7 +64,7 @@ class Guard:
                 raise
             await error_response(scope["path"], ServerStops())(scope, receive, send)
 
-    def _check(self, path: str, method: str, headers: Mapping[str, str]) -> None:
+    def _check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises HttpError."""
         rules = self._rules
         host = headers.get("host", "")
@@ -72,11 +72,12 @@ class Guard:
         if rules.hosts is not None and name.lower() not in rules.hosts:
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
-        if origin is not None and origin not in rules.origins and _get_host(origin) != host:
+        if origin is not None and not {origin, "*"} & rules.origins and _get_host(origin) != host:
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
-        if rules.api_key is None or path in _OPEN or method == "OPTIONS":
+        if rules.api_key is None or path in _OPEN:
             return
-        key = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not hmac.compare_digest(key.encode(), rules.api_key.encode()):
             raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
 

@@ -43,10 +43,10 @@ ALLOWED = {
     "conversations": {"platformdirs"},
     "planner": {"numpy"},
     "service": {"psutil"},
-    "server": {"numpy", "starlette", "pydantic", "prometheus_client"},
+    "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn"},
     "tui": {"textual", "rich", "psutil", "markdown_it", "pygments"},
     "api": set(),
-    "cli": {"click", "psutil", "readline", "httpx", "uvicorn"},
+    "cli": {"click", "psutil", "readline", "httpx"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -22,7 +22,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a key that allows one other origin."""
     folder = tmp_path_factory.mktemp("locked")
     with serving(
-        folder, *TOY, "--api-key", KEY, "--allow-origin", "http://localhost:3000", "--allow-host", "box.lan"
+        folder, *TOY, "--api-key", KEY, "--allow-origin", "HTTP://LocalHost:3000/", "--allow-host", "box.lan"
     ) as it:
         yield it
 
@@ -34,7 +34,7 @@ def test_a_key(locked: Server) -> None:
         assert locked.get("/props", headers=headers).status_code == 401
         assert locked.get("/metrics", headers=headers).status_code == 401
     assert locked.post("/v1/messages", json=CALL).json()["error"]["type"] == "authentication_error"
-    for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
+    for headers in ({"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}):
         assert locked.post("/v1/chat/completions", json=CALL, headers=headers).status_code == 200
     with pytest.raises(openai.AuthenticationError):
         locked.openai(api_key="wrong").models.list()
@@ -62,7 +62,24 @@ def test_origins(locked: Server) -> None:
     response = locked.post("/v1/chat/completions", json=CALL, headers={**headers, **allowed})
     assert response.status_code == 200 and response.headers["access-control-allow-origin"] == allowed["origin"]
     asks = {**allowed, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    assert httpx.options(f"{locked.url}/v1/chat/completions", headers=asks).status_code == 200
+    private = {**asks, "access-control-request-private-network": "true"}
+    for preflight in (asks, private):
+        answer = httpx.options(f"{locked.url}/v1/chat/completions", headers=preflight)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == allowed["origin"]
+    assert answer.headers["access-control-allow-private-network"] == "true"
+    assert httpx.options(locked.url, headers={**asks, "origin": "http://evil.example"}).status_code == 400
+
+
+def test_pages_of_allowed_origins_can_read_refusals(locked: Server) -> None:
+    origin = {"origin": "http://localhost:3000"}
+    keyed = {**origin, "authorization": f"Bearer {KEY}"}
+    refusals = [
+        locked.get("/props", headers=origin),
+        locked.get("/health", headers={**origin, "host": "evil.example"}),
+        locked.post("/v1/messages", headers=keyed, content=b" " * (17 * 2**20)),
+    ]
+    assert [each.status_code for each in refusals] == [401, 403, 413]
+    assert {each.headers.get("access-control-allow-origin") for each in refusals} == {origin["origin"]}
 
 
 def test_bodies_that_are_too_large(toy: Server) -> None:
@@ -85,8 +102,11 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
         (["--host", "no.such.host.invalid", "--no-key"], "cannot listen on"),
         (["a=tree", "a=linear"], "two models have the name 'a'"),
         (["=tree"], "has no name"),
+        (["--allow-origin", "*"], "any web page could use a server without a key"),
+        (["--allow-origin", "localhost:3000"], "'localhost:3000' is not the origin of a web page"),
+        (["--allow-origin", "http://a/b"], "'http://a/b' is not the origin of a web page"),
     ],
-    ids=["no key", "no host", "twice", "no name"],
+    ids=["no key", "no host", "twice", "no name", "any page", "no scheme", "a path"],
 )
 def test_invalid_options_are_rejected(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = subprocess.run(
