@@ -34,6 +34,9 @@ from edgespec.server.http import (
 )
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models
+from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.ollama_lines import LineStream
+from edgespec.server.ollama_models import API_VERSION, ShowRequest, list_running, list_tags, show
 from edgespec.server.openapi import document
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.status import status_routes
@@ -103,7 +106,12 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
         )
         middleware.insert(0, cors)
     return Starlette(
-        routes=[*generation_routes(models), *model_routes(models), *status_routes(models, metrics)],
+        routes=[
+            *generation_routes(models),
+            *model_routes(models),
+            *ollama_routes(models),
+            *status_routes(models, metrics),
+        ],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={404: reject_path, 405: reject_path},
@@ -174,6 +182,48 @@ def model_routes(models: Models) -> list[Route]:
     ]
 
 
+def ollama_routes(models: Models) -> list[Route]:
+    """Ollama's interface."""
+
+    def generate(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
+        async def handle(request: Request) -> Response:
+            body: OllamaChatRequest | OllamaGenerateRequest = await read_body(request, kind)
+            if not body.is_empty:
+                return await _generate(request, models, body, LineStream)
+            slot = models.choose(body.model)
+            body.model = body.model or slot.name
+            if body.unloads:
+                await slot.unload()
+            else:
+                async with models.turn(slot):
+                    pass
+            return JsonResponse(body.writer().load_body("unload" if body.unloads else "load"))
+
+        return handle
+
+    async def show_model(request: Request) -> Response:
+        body = await read_body(request, ShowRequest)
+        return JsonResponse(show(models, models.choose(body.model or body.name)))
+
+    async def get_tags(_request: Request) -> Response:
+        return JsonResponse(list_tags(models))
+
+    async def get_running(_request: Request) -> Response:
+        return JsonResponse(list_running(models))
+
+    async def get_version(_request: Request) -> Response:
+        return JsonResponse({"version": API_VERSION})
+
+    return [
+        _post("/api/chat", generate(OllamaChatRequest)),
+        _post("/api/generate", generate(OllamaGenerateRequest)),
+        _post("/api/show", show_model),
+        Route("/api/tags", get_tags),
+        Route("/api/ps", get_running),
+        Route("/api/version", get_version),
+    ]
+
+
 async def reject_path(request: Request, error: Exception) -> Response:
     """The response to an unknown path or method."""
     status = error.status_code if isinstance(error, HTTPException) else 404
@@ -181,11 +231,13 @@ async def reject_path(request: Request, error: Exception) -> Response:
     return error_response(request.url.path, HttpError(status, message, hint="GET /openapi.json lists the paths."))
 
 
-async def _generate(request: Request, models: Models, body: GenerationBody) -> Response:
+async def _generate(
+    request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
+) -> Response:
     body.model = body.model or models.choose("").name  # which the answer repeats
     specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
     if body.stream:
-        return EventStream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
+        return stream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
 
     async def collect() -> dict[str, Any]:
         async with aclosing(_parts(models, body.model, specs, copies)) as parts:

@@ -21,11 +21,11 @@ from edgespec.errors import (
     EdgespecError,
     HubError,
     InvalidRequest,
-    PromptTooLong,
     TemplateError,
     UnknownModel,
     reason_of,
 )
+from edgespec.server.error_bodies import format_error
 from edgespec.server.model_slot import Busy, TimedOut
 
 B = TypeVar("B", bound=BaseModel)
@@ -48,26 +48,6 @@ _STATUS: list[tuple[type[EdgespecError], int]] = [
     (DoesNotFit, 503),
     (TimedOut, 504),
 ]
-_OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
-    400: ("invalid_request_error", None),
-    401: ("authentication_error", "invalid_api_key"),
-    403: ("permission_error", None),
-    404: ("invalid_request_error", "model_not_found"),
-    413: ("invalid_request_error", None),
-    415: ("invalid_request_error", None),
-    429: ("rate_limit_error", "rate_limit_exceeded"),
-}
-_ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 class HttpError(EdgespecError):
@@ -88,7 +68,8 @@ class ServerStops(HttpError):
 async def read_body(request: Request, kind: type[B]) -> B:
     """The validated body of a request. Raises InvalidRequest, HttpError."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if content_type != "application/json":
+    is_curl = content_type == "application/x-www-form-urlencoded"  # its default, in Ollama's examples
+    if content_type != "application/json" and not (is_curl and request.url.path.startswith("/api/")):
         raise HttpError(415, f"the content type is {content_type[:100]}.", hint="Send application/json.")
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
@@ -122,30 +103,6 @@ def get_status(error: EdgespecError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def format_error(path: str, error: EdgespecError) -> dict[str, Any]:
-    """The body of an error in the format of the interface at `path`."""
-    if isinstance(error, PromptTooLong):
-        return _format_overflow(path, error)
-    status, message = get_status(error), f"{error.message} {error.hint}"
-    if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
-    kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _format_overflow(path: str, error: PromptTooLong) -> dict[str, Any]:
-    """The words and codes by which clients know that they may shorten a conversation and try again."""
-    if path.startswith("/v1/messages"):
-        message = f"prompt is too long: {error.n_prompt} tokens > {error.n_context} maximum"
-        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-    message = (
-        f"This model's maximum context length is {error.n_context} tokens. However, your prompt has {error.n_prompt} "
-        "tokens. Shorten it, or restart the server with a larger --ctx."
-    )
-    kinds = {"type": "invalid_request_error", "param": None, "code": "context_length_exceeded"}
-    return {"error": {"message": message, **kinds, "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}}
-
-
 def hide_internal_error(error: BaseException) -> EdgespecError:
     """`error` if clients may see it. Any other is a bug: it is logged, and clients see no details."""
     if isinstance(error, EdgespecError):
@@ -154,11 +111,14 @@ def hide_internal_error(error: BaseException) -> EdgespecError:
     return HttpError(500, "internal error.", hint="The server's log has the details; please report it.")
 
 
-class JsonResponse(JSONResponse):
+def dump_json(content: Any) -> bytes:
     """JSON whose strings may hold lone surrogates: models write them in the arguments of tool calls."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
+
+class JsonResponse(JSONResponse):
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return dump_json(content)
 
 
 def error_response(path: str, error: EdgespecError) -> JsonResponse:
@@ -167,7 +127,7 @@ def error_response(path: str, error: EdgespecError) -> JsonResponse:
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Busy) else None
     if status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return JsonResponse(format_error(path, error), status, headers)
+    return JsonResponse(format_error(path, status, error), status, headers)
 
 
 async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
@@ -195,6 +155,9 @@ class EventStream(Response):
     `events` yields whole events. The headers wait for the first event or a few seconds, so an error before that is
     answered with its own status. Cancelled, as by the end of the server, the stream ends with an error event.
     """
+
+    content_type = b"text/event-stream; charset=utf-8"
+    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None]) -> None:
         self.status_code = 200
@@ -240,7 +203,7 @@ class EventStream(Response):
                 await error_response(self._path, failure)(scope, receive, send)
                 return
             headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", self.content_type),
                 (b"cache-control", b"no-store"),
                 (b"x-accel-buffering", b"no"),
             ]
@@ -248,7 +211,7 @@ class EventStream(Response):
             while True:
                 done, _ = await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)  # wait_for may swallow a cancellation
                 if not done:
-                    await send(_body_chunk(b": keep-alive\n\n"))
+                    await send(_body_chunk(self.keep_alive))
                     continue
                 if (failure := _failure_of(pending)) is not None:  # the status is sent, so the error is an event
                     await send(_body_chunk(format_error_event(self._path, failure)))
@@ -274,7 +237,9 @@ def _failure_of(done: asyncio.Future[bytes | None]) -> EdgespecError | None:
 
 def format_error_event(path: str, error: EdgespecError) -> bytes:
     """The last event of a stream that fails, in the format of the interface at `path`."""
-    body = format_error(path, error)
+    body = format_error(path, get_status(error), error)
+    if path.startswith("/api/"):
+        return dump_json(body) + b"\n"
     if path.startswith("/v1/responses"):
         body = {**body["error"], "type": "error", **body}
     return format_event(body)
@@ -287,4 +252,4 @@ def _body_chunk(data: bytes, *, more: bool = True) -> dict[str, Any]:
 def format_event(data: dict[str, Any]) -> bytes:
     """One server-sent event. It is named after the `type` of `data`, if there is one."""
     head = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
+    return f"{head}data: ".encode() + dump_json(data) + b"\n\n"

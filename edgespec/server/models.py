@@ -16,6 +16,7 @@ from edgespec.service.client import ModelInfo
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
+_TAG = ":latest"  # which Ollama's clients append
 
 
 class Models:
@@ -33,7 +34,7 @@ class Models:
         self._aliases = aliases or {}
         self._policy = policy
         self._opening = asyncio.Lock()
-        self._created_s = int(time())
+        self.created_s = int(time())
 
     def choose(self, name: str) -> ModelSlot:
         """The model of a call: the only one, whatever the name, unless names are strict. Raises UnknownModel."""
@@ -44,16 +45,24 @@ class Models:
 
     def describe(self, slot: ModelSlot) -> dict[str, Any]:
         """A model as OpenAI lists it, with its context in tokens."""
-        kind = {"object": "model", "created": self._created_s, "owned_by": "edgespec"}
+        kind = {"object": "model", "created": self.created_s, "owned_by": "edgespec"}
         return {"id": slot.name, **kind, "context_length": slot.context_size}
 
     def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
-        if (slot := self.slots.get(name) or self.slots.get(self._aliases.get(name, ""))) is None:
+        if (slot := self._look_up(name) or self._look_up(name.removesuffix(_TAG))) is None:
             names = ", ".join(sorted(self.slots))
             fault = f"there is no model '{name}' here." if name else "the request names no model."
             raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
+
+    def expires_in_s(self, slot: ModelSlot) -> float:
+        """Seconds until an idle model is unloaded."""
+        idle_s = 0.0 if slot.is_busy else monotonic() - slot.used_s
+        return max(0.0, self._policy.keep_alive_s - idle_s)
+
+    def _look_up(self, name: str) -> ModelSlot | None:
+        return self.slots.get(name) or self.slots.get(self._aliases.get(name, ""))
 
     async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> Turn:
         """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter), TimedOut where the model

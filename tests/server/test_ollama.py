@@ -1,0 +1,132 @@
+"""Ollama's interface, as raw lines."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec.server.ollama import OllamaChatRequest
+from edgespec.service.response import ReasoningDelta, ToolCallDelta
+from edgespec.text.tool_formats import ToolCall
+from tests.server.serving import PROMPT, Server
+
+MODEL = "embedded"
+USER: list[Any] = [{"role": "user", "content": PROMPT}]
+OPTIONS = {"num_predict": 12, "temperature": 0}
+TOOL = {"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": {"type": "object"}}}
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"] == "application/x-ndjson" and response.text.endswith("\n")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def counted(line: dict[str, Any]) -> tuple[int, int, str]:
+    """The counts of a last line, after a check of its times."""
+    parts = [line[f"{name}_duration"] for name in ("load", "prompt_eval", "eval")]
+    assert all(isinstance(each, int) and each >= 0 for each in parts)
+    assert line["total_duration"] > 0 and line["done"] is True
+    assert datetime.fromisoformat(line["created_at"]).tzinfo is not None
+    return line["prompt_eval_count"], line["eval_count"], line["done_reason"]
+
+
+def test_a_chat_whole_and_streamed(pair: Server) -> None:
+    openai = pair.ask(MODEL, max_tokens=12).json()
+    text, usage = openai["choices"][0]["message"]["content"], openai["usage"]
+    body = {"model": f"{MODEL}:latest", "messages": USER, "options": OPTIONS}
+    whole = pair.post("/api/chat", json={**body, "stream": False}).json()
+    assert whole["model"] == f"{MODEL}:latest" and whole["message"] == {"role": "assistant", "content": text}
+    assert counted(whole) == (usage["prompt_tokens"], 12, "length") and "warnings" not in whole
+    *pieces, last = lines(pair.post("/api/chat", json=body))
+    assert "".join(piece["message"]["content"] for piece in pieces) == text and last["message"]["content"] == ""
+    assert not any(piece["done"] for piece in pieces) and counted(last) == counted(whole)
+    start = {"role": "assistant", "content": text}
+    more = pair.post("/api/chat", json={**body, "messages": [*USER, start], "stream": False}).json()
+    assert more["prompt_eval_count"] > whole["prompt_eval_count"]
+
+
+def test_generate_and_its_options(pair: Server) -> None:
+    raw = {"model": MODEL, "prompt": PROMPT, "raw": True, "stream": False, "options": OPTIONS}
+    made = pair.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0})
+    text = made.json()["choices"][0]["text"]
+    assert pair.post("/api/generate", json=raw).json()["response"] == text
+    plain = {"content-type": "application/x-www-form-urlencoded"}  # curl's default, as in Ollama's examples
+    streamed = lines(pair.post("/api/generate", content=json.dumps({**raw, "stream": True}), headers=plain))
+    assert "".join(line["response"] for line in streamed) == text
+    word = text.split()[2]
+    options = {**OPTIONS, "stop": [word], "num_ctx": 4096, "seed": -1}
+    stopped = pair.post("/api/generate", json={**raw, "options": options, "keep_alive": "5m"}).json()
+    assert stopped["response"] == text[: text.index(word)] and stopped["done_reason"] == "stop"
+    assert [warning.split()[0] for warning in stopped["warnings"]] == ["options.num_ctx", "keep_alive"]
+    chat = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 1}}
+    alone, told = (pair.post("/api/generate", json={**chat, **system}).json() for system in ({}, {"system": "a b c"}))
+    assert told["prompt_eval_count"] > alone["prompt_eval_count"]
+
+
+def test_formats(pair: Server) -> None:
+    properties = {"is_read": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["is_read"], "additionalProperties": False}
+    body = {"prompt": PROMPT, "stream": False, "options": {"temperature": 0, "num_predict": 200}}
+    made = pair.post("/api/generate", json={**body, "format": schema}).json()
+    assert set(json.loads(made["response"])) == {"is_read"} and made["done_reason"] == "stop"
+    assert made["model"] == MODEL  # there is one model, and the request names none
+    begun = pair.post("/api/generate", json={**body, "format": "json"}).json()["response"]
+    assert begun.lstrip().startswith("{")
+
+
+def test_tools_and_reasoning_of_past_and_present_answers(pair: Server) -> None:
+    call = {"function": {"name": "read", "arguments": {"path": "a.txt"}}}
+    asked = {"role": "assistant", "content": "", "thinking": "A file.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_name": "read", "content": "some text of the file"}
+    body: dict[str, Any] = {"messages": [*USER, asked, result], "stream": False, "options": {"num_predict": 1}}
+    without = pair.post("/api/chat", json=body).json()
+    assert (
+        pair.post("/api/chat", json={**body, "tools": [TOOL]}).json()["prompt_eval_count"]
+        > (without["prompt_eval_count"])
+    )
+    request = OllamaChatRequest.model_validate({**body, "think": "low"})
+    (spec,) = request.generation_specs()
+    assert spec.variables == {"enable_thinking": True, "reasoning_effort": "low"}
+    writer, streamed = request.writer(), []
+    for part in (ReasoningDelta("A file."), ToolCallDelta(0, ToolCall("read", '{"path":"a.txt"}'))):
+        streamed += [json.loads(line)["message"] for line in writer.chunks(0, part)]
+    assert streamed[0]["thinking"] == "A file." and streamed[0]["content"] == ""
+    (written,) = streamed[1]["tool_calls"]
+    assert written["function"] == {"index": 0, **call["function"]}
+
+
+def test_models_are_listed_loaded_and_unloaded(pair: Server) -> None:
+    (tag,) = pair.get("/api/tags").json()["models"]
+    assert tag["name"] == tag["model"] == f"{MODEL}:latest" and len(tag["digest"]) == 64 and tag["details"]
+    gone = pair.post("/api/chat", json={"model": MODEL, "messages": [], "keep_alive": "0s"}).json()
+    assert gone["done_reason"] == "unload" and gone["message"] == {"role": "assistant", "content": ""}
+    assert pair.get("/api/ps").json() == {"models": []} and not pair.model(MODEL)["is_open"]
+    loaded = pair.post("/api/generate", json={"model": MODEL}).json()
+    assert loaded["done_reason"] == "load" and loaded["response"] == "" and loaded["done"] is True
+    (running,) = pair.get("/api/ps").json()["models"]
+    assert running["name"] == tag["name"] and running["size"] > 0 and running["context_length"] == 512
+    assert datetime.fromisoformat(running["expires_at"]) > datetime.fromisoformat(tag["modified_at"])
+    shown = pair.post("/api/show", json={"name": tag["name"]}).json()
+    assert {"completion", "tools"} <= set(shown["capabilities"]) and shown["template"]
+    assert shown["model_info"]["edgespec.context_length"] == 512 and shown["details"]["format"] == "gguf"
+    assert pair.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "", "images": ["AA=="]}]}, 400, "images is not supported."),
+        ("generate", {"prompt": PROMPT, "context": [1, 2]}, 400, "context is not supported."),
+        ("generate", {"prompt": PROMPT, "options": {"top_p": 3}}, 400, "options.top_p: "),
+        ("chat", {"messages": [{"role": "user", "content": "x = 1\n" * 2000}]}, 400, "This model's maximum context"),
+        ("pull", {"model": "llama3"}, 404, "unknown path."),
+    ],
+)
+def test_errors(path: str, body: dict[str, Any], status: int, message: str, pair: Server) -> None:
+    response = pair.post(f"/api/{path}", json=body)
+    assert response.status_code == status and set(response.json()) == {"error"}
+    assert response.json()["error"].startswith(message)
