@@ -79,14 +79,18 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error."""
+def serving(folder: Path, *arguments: str, descriptors: int | None = None) -> Iterator[Server]:
+    """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error.
+
+    `descriptors`: its limit of open files; None: that of the tests.
+    """
     others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     for name in ("CONFIG", "CACHE", "DATA"):
         environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
     environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen([*COMMAND, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True,
+    limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
+    child = subprocess.Popen([*limit, *COMMAND, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True,
                              stderr=subprocess.STDOUT, env=environment, cwd=folder)  # fmt: skip
     assert child.stdout is not None
     first = child.stdout.readline()
