@@ -12,6 +12,8 @@ from edgespec.server.chat import ChatRequest
 from edgespec.server.completions import CompletionRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body
+from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.ollama_models import ShowRequest
 from edgespec.server.responses import ResponsesRequest
 
 _BODIES: dict[str, type[Body]] = {
@@ -21,9 +23,16 @@ _BODIES: dict[str, type[Body]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": ShowRequest,
 }
+_NOT_STREAMED = (CountRequest, EmbeddingRequest, ShowRequest)
 _GETS = {
     "/v1/models": "The models.",
+    "/api/tags": "The models, as Ollama lists them.",
+    "/api/ps": "The loaded models, as Ollama lists them.",
+    "/api/version": "The version of Ollama's interface.",
     "/health": "Whether the server is up.",
     "/props": "The state of the models, and the last answers.",
 }
@@ -50,7 +59,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, body in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        content = any_object if body in (CountRequest, EmbeddingRequest) else {**any_object, "text/event-stream": {}}
+        stream = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+        content = any_object if body in _NOT_STREAMED else {**any_object, stream: {}}
         operation = {
             "summary": (body.__doc__ or "").split("\n")[0],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
