@@ -228,7 +228,10 @@ async def reject_path(request: Request, error: Exception) -> Response:
     """The response to an unknown path or method."""
     status = error.status_code if isinstance(error, HTTPException) else 404
     message = "unknown path." if status == 404 else f"{request.method} is not allowed at this path."
-    return error_response(request.url.path, HttpError(status, message, hint="GET /openapi.json lists the paths."))
+    hint = "GET /openapi.json lists the paths."
+    response = error_response(request.url.path, HttpError(status, message, hint=hint))
+    response.headers.update((isinstance(error, HTTPException) and error.headers) or {})
+    return response
 
 
 async def _generate(

@@ -28,10 +28,6 @@ class EmbeddingRequest(Body):
 
     def inputs(self) -> list[str | list[int]]:
         """Raises InvalidRequest."""
-        if self.dimensions is not None:
-            raise InvalidRequest(
-                "dimensions is not supported: embeddings have the model's own size.", hint="Remove dimensions."
-            )
         inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
         if not inputs:
             raise InvalidRequest("input is empty.", hint="Send at least one text.")
@@ -42,7 +38,10 @@ class EmbeddingRequest(Body):
         return inputs
 
     def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
-        """The body of the response, one entry for each input."""
+        """The body of the response, one entry for each input. Raises InvalidRequest for other `dimensions`."""
+        size = len(embeddings[0].vector)
+        if self.dimensions not in (None, size):
+            raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
         tokens = sum(each.tokens for each in embeddings)
         return {
             "object": "list",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.errors import EdgespecError, PromptTooLong
+from edgespec.errors import EdgespecError, PromptTooLong, UnknownModel
 
 _OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
     400: ("invalid_request_error", None),
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
-    404: ("invalid_request_error", "model_not_found"),
+    404: ("invalid_request_error", None),
+    405: ("invalid_request_error", None),
+    408: ("invalid_request_error", None),
     413: ("invalid_request_error", None),
     415: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
@@ -20,6 +22,8 @@ _ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -38,6 +42,7 @@ def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
     kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
+    code = "model_not_found" if isinstance(error, UnknownModel) else code
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -77,6 +77,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
     except TimeoutError as error:
         message = f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} seconds."
         raise HttpError(408, message, hint="Send it again.") from error
+    except ClientDisconnect as error:
+        raise HttpError(_CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

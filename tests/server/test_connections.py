@@ -38,6 +38,8 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         while httpx.get(f"{server.url}/health").status_code != 200:
             sleep(0.05)
         assert server.ask("tree", max_tokens=1).status_code == 200
+        with connect() as leaves:
+            leaves.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         for each in (silent, half):
             assert each.recv(1000).startswith(b"HTTP/1.1 408 ")
             while each.recv(1000):

@@ -124,6 +124,16 @@ def test_a_port_that_is_taken() -> None:
     assert done.returncode == 2 and f"port {port}: Address already in use" in done.stderr
 
 
+def test_paths(toy: Server) -> None:
+    assert toy.post("/v1/chat/completions/", json=CALL).status_code == 200
+    assert toy.get("/v1/models/").json() == toy.get("/v1/models").json()
+    missing, wrong = toy.get("/v1/nothing"), toy.get("/v1/chat/completions")
+    unnamed = toy.get("/v1/models/other")
+    codes = [(each.status_code, each.json()["error"]["code"]) for each in (missing, wrong, unnamed)]
+    assert codes == [(404, None), (405, None), (404, "model_not_found")] and wrong.headers["allow"] == "POST"
+    assert {each.json()["error"]["type"] for each in (missing, wrong, unnamed)} == {"invalid_request_error"}
+
+
 def test_nothing_of_a_prompt_is_logged(toy: Server) -> None:
     toy.ask("tree", "a secret of mine", max_tokens=3)
     toy.ask("tree", "a secret of mine", max_tokens=0)
