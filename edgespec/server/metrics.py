@@ -67,6 +67,7 @@ class ServerMetrics:
         )
         self._waiting = Gauge("waiting", "Requests in the queue.", ["model"], **options)
         self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
+        self._failed_opens = Counter("failed_opens", "Models that could not be loaded.", ["model"], **options)
         self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model"], **options)
 
     def add(self, model: str, finished: Finished, seconds: float) -> None:
@@ -102,6 +103,11 @@ class ServerMetrics:
         """Count and log the end of an engine process."""
         self._deaths.labels(model).inc()
         _LOG.warning("%s: %s", model, reason)
+
+    def note_failed_open(self, model: str, reason: str) -> None:
+        """Count and log a model that could not be loaded."""
+        self._failed_opens.labels(model).inc()
+        _LOG.warning("%s: not loaded: %s", model, reason)
 
     def seconds_a_call(self, model: str) -> float:
         """Mean duration of the last answers, in seconds; 1 if there are none."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from time import monotonic, time
 from typing import Any
 
-from edgespec.errors import UnknownModel
+from edgespec.errors import EdgespecError, UnknownModel
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.model_slot import ModelSlot, Policy, TimedOut, Turn
@@ -33,6 +33,7 @@ class Models:
         self.slots = {name: ModelSlot(name, request, policy, server_metrics) for name, request in requests.items()}
         self._aliases = aliases or {}
         self._policy = policy
+        self._server_metrics = server_metrics
         self._opening = asyncio.Lock()
         self.created_s = int(time())
 
@@ -92,6 +93,9 @@ class Models:
             async with self._opening:  # one load at a time, since it may unload another model
                 await self._evict_for(slot)
                 return await slot.open()
+        except EdgespecError as error:
+            self._server_metrics.note_failed_open(slot.name, error.message)
+            raise
         finally:
             slot.opening = None
 

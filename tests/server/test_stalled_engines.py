@@ -61,6 +61,13 @@ def test_a_stopped_engine_is_told_of_ended_and_opened_again(server: Server) -> N
     assert any("tree: the engine said nothing for 4 seconds" in line for line in server.log)
 
 
+def test_a_model_that_cannot_be_loaded_is_counted_and_logged(tmp_path: Path) -> None:
+    with serving(tmp_path, "gone=./gone.gguf") as server:
+        assert server.ask("gone", max_tokens=1).status_code in (400, 404, 503)
+        assert metric(server, "edgespec_failed_opens_total") == 1
+    assert any("gone: not loaded: " in line for line in server.log), server.log
+
+
 def test_stop_now_ends_a_model_whatever_it_does(server: Server) -> None:
     assert server.ask(TREE, max_tokens=3).status_code == 200
     with ThreadPoolExecutor(1) as pool:
