@@ -161,7 +161,7 @@ def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: He
     assert facts["draft_models"] == [f"{folder}/draft.gguf", f"{folder}/pard.gguf"]
     assert found.fit.draft is not None and facts["draft_bytes"] == found.fit.draft.total
     lines = list(format_plan(facts))
-    assert lines[0] == f"here on llamacpp, drafted by {facts['draft']}"
+    assert lines[0] == "here on llamacpp, drafted by ngram+draft.gguf+pard.gguf"
     assert any(line.startswith("  draft models: ") for line in lines)
     alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
     assert any(line.startswith("  draft model: ") for line in alone)
