@@ -27,7 +27,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_layers_for_another_model_are_refused(mixture: Path, tmp_path: Path) -> None:
     llama = load(TARGET, OPTIONS)
-    with pytest.raises(Unsupported, match=f"MTP layers for a hidden size of {WIDTH}; the model has 256"):
+    with pytest.raises(Unsupported, match=f"a head for a hidden size of {WIDTH}; the model has 256"):
         open_head(llama, mixture, spec_of(mixture))
     wide = make_mixture(tmp_path / "wide.gguf", width=256, is_alone=True)
     with pytest.raises(Unsupported, match=r"wide\.gguf has the MTP layer of another model"):

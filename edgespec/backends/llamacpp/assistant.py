@@ -8,7 +8,6 @@ token has the position of the root, since the cache ends there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.head_context import HeadContext
+from edgespec.backends.llamacpp.head_weights import OTHER_HEAD, load_head_weights, require_size
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
+from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
@@ -62,18 +62,11 @@ def open_head(
 
     Raises Unsupported for one that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
+    require_size(spec, target, path)
     header = read_file(path)
     _check_file(header)
     _check_same(header, read_file(target.path), path)
-    weights = load_weights(LlamaWeights, path, replace(target.options, mtp=True), progress=progress, check=check)
-    if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
-        weights.close()
-        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    weights = load_head_weights(path, target, progress, check, mtp=True)
 
     def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:
         def make(lib: Library, model: Any, params: Any) -> HeadContext:

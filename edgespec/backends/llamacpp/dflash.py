@@ -17,11 +17,11 @@ from edgespec.backends.features import Features
 from edgespec.backends.llamacpp.dflash_context import BlockContext
 from edgespec.backends.llamacpp.dflash_file import check_file
 from edgespec.backends.llamacpp.draft_context import MAX_ROWS
+from edgespec.backends.llamacpp.head_weights import load_head_weights, require_size
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.pair_session import OTHER_HEAD
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Session
@@ -162,18 +162,11 @@ def open_head(
 
     Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
+    require_size(spec, target, path)
     header = read_file(path)
     check_file(header, path, target.tokenizer.vocab_size)
     block = _read_block(header, path, spec, target.tokenizer.vocab_size)
-    head = load_weights(LlamaWeights, path, target.options, progress=progress, check=check)
-    if head.tokenizer.vocab_size != target.tokenizer.vocab_size:
-        head.close()
-        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    head = load_head_weights(path, target, progress, check)
     return LlamaBlockHead(target, head, spec, block)
 
 

@@ -14,11 +14,12 @@ from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.draft_context import MAX_ROWS
 from edgespec.backends.llamacpp.draft_ids import check_ids
 from edgespec.backends.llamacpp.head_context import HeadContext, float_pointer
+from edgespec.backends.llamacpp.head_weights import load_head_weights, require_size
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
+from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
@@ -68,16 +69,9 @@ def open_head(
             f"llama.cpp runs EAGLE-3 heads over {_N_LAYERS} layers of the target, and no other dialect.",
             hint="Use --draft auto.",
         )
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
+    require_size(spec, target, path)
     _check_file(read_file(path), path, spec, target.tokenizer.vocab_size)
-    head = load_weights(LlamaWeights, path, target.options, progress=progress, check=check)
-    if head.tokenizer.vocab_size != target.tokenizer.vocab_size:
-        head.close()
-        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    head = load_head_weights(path, target, progress, check)
     width, vocab_size = len(layers) * spec.hidden_size, target.tokenizer.vocab_size
 
     def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:

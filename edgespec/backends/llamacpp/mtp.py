@@ -8,7 +8,6 @@ the token before. A pair has the position of that state; rotary positions are re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ import numpy as np
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.experimental import find_function
 from edgespec.backends.llamacpp.head_context import HeadContext
+from edgespec.backends.llamacpp.head_weights import OTHER_HEAD, load_head_weights, require_size
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.pair_session import OTHER_HEAD, PairHead
+from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
+from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header, join_parts
@@ -110,20 +110,12 @@ def open_head(
 
     Raises Unsupported for layers that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} has MTP layers for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
+    require_size(spec, target, path)
     header = _read_model(path)
     count = _check_layers(header, path)
     if not spec.in_target:
         _check_same(header, _read_model(target.path), path)
-        options = replace(target.options, mtp=True)
-        weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
-        if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
-            weights.close()
-            raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+        weights = load_head_weights(path, target, progress, check, mtp=True)
         return PairHead("mtp", target, (), _opener(weights, count), extra_bytes=path.stat().st_size, weights=weights)
     if path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)

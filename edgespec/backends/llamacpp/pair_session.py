@@ -17,7 +17,6 @@ from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError
 
-OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
 _SCORED = 8  # pairs that are read in one call although all are scored
 
 ContextOpener = Callable[[LlamaSession, CheckCancelled], HeadContext]
