@@ -1,0 +1,118 @@
+"""The prompt: writing, pasting, its history, new lines, and completion of commands."""
+
+from __future__ import annotations
+
+from textual._xterm_parser import XTermParser
+from textual.events import Key, Paste
+
+from edgespec.tui.help import Help
+from edgespec.tui.keys import ALT_ENTER
+from edgespec.tui.popup import Popup
+from edgespec.tui.transcript import Transcript
+from tests.tui.driving import Driver, in_app
+
+
+def test_writing_and_the_history_of_what_was_sent() -> None:
+    async def test(chat: Driver) -> None:
+        prompt = chat.prompt
+        await chat.press("enter", "space", "enter")  # nothing to send
+        assert not chat.turns and chat.app.activity.job is None
+        prompt.put("")
+        await chat.press("a", "ctrl+j", "b", "alt+enter", "c", "shift+enter", "shift+\r", "backspace", "backspace")
+        assert prompt.text == "a\nb\nc"
+        await chat.press("up")  # inside the text
+        assert prompt.text == "a\nb\nc" and prompt.cursor_location[0] == 1
+        await chat.press("enter")
+        await chat.until(lambda: len(chat.turns) == 2)
+        await chat.idle()
+        assert chat.texts[0] == "a\nb\nc" and prompt.text == ""
+        await chat.ask("second")
+        await chat.press("d", "up")
+        assert prompt.text == "second"
+        await chat.press("up")
+        assert prompt.text == "a\nb\nc"
+        await chat.press("up", "up", "up")  # to its first line, and no further back than the first
+        assert prompt.text == "a\nb\nc"
+        await chat.press("down")
+        assert prompt.text == "second"
+        await chat.press("down")
+        assert prompt.text == "d"  # what was being written
+        await chat.press("down")
+        assert prompt.text == "d"
+
+    in_app(test)
+
+
+def test_terminals_that_send_escape_and_return_for_a_new_line() -> None:
+    def keys_of(sequence: str) -> list[str]:
+        parser = XTermParser()
+        events = [*parser.feed(sequence), *parser.feed("")]
+        return [event.key for event in events if isinstance(event, Key)]
+
+    assert [keys_of(each) for each in (ALT_ENTER, "\x1b[13;2u", "\x1b[13;3u", "\x1b[27;2;13~")] == [
+        ["ctrl+j"], ["shift+enter"], ["alt+enter"], ["shift+\r"]
+    ]  # fmt: skip
+
+
+def test_typing_and_pasting_reach_the_prompt_from_wherever_the_focus_is() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.ask("hello")
+        for widget in (chat.app.query_one(Transcript), None):
+            chat.app.screen.set_focus(widget)
+            await chat.press("a", "space")
+            assert chat.prompt.has_focus
+        chat.app.screen.set_focus(None)
+        chat.app.post_message(Paste("b\nc"))
+        await chat.until(lambda: chat.prompt.text == "a a b\nc")
+        await chat.press("f1", "x", "escape")
+        assert chat.prompt.text == "a a b\nc"
+
+    in_app(test)
+
+
+def test_pages_scroll_the_conversation() -> None:
+    async def test(chat: Driver) -> None:
+        chat.app.chat.max_tokens = 400
+        await chat.ask("\n".join("hello" * 30))
+        log = chat.app.query_one(Transcript)
+        await chat.until(lambda: log.max_scroll_y > log.size.height and log.scroll_offset.y == log.max_scroll_y)
+        await chat.press("x", "pageup")
+        await chat.until(lambda: log.scroll_offset.y < log.max_scroll_y)
+        await chat.press("pagedown", "y")
+        await chat.until(lambda: log.scroll_offset.y == log.max_scroll_y)
+        assert chat.prompt.text == "xy"
+
+    in_app(test)
+
+
+def test_completion_of_commands() -> None:
+    async def test(chat: Driver) -> None:
+        popup, prompt = chat.app.query_one(Popup), chat.prompt
+        await chat.press(*"/th")
+        await chat.until(lambda: popup.is_open)
+        await chat.press("tab")
+        await chat.until(lambda: popup.is_open and prompt.text == "/theme ")
+        await chat.press(*"high", "tab")
+        await chat.until(lambda: not popup.is_open and prompt.text == "/theme high-contrast")
+        await chat.press("enter")
+        await chat.until(lambda: chat.app.theme == "high-contrast" and not prompt.text)
+        await chat.press(*"/draft ngram+m", "tab")
+        await chat.until(lambda: prompt.text == "/draft ngram+model")
+        prompt.put("")
+        await chat.press(*"/sp", "down", "enter")  # the selected one is sent
+        await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
+        await chat.press(*"/s", "escape")
+        await chat.until(lambda: not popup.is_open and prompt.text == "/s")
+        prompt.put("")
+        await chat.errs("/themme", "no command /themme", "Did you mean /theme?")
+        await chat.press(*"//")
+        await chat.pilot.pause()
+        assert not popup.is_open
+        prompt.put("//sp is a path")
+        await chat.press("enter")
+        await chat.until(lambda: chat.texts and chat.texts[0] == "/sp is a path")
+        await chat.idle()
+        await chat.press("?", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, Help))
+
+    in_app(test)
