@@ -62,10 +62,12 @@ def test_a_stopped_engine_is_told_of_ended_and_opened_again(server: Server) -> N
 
 
 def test_a_model_that_cannot_be_loaded_is_counted_and_logged(tmp_path: Path) -> None:
-    with serving(tmp_path, "gone=./gone.gguf") as server:
-        assert server.ask("gone", max_tokens=1).status_code in (400, 404, 503)
+    with serving(tmp_path, f"gone={tmp_path}/gone.gguf") as server:
+        refusal = server.ask("gone", max_tokens=1)
+        assert refusal.status_code in (400, 404, 503)
+        assert "gone.gguf" in refusal.text and str(tmp_path) not in refusal.text, "folders are for the log alone"
         assert metric(server, "edgespec_failed_opens_total") == 1
-    assert any("gone: not loaded: " in line for line in server.log), server.log
+    assert any("gone: not loaded: " in line and str(tmp_path) in line for line in server.log), server.log
 
 
 def test_stop_now_ends_a_model_whatever_it_does(server: Server) -> None:
