@@ -84,11 +84,17 @@ def test_stop_beside_structures(pair: Server) -> None:
     schema = {"type": "object", "properties": {"size": {"const": 17}}, "required": ["size"]}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     made = client.chat.completions.create(
-        model=MODEL, messages=USER, max_tokens=99, response_format=form, stop=['size"']
+        model=MODEL, messages=USER, max_tokens=99, temperature=0, response_format=form, stop=['size"']
     ).choices[0]
-    assert made.finish_reason == "stop" and (made.message.content or "").strip() == '{"'.strip()
+    assert made.finish_reason == "stop" and "".join((made.message.content or "").split()) == '{"'
     called = client.chat.completions.create(
-        model=MODEL, messages=USER, max_tokens=200, tools=[WEATHER], tool_choice="required", stop=["city"]
+        model=MODEL,
+        messages=USER,
+        max_tokens=200,
+        temperature=0,
+        tools=[WEATHER],
+        tool_choice="required",
+        stop=["city"],
     ).choices[0]
     assert called.finish_reason == "tool_calls" and called.message.tool_calls
 
