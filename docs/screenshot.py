@@ -34,7 +34,7 @@ async def export_svg(folder: Path) -> str:
     The conversations and settings are in `folder`.
     """
     os.environ["EDGESPEC_DATA_DIR"] = str(folder)
-    chat = Chat(None, SamplingParams(temperature=0), 120, 1, ())
+    chat = Chat(None, SamplingParams(temperature=0), 256, 1, ())
     store, client = Store.open(folder / "conversations.db"), EngineProcess()
     app = ChatApp(LoadConfig(), chat, store, client, SlashCommands(), sampling=lambda _: chat.sampling)
     app.animation_level = "none"
