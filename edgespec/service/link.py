@@ -29,7 +29,8 @@ class Link:
         self._max_silence_s = max_silence_s
         self._has_spoken = False
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        threading.Thread(target=self._send_all, name="edgespec-link", daemon=True).start()
+        self._sender = threading.Thread(target=self._send_all, name="edgespec-link", daemon=True)
+        self._sender.start()
 
     def send(self, message: Any) -> None:
         """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
@@ -46,8 +47,9 @@ class Link:
         return message
 
     def close(self) -> None:
-        """Drop what has not been sent."""
+        """Drop what has not been sent. The process has ended: what is being sent to it fails at once."""
         self._outbox.put(None)
+        self._sender.join()
         self._connection.close()
 
     def _send_all(self) -> None:
