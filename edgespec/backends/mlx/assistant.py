@@ -20,9 +20,8 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.features import Features
 from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix, choose_scorer
 from edgespec.backends.mlx.head_weights import read_arrays
-from edgespec.backends.mlx.lazy_draft import DeviceDraft
 from edgespec.backends.mlx.library import device, map_errors, read
-from edgespec.backends.mlx.scores import MlxScores
+from edgespec.backends.mlx.pair_session import roll_out
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.target_parts import OTHER_HEAD, read_target
 from edgespec.core.arrays import Logits
@@ -132,16 +131,7 @@ class AssistantSession:
         if not self._start(text):
             return None
         with map_errors():
-            rows = [self._scorer.score(self._output)]
-            best = [mx.argmax(rows[0], axis=-1)]
-            while len(best) < min(n, self._target.capabilities.context_size - len(text) + 1):
-                self._continue(best[-1])
-                rows.append(self._scorer.score(self._output))
-                best.append(mx.argmax(rows[-1], axis=-1))
-            chain = DeviceDraft(mx.concatenate(best))
-            scores = mx.concatenate(rows)
-            mx.async_eval(chain.array, scores)
-        return chain, MlxScores(scores, draft=chain)
+            return roll_out(self._score, self._continue, min(n, self._target.capabilities.context_size - len(text) + 1))
 
     def close(self) -> None:
         self._target.untap()
@@ -173,9 +163,13 @@ class AssistantSession:
         state = self._network.feed_back(self._output)
         self._output = self._network.run(token, state, self._held, self._base)
 
+    def _score(self) -> Any:
+        """Scores [1, V] after the last token."""
+        return self._scorer.score(self._output)
+
     def _host_scores(self) -> Logits:
         with map_errors():
-            logits: Logits = read(self._scorer.score(self._output))[0][0]
+            logits: Logits = read(self._score())[0][0]
         return logits
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -97,6 +97,23 @@ class PairCache:
         return output
 
 
+def roll_out(score: Callable[[], Any], follow: Callable[[Any], None], n: int) -> tuple[Draft, Scores]:
+    """The chain of `n` best tokens, at least one, and their scores; nothing waits for the device.
+
+    `score` gives the scores [1, V] after the last token, `follow` runs the next one, an array [1].
+    """
+    rows = [score()]
+    best = [mx.argmax(rows[0], axis=-1)]
+    while len(best) < n:
+        follow(best[-1])
+        rows.append(score())
+        best.append(mx.argmax(rows[-1], axis=-1))
+    chain = DeviceDraft(mx.concatenate(best))
+    scores = mx.concatenate(rows)
+    mx.async_eval(chain.array, scores)
+    return chain, MlxScores(scores, draft=chain)
+
+
 class PairSession:
     """A DraftSession. Drafted tokens are read again, with the target's features, once the target has accepted them."""
 
@@ -140,7 +157,7 @@ class PairSession:
         if len(self._text) >= self._context_size:
             return None
         with map_errors():
-            self._output = self._pairs.run_provisional(mx.array([token]), self._output)
+            self._continue(mx.array([token]))
         self._text.append(token)
         return self._host_scores()
 
@@ -148,16 +165,7 @@ class PairSession:
         if not self._read(text, window):
             return None
         with map_errors():
-            rows = [self._scorer.score(self._output)]
-            best = [mx.argmax(rows[0], axis=-1)]
-            while len(best) < min(n, self._context_size - len(text) + 1):
-                self._output = self._pairs.run_provisional(best[-1], self._output)
-                rows.append(self._scorer.score(self._output))
-                best.append(mx.argmax(rows[-1], axis=-1))
-            chain = DeviceDraft(mx.concatenate(best))
-            scores = mx.concatenate(rows)
-            mx.async_eval(chain.array, scores)
-        return chain, MlxScores(scores, draft=chain)
+            return roll_out(self._score, self._continue, min(n, self._context_size - len(text) + 1))
 
     def close(self) -> None:
         self._target.untap()
@@ -196,6 +204,14 @@ class PairSession:
                 self._base = end + 1
         return True
 
+    def _continue(self, token: Any) -> None:
+        """Run a drafted `token` [1]."""
+        self._output = self._pairs.run_provisional(token, self._output)
+
+    def _score(self) -> Any:
+        """Scores [1, V] after the last token."""
+        return self._scorer.score(self._output)
+
     def _host_scores(self) -> Logits:
-        logits: Logits = read(self._scorer.score(self._output))[0][0]
+        logits: Logits = read(self._score())[0][0]
         return logits
