@@ -43,18 +43,23 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class CompletionBody(Body):
-    """The fields that /v1/chat/completions and /v1/completions share. `top_k`, `min_p` and `repetition_penalty` are
-    extensions, named as in llama.cpp's server.
-    """
+class SamplingBody(Body):
+    """Sampling parameters whose names and ranges are the same in OpenAI's and Ollama's interfaces."""
 
-    model: ModelName = ""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+
+
+class CompletionBody(SamplingBody):
+    """The fields that /v1/chat/completions and /v1/completions share. `top_k`, `min_p` and `repetition_penalty` are
+    extensions, named as in llama.cpp's server.
+    """
+
+    model: ModelName = ""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from edgespec.engine.events import Gap, Prompt
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import FEW, MANY, Body, FunctionTool, ModelName, Penalty, Stop, Stops, refuse_fields
+from edgespec.server.fields import FEW, MANY, Body, FunctionTool, ModelName, SamplingBody, Stop, Stops, refuse_fields
 from edgespec.server.ollama_lines import LineWriter, format_message, format_raw, format_response
 from edgespec.service.generation_spec import GenerationSpec, Settings, make_message, split_start
 from edgespec.service.tools import format_call
@@ -23,17 +23,11 @@ _NOT_FOLLOWED = frozenset({
 _ZERO = re.compile(r"-?0+(\.0*)?(ns|us|ms|s|m|h)?")
 
 
-class OllamaOptions(Body):
+class OllamaOptions(SamplingBody):
     """The `options` of a request. Those of Ollama that are not followed are named in `warnings`; others are ignored."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
