@@ -1,0 +1,91 @@
+"""Generation behind each interface: a body becomes requests, their parts a response or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from itertools import product
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgespec.server.http import EventStream, respond_unless_disconnected
+from edgespec.server.models import Models
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.response import Part, merge_deltas
+
+
+class Writer(Protocol):
+    """Writes the answers to one request. `index` numbers the answers; the parts of one answer come in order."""
+
+    def add(self, index: int, part: Part) -> None:
+        """Collect a part for `response_body`."""
+
+    def response_body(self) -> dict[str, Any]:
+        """The body, after all parts have been added."""
+
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
+        """The events of a part, for a stream."""
+
+    def finish(self) -> Iterator[bytes]:
+        """The events after all answers."""
+
+
+class GenerationBody(Protocol):
+    """A validated body that asks for `n` answers to each of its prompts, at once or as a stream."""
+
+    model: str
+    n: Any
+    stream: Any
+
+    def generation_specs(self) -> Sequence[GenerationSpec]: ...
+
+    def writer(self) -> Writer: ...
+
+
+async def generate(
+    request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
+) -> Response:
+    """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
+    body.model = body.model or models.choose("").name  # which the answer repeats
+    specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
+    if body.stream:
+        return stream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
+
+    async def collect() -> dict[str, Any]:
+        async with aclosing(_parts(models, body.model, specs, copies)) as parts:
+            async for index, part in parts:
+                writer.add(index, part)
+        return writer.response_body()
+
+    return await respond_unless_disconnected(request, collect())
+
+
+async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(parts):
+        async for index, part in parts:
+            for event in writer.chunks(index, part):
+                yield event
+    for event in writer.finish():
+        yield event
+
+
+async def _parts(
+    models: Models, name: str, specs: Sequence[GenerationSpec], copies: int
+) -> AsyncGenerator[tuple[int, Part], None]:
+    """The parts of `copies` answers to each of `specs`, one answer after the other. Raises any EdgespecError."""
+    slot = models.choose(name)
+    for index, (spec, copy) in enumerate(product(specs, range(copies))):
+        turn = await models.enter(slot, is_new=index == 0)
+        model_info = turn.model_info
+        try:
+            request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+            response = spec.make_response(model_info, model_info.plain_speed, request.structure)
+        except BaseException:
+            slot.leave()
+            raise
+        async with slot.stream(request, turn.ends_s) as batches:  # which ends the turn
+            async for batch in batches:
+                for part in merge_deltas([part for event in batch for part in response.parts(event)]):
+                    yield index, part

@@ -1,0 +1,60 @@
+"""The routes of models: their list, embeddings, unloading; and the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edgespec.server.embeddings import EmbeddingRequest
+from edgespec.server.fields import Body, ModelName
+from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
+from edgespec.server.models import Models
+from edgespec.server.openapi import document
+from edgespec.server.routes import catch_errors, post
+
+
+class UnloadRequest(Body):
+    """The body of /unload. `now`: end the model's process, whatever it does; its requests fail."""
+
+    model: ModelName
+    now: bool = False
+
+
+def model_routes(models: Models) -> list[Route]:
+    """The list of models, embeddings, unloading, and the OpenAPI document."""
+
+    async def list_models(_request: Request) -> Response:
+        return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.slots.values()]})
+
+    async def get_model(request: Request) -> Response:
+        return JsonResponse(models.describe(models.find(request.path_params["name"])))
+
+    async def unload_model(request: Request) -> Response:
+        body = await read_body(request, UnloadRequest)
+        slot = models.find(body.model)
+        await (slot.stop() if body.now else slot.unload())
+        return JsonResponse({})
+
+    async def create_embeddings(request: Request) -> Response:
+        body = await read_body(request, EmbeddingRequest)
+        inputs, slot = body.inputs(), models.choose(body.model)
+
+        async def embed() -> dict[str, Any]:
+            async with models.turn(slot) as turn:
+                return body.response_body(await slot.embed(inputs, turn.ends_s))
+
+        return await respond_unless_disconnected(request, embed())
+
+    async def get_openapi(_request: Request) -> Response:
+        return JsonResponse(document())
+
+    return [
+        post("/v1/embeddings", create_embeddings),
+        Route("/v1/models", list_models),
+        post("/unload", unload_model),
+        Route("/openapi.json", get_openapi),
+        Route("/v1/models/{name:path}", catch_errors(get_model)),
+    ]

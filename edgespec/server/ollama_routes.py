@@ -1,0 +1,57 @@
+"""The routes of Ollama's interface."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edgespec.server.generation import generate
+from edgespec.server.http import JsonResponse, read_body
+from edgespec.server.models import Models
+from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.ollama_lines import LineStream
+from edgespec.server.ollama_models import API_VERSION, ShowRequest, list_running, list_tags, show
+from edgespec.server.routes import Handler, post
+
+
+def ollama_routes(models: Models) -> list[Route]:
+    """Ollama's interface."""
+
+    def handler(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
+        async def handle(request: Request) -> Response:
+            body: OllamaChatRequest | OllamaGenerateRequest = await read_body(request, kind)
+            if not body.is_empty:
+                return await generate(request, models, body, LineStream)
+            slot = models.choose(body.model)
+            body.model = body.model or slot.name
+            if body.unloads:
+                await slot.unload()
+            else:
+                async with models.turn(slot):
+                    pass
+            return JsonResponse(body.writer().load_body("unload" if body.unloads else "load"))
+
+        return handle
+
+    async def show_model(request: Request) -> Response:
+        body = await read_body(request, ShowRequest)
+        return JsonResponse(show(models, models.choose(body.model or body.name)))
+
+    async def get_tags(_request: Request) -> Response:
+        return JsonResponse(list_tags(models))
+
+    async def get_running(_request: Request) -> Response:
+        return JsonResponse(list_running(models))
+
+    async def get_version(_request: Request) -> Response:
+        return JsonResponse({"version": API_VERSION})
+
+    return [
+        post("/api/chat", handler(OllamaChatRequest)),
+        post("/api/generate", handler(OllamaGenerateRequest)),
+        post("/api/show", show_model),
+        Route("/api/tags", get_tags),
+        Route("/api/ps", get_running),
+        Route("/api/version", get_version),
+    ]
