@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,11 +32,11 @@ except CacheError as error:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that any user can reach."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o777)
-    yield folder
-    folder.chmod(0o777)
-    shutil.rmtree(folder)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+        folder.chmod(0o777)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="permissions are others")

@@ -6,7 +6,7 @@ import struct
 import time
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +25,9 @@ INTERESTING = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**33, 2**62, 2**63 - 1, 2**63
 
 @cache
 def original() -> tuple[bytes, Header]:
-    path = model_file(Path(mkdtemp()))
-    return path.read_bytes(), read_file(path)
+    with TemporaryDirectory() as folder:
+        path = model_file(Path(folder))
+        return path.read_bytes(), read_file(path)
 
 
 def survive(data: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -217,34 +217,32 @@ def test_damaged_safetensors(tmp_path: Path, header: Any) -> None:
         read_safetensors_shapes(tmp_path / "absent.safetensors")
 
 
-FOLDER = write_folder(Path(mkdtemp()), EAGLE3, eagle3_shapes())
-GGUF = write_eagle3(Path(mkdtemp()) / "h.gguf").read_bytes()
-SAFETENSORS = (FOLDER / "model.safetensors").read_bytes()
+with TemporaryDirectory() as _name:
+    GGUF = write_eagle3(Path(_name) / "h.gguf").read_bytes()
+    SAFETENSORS = (write_folder(Path(_name), EAGLE3, eagle3_shapes()) / "model.safetensors").read_bytes()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1), st.data())
-def test_cut_anywhere(which: int, data: st.DataObject) -> None:
+def test_cut_anywhere(scratch: Path, which: int, data: st.DataObject) -> None:
     content = (GGUF, SAFETENSORS)[which]
-    folder = Path(mkdtemp())
-    file = folder / ("h.gguf", "model.safetensors")[which]
+    file = scratch / ("h.gguf", "model.safetensors")[which]
     file.write_bytes(content[: data.draw(st.integers(4, len(content) - 1))])
     with pytest.raises(InvalidModelFile):
-        read_head((file, folder)[which])
+        read_head((file, scratch)[which])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1), st.data())
-def test_flipped_bits(which: int, data: st.DataObject) -> None:
+def test_flipped_bits(scratch: Path, which: int, data: st.DataObject) -> None:
     """A head, none, or a refusal."""
     content = bytearray((GGUF, SAFETENSORS)[which])
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    folder = Path(mkdtemp())
-    file = folder / ("h.gguf", "model.safetensors")[which]
+    file = scratch / ("h.gguf", "model.safetensors")[which]
     file.write_bytes(content)
     try:
-        found = read_head((file, folder)[which])
+        found = read_head((file, scratch)[which])
     except InvalidModelFile:
         return
     assert found is None or isinstance(found, HeadSpec)

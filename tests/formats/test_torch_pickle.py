@@ -8,7 +8,7 @@ import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -148,9 +148,9 @@ def test_anything_else_is_refused(tmp_path: Path, name: str) -> None:
     assert caught.value.message.startswith(str(path)) and caught.value.message.count(". ") == 0 and caught.value.hint
 
 
-def test_the_marker_would_run() -> None:
+def test_the_marker_would_run(tmp_path: Path) -> None:
     """The hostile pickle does what it says where nothing holds it back."""
-    place = Path(mkdtemp()) / "executed"
+    place = tmp_path / "executed"
     pickle.loads(hostile(place)["system"])
     assert place.exists()
 
@@ -177,13 +177,12 @@ def test_files_that_are_no_zips(tmp_path: Path) -> None:
         read_pickled_shapes(tmp_path / "absent.pt")
 
 
-WHOLE = write_state(Path(mkdtemp()) / "w.pt", {"0.0.linear.weight": (8, 8), "0.0.linear.bias": (8,)}).read_bytes()
+with TemporaryDirectory() as _name:
+    WHOLE = write_state(Path(_name) / "w.pt", {"0.0.linear.weight": (8, 8), "0.0.linear.bias": (8,)}).read_bytes()
 
 
-def survive(data: bytes) -> None:
+def survive(path: Path) -> None:
     """The file reads with the shapes of the original or others, or is refused."""
-    path = Path(mkdtemp()) / "w.pt"
-    path.write_bytes(data)
     try:
         read_pickled_tensors(path)
     except InvalidModelFile as error:
@@ -192,29 +191,30 @@ def survive(data: bytes) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_flipped_bits(data: st.DataObject) -> None:
+def test_flipped_bits(scratch: Path, data: st.DataObject) -> None:
     content = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    survive(bytes(content))
+    path = scratch / "w.pt"
+    path.write_bytes(content)
+    survive(path)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_flipped_bits_of_the_pickle(data: st.DataObject) -> None:
+def test_flipped_bits_of_the_pickle(scratch: Path, data: st.DataObject) -> None:
     """Inside a zip whose checksums are right."""
     state = OrderedDict(a=stored("FloatStorage", "0", 6, (2, 3), (3, 1)))
     content = bytearray(make_pickle(state))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path = write_torch(Path(mkdtemp()) / "w.pt", bytes(content), {"0": FLOATS.tobytes()})
-    survive(path.read_bytes())
+    survive(write_torch(scratch / "w.pt", bytes(content), {"0": FLOATS.tobytes()}))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(WHOLE) - 1))
-def test_cut_anywhere(length: int) -> None:
-    path = Path(mkdtemp()) / "w.pt"
+def test_cut_anywhere(scratch: Path, length: int) -> None:
+    path = scratch / "w.pt"
     path.write_bytes(WHOLE[:length])
     with pytest.raises(InvalidModelFile):
         read_pickled_tensors(path)
