@@ -162,19 +162,21 @@ def _access_rules(host: str, options: dict[str, Any]) -> Rules:
     """The hosts, origins and key that the server accepts. Raises InvalidRequest."""
     from edgespec.errors import InvalidRequest
     from edgespec.server.guard import LOOPBACK, Rules
+    from edgespec.server.keys import Caller, Key, Keys, hash_key
 
     key = options["api_key"] or None
+    keys = Keys([Key(Caller("api-key", may_manage=True), hash_key(key))]) if key is not None else None
     origins = frozenset(map(_parse_origin, options["allow_origin"]))
     if "*" in origins and key is None:
         raise InvalidRequest("any web page could use a server without a key.", hint="Set --api-key, or name origins.")
     hosts = LOOPBACK | {name.lower() for name in options["allow_host"]}
     if host in LOOPBACK:
-        return Rules(key, hosts, origins)
+        return Rules(keys, hosts, origins)
     if key is None and not options["no_key"]:
         raise InvalidRequest(
             f"other machines could use a server at {host} without a key.", hint="Set --api-key, or pass --no-key."
         )
-    return Rules(key, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
+    return Rules(keys, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
 
 
 def _parse_origin(text: str) -> str:

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgespec.server.access_log import AccessLog
 from edgespec.server.generation_routes import generation_routes
 from edgespec.server.guard import Guard, Rules
 from edgespec.server.http import HttpError, error_response
@@ -47,6 +48,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
             allow_private_network=True,
         )
         middleware.insert(0, cors)
+    middleware.insert(0, Middleware(AccessLog, registry=metrics.registry))
     return Starlette(
         routes=[
             *generation_routes(models),

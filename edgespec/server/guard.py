@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.http import HttpError, ServerStops, error_response
+from edgespec.server.keys import Caller, Keys
+from edgespec.server.record import current_record
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # need no key
@@ -21,13 +23,13 @@ _OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # need no key
 class Rules:
     """What the guard lets through.
 
-    api_key         key that clients must send; None: no key
+    keys            keys of which clients must send one; None: no key
     hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
     origins         origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
     max_body_bytes  size limit of a request body
     """
 
-    api_key: str | None = None
+    keys: Keys | None = None
     hosts: frozenset[str] | None = LOOPBACK
     origins: frozenset[str] = frozenset()
     max_body_bytes: int = 16 * 2**20
@@ -54,7 +56,8 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["path"], headers)
+            self._check_origin(headers)
+            current_record().caller = self._identify(scope, headers)
             await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
             if started:
@@ -65,7 +68,7 @@ class Guard:
                 raise
             await error_response(scope["path"], ServerStops())(scope, receive, send)
 
-    def _check(self, path: str, headers: Mapping[str, str]) -> None:
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
         """Raises HttpError."""
         rules = self._rules
         host = headers.get("host", "")
@@ -75,12 +78,17 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & rules.origins and _get_host(origin) != host:
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
-        if rules.api_key is None or path in _OPEN:
-            return
+
+    def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        """Who sends a request. Raises HttpError."""
+        if self._rules.keys is None:
+            return Caller(may_manage=_is_local(scope))
         scheme, _, key = headers.get("authorization", "").strip().partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not hmac.compare_digest(key.encode(), rules.api_key.encode()):
+        caller = self._rules.keys.identify(key) if key else None
+        if caller is None and scope["path"] not in _OPEN:
             raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
+        return caller or Caller()
 
     def _limit_body(self, headers: Mapping[str, str], receive: Receive) -> Receive:
         """`receive`, which raises HttpError beyond the size limit. Raises HttpError for a Content-Length beyond it."""
@@ -108,3 +116,27 @@ def _get_host(origin: str) -> str:
         return urlsplit(origin).netloc
     except ValueError:
         return ""
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether a request comes from this machine; over a Unix socket it has no address."""
+    client = scope.get("client")
+    return client is None or ip_address(client[0].removeprefix("::ffff:")).is_loopback
+
+
+def require_manager() -> None:
+    """Raises HttpError (403) unless the caller of the current request may load, unload and download models.
+
+    A handler calls it before it reads the body:
+
+        async def pull_model(request: Request) -> Response:
+            require_manager()
+            body = await read_body(request, PullRequest)
+
+    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
+    Where a server has no keys, callers on this machine may.
+    """
+    if not current_record().caller.may_manage:
+        raise HttpError(
+            403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
+        )

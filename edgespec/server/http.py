@@ -25,8 +25,10 @@ from edgespec.errors import (
     UnknownModel,
     reason_of,
 )
+from edgespec.server.access_log import CLIENT_CLOSED
 from edgespec.server.error_bodies import format_error
 from edgespec.server.model_slot import Busy, TimedOut
+from edgespec.server.record import current_record
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -35,7 +37,6 @@ _KEEP_ALIVE_S = 5.0  # longest silence in a stream
 _MAX_DEPTH = 128
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
-_CLIENT_CLOSED = 499  # nginx's status; no client reads it
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's older interfaces."""
 _STATUS: list[tuple[type[EdgespecError], int]] = [
@@ -78,7 +79,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
         message = f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} seconds."
         raise HttpError(408, message, hint="Send it again.") from error
     except ClientDisconnect as error:
-        raise HttpError(_CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
+        raise HttpError(CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -105,6 +106,13 @@ def get_status(error: EdgespecError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
+def _note_failure(error: EdgespecError) -> int:
+    """Keep an error for the log; returns its HTTP status."""
+    status = get_status(error)
+    current_record().failure = status, error.message
+    return status
+
+
 def hide_internal_error(error: BaseException) -> EdgespecError:
     """`error` if clients may see it. Any other is a bug: it is logged, and clients see no details."""
     if isinstance(error, EdgespecError):
@@ -125,7 +133,7 @@ class JsonResponse(JSONResponse):
 
 def error_response(path: str, error: EdgespecError) -> JsonResponse:
     """The response to a request at `path` that failed."""
-    status = get_status(error)
+    status = _note_failure(error)
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Busy) else None
     if status == 401:
         headers = {"www-authenticate": "Bearer"}
@@ -138,12 +146,19 @@ async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any
     watch = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return JsonResponse(await task) if task.done() else Response(status_code=_CLIENT_CLOSED)
+        if task.done():
+            return JsonResponse(await task)
+        _note_that_the_client_left()
+        return Response(status_code=CLIENT_CLOSED)
     finally:
         watch.cancel()
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await task
+
+
+def _note_that_the_client_left() -> None:
+    current_record().failure = CLIENT_CLOSED, "the client left."
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -176,6 +191,8 @@ class EventStream(Response):
             await asyncio.wait({sending, watch}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+            else:
+                _note_that_the_client_left()
         except asyncio.CancelledError:
             self._stop()
             await asyncio.wait({sending, watch}, timeout=_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +256,7 @@ def _failure_of(done: asyncio.Future[bytes | None]) -> EdgespecError | None:
 
 def format_error_event(path: str, error: EdgespecError) -> bytes:
     """The last event of a stream that fails, in the format of the interface at `path`."""
-    body = format_error(path, get_status(error), error)
+    body = format_error(path, _note_failure(error), error)
     if path.startswith("/api/"):
         return dump_json(body) + b"\n"
     if path.startswith("/v1/responses"):

@@ -70,6 +70,11 @@ class ServerMetrics:
         self._failed_opens = Counter("failed_opens", "Models that could not be loaded.", ["model"], **options)
         self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model"], **options)
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The registry of /metrics."""
+        return self._registry
+
     def add(self, model: str, finished: Finished, seconds: float) -> None:
         """Count a finished answer that took `seconds`."""
         m = finished.metrics
@@ -94,10 +99,6 @@ class ServerMetrics:
         )
         with self._lock:
             self._recent.append(call)
-        speed = "-" if m.tokens_per_second is None else f"{m.tokens_per_second:.1f}"
-        accepted = "-" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%}"
-        counts = f"{m.emitted_tokens} tokens ({finished.reason}) after {m.prompt_tokens}"
-        _LOG.info("%s: %s, %s tok/s, %s accepted, %.2f s", model, counts, speed, accepted, seconds)
 
     def note_death(self, model: str, reason: str) -> None:
         """Count and log the end of an engine process."""

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body, ModelName
+from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
@@ -33,6 +34,7 @@ def model_routes(models: Models) -> list[Route]:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
 
     async def unload_model(request: Request) -> Response:
+        require_manager()
         body = await read_body(request, UnloadRequest)
         slot = models.find(body.model)
         await (slot.stop() if body.now else slot.unload())

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
+from edgespec.server.record import RequestRecord, current_record
 from edgespec.service.client import ModelInfo
 from edgespec.service.process import MAX_SILENCE_S, EngineProcess
 from edgespec.service.stream import Stream
@@ -119,6 +120,7 @@ class ModelSlot:
 
     async def enter(self, *, is_new: bool = True) -> None:
         """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
+        current_record().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
             self._server_metrics.refused.labels(self.name).inc()
@@ -158,7 +160,8 @@ class ModelSlot:
         except BaseException:
             self.leave()
             raise
-        loop, began_s = asyncio.get_running_loop(), monotonic()
+        loop, began_s, record = asyncio.get_running_loop(), monotonic(), current_record()
+        record.begin()
         relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
         message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
         late = TimedOut(message, hint="Try again, or unload the model with `edgespec stop --now`.")
@@ -173,6 +176,7 @@ class ModelSlot:
             if (model_info := self.model_info) is not None:
                 self.limiter.max_concurrency = model_info.max_concurrency
             self.leave()
+            record.end()
 
         def on_loop(function: Callable[..., None], *values: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed
@@ -180,7 +184,7 @@ class ModelSlot:
 
         def put(event: Event) -> None:
             if isinstance(event, Finished | Notice):
-                on_loop(self._count, event, began_s)
+                on_loop(self._count, event, began_s, record)
             relay.put(event)
 
         def finish(error: BaseException | None) -> None:
@@ -211,7 +215,9 @@ class ModelSlot:
         stream = self._client.embed(texts)
         try:
             async with asyncio.timeout(ends_s - monotonic()):
-                return [vector async for vector in stream]
+                vectors = [vector async for vector in stream]
+            current_record().prompt_tokens += sum(each.tokens for each in vectors)
+            return vectors
         except TimeoutError as error:
             message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
             raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
@@ -239,8 +245,9 @@ class ModelSlot:
             finally:
                 self._client, self._is_closing = None, False
 
-    def _count(self, event: Event, began_s: float) -> None:
+    def _count(self, event: Event, began_s: float, record: RequestRecord) -> None:
         if isinstance(event, Finished):
+            record.add(event)
             self._server_metrics.add(self.name, event, monotonic() - began_s)
         elif isinstance(event, Notice):
             self._server_metrics.notice(event.text)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.server.generation import generate
+from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body
 from edgespec.server.models import Models
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
@@ -26,6 +27,7 @@ def ollama_routes(models: Models) -> list[Route]:
             slot = models.choose(body.model)
             body.model = body.model or slot.name
             if body.unloads:
+                require_manager()
                 await slot.unload()
             else:
                 async with models.turn(slot):
