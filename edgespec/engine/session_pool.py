@@ -49,7 +49,7 @@ class SlotPool:
     """Up to `max_slots` slots, opened when they are first needed; the least recently used one is given up first."""
 
     def __init__(self, open_slot: Callable[[], Slot], max_slots: int, *, adopts: bool = False) -> None:
-        """`adopts`: whether a slot can take over another one's prefix without computing it."""
+        """`adopts`: whether slots seem able to take over each other's prefixes without computing them."""
         self._open_slot = open_slot
         self.max_slots = max_slots
         self._adopts = adopts
@@ -63,16 +63,19 @@ class SlotPool:
         """
         common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
         free = [slot for slot in self._kept if not slot.is_taken]
-        found = max(free, key=lambda slot: common[slot], default=None)
-        if found is None or self._loses_much(found, common[found]):
+        best = max(free, key=lambda slot: common[slot], default=None)
+        found = best
+        if best is None or self._loses_much(best, common[best]):
             found = self._open_another(free)
             if found is None:
                 return None
         # During a prefill the cache holds less than the tokens of its prompt.
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
-        if held.get(source, 0) > held.get(found, 0):
-            found.target.adopt(source.target, held[source])
+        if held.get(source, 0) > held.get(found, 0) and not found.target.adopt(source.target, held[source]):
+            self._adopts = False
+            if best is not None and not self._loses_much(best, common[best]):
+                found = best  # the slot that was opened beside it stays for others
         found.is_taken, found.check, found.tokens = True, check, list(prompt)
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found

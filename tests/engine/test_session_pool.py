@@ -11,7 +11,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError
-from tests.engine.conftest import list_loaded
+from tests.engine.conftest import PLAIN, list_loaded
 
 GREEDY = SamplingParams(temperature=0, logit_bias=((256, -1000.0),))
 ONE, TWO, THREE = ("a long system text. " * 20, "b other words here. " * 20, "c and a third one. " * 20)
@@ -61,6 +61,21 @@ def test_another_text_with_a_short_beginning_in_common_does_not_push_a_long_one_
     (first,) = engine._slots._kept
     answer(engine, ONE[:40] + TWO)
     assert len(engine._slots._kept) == 2 and engine._slots._kept[-1] is not first
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["tree", "recurrent"])
+def test_a_conversation_goes_on_in_its_own_slot_where_no_other_can_take_over_its_cache(kind: str) -> None:
+    """A recurrent state cannot be copied, and the last hundred tokens of the conversation have been rewritten."""
+    engine = Engine(load(kind, LoadOptions(context_size=4096)), [], PLAIN, 2)
+    long = ONE + TWO
+    first = engine.stream(Request(long, GREEDY, 100, seed=1))
+    assert any(isinstance(event, Finished) for event in first)
+    metrics = [e.metrics for e in engine.stream(Request(long + THREE, GREEDY, 5, seed=1)) if isinstance(e, Finished)]
+    if kind == "tree":
+        assert metrics[0].cached_tokens == len(long) and len(engine._slots._kept) == 2
+    else:
+        assert engine._slots._kept[-1].tokens[: len(long)] == list(long.encode()) and not engine._slots._adopts
     engine.close()
 
 

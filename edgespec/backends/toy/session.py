@@ -98,7 +98,11 @@ class ToySession:
         return ToyScores(self.model, (tuple(self._cache),))
 
     def adopt(self, other: Session, n: int) -> bool:
-        return False
+        if not isinstance(other, ToySession):
+            return False
+        self.rewind(0)
+        self._advance(other._cache[:n])
+        return True
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()
@@ -152,6 +156,9 @@ class RecurrentToySession(ToySession):
         self._state_before = 0  # the state before the pending forward
         self._snapshot = (0, 0)  # (position, state) of the checkpoint
         self.replayed = 0
+
+    def adopt(self, other: Session, n: int) -> bool:
+        return False
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         before = self._state
