@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edgespec.engine.events import Finished
+from edgespec.service.engine_log import Death
 from edgespec.units import gib
 
 _MAX_RECENT = 50
@@ -68,7 +69,7 @@ class ServerMetrics:
         self._waiting = Gauge("waiting", "Requests in the queue.", ["model"], **options)
         self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
         self._failed_opens = Counter("failed_opens", "Models that could not be loaded.", ["model"], **options)
-        self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model"], **options)
+        self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model", "cause"], **options)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -100,10 +101,14 @@ class ServerMetrics:
         with self._lock:
             self._recent.append(call)
 
-    def note_death(self, model: str, reason: str) -> None:
-        """Count and log the end of an engine process."""
-        self._deaths.labels(model).inc()
-        _LOG.warning("%s: %s", model, reason)
+    def note_death(self, model: str, death: Death) -> None:
+        """Log the end of an engine process, and count it unless someone asked for it."""
+        if death.is_asked:
+            _LOG.info("%s: %s", model, death.reason)
+            return
+        self._deaths.labels(model, death.cause).inc()
+        kept = f" (its output is in {death.log})" if death.log is not None else ""
+        _LOG.warning("%s: %s%s", model, death.reason, kept)
 
     def note_failed_open(self, model: str, reason: str) -> None:
         """Count and log a model that could not be loaded."""

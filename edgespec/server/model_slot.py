@@ -11,12 +11,14 @@ from typing import Any
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
-from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong
+from edgespec.errors import BackendError, EdgespecError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import RequestRecord, current_record
+from edgespec.server.redaction import hide_folders
 from edgespec.service.client import ModelInfo
+from edgespec.service.engine_log import Death
 from edgespec.service.process import MAX_SILENCE_S, EngineProcess
 from edgespec.service.stream import Stream
 
@@ -191,6 +193,7 @@ class ModelSlot:
             if isinstance(error, PromptTooLong):
                 self._server_metrics.notice(f"{self.name}: {error.message} A larger --ctx makes room.")
             on_loop(end)  # before the reader sees the end: its next request finds the turn free
+            hide_folders(error)
             relay.end(error)
 
         stream.forward(put, finish)
@@ -205,6 +208,9 @@ class ModelSlot:
         try:
             async with asyncio.timeout(ends_s - monotonic()):
                 return await self._client.count(request.prompt, request.variables).wait()
+        except BackendError as error:
+            hide_folders(error)
+            raise
         except TimeoutError as error:
             message = f"the tokens were not counted within {self._policy.timeout_s:g} seconds."
             raise TimedOut(message, hint="Try again.") from error
@@ -218,6 +224,9 @@ class ModelSlot:
                 vectors = [vector async for vector in stream]
             current_record().prompt_tokens += sum(each.tokens for each in vectors)
             return vectors
+        except BackendError as error:
+            hide_folders(error)
+            raise
         except TimeoutError as error:
             message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
             raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
@@ -252,5 +261,5 @@ class ModelSlot:
         elif isinstance(event, Notice):
             self._server_metrics.notice(event.text)
 
-    def _note_death(self, reason: str) -> None:
-        self._server_metrics.note_death(self.name, reason)
+    def _note_death(self, death: Death) -> None:
+        self._server_metrics.note_death(self.name, death)

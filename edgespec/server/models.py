@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic, time
@@ -13,12 +12,12 @@ from edgespec.errors import EdgespecError, UnknownModel
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.model_slot import ModelSlot, Policy, TimedOut, Turn
+from edgespec.server.redaction import hide_folders
 from edgespec.service.client import ModelInfo
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
 _TAG = ":latest"  # which Ollama's clients append
-_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)*[/\\](?=[^/\\\s'\"`])")  # of a file
 
 
 class Models:
@@ -97,7 +96,7 @@ class Models:
                 return await slot.open()
         except EdgespecError as error:
             self._server_metrics.note_failed_open(slot.name, error.message)
-            error.message = _FOLDERS.sub("", error.message)  # which are not for callers to know
+            hide_folders(error)
             raise
         finally:
             slot.opening = None

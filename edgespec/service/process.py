@@ -7,18 +7,13 @@ assertion fails, this process goes on.
 from __future__ import annotations
 
 import atexit
-import os
-import signal
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,6 +27,7 @@ from edgespec.engine.events import Event, Prompt, Request
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import ModelInfo
+from edgespec.service.engine_log import Death, EngineLog
 from edgespec.service.link import Link, Silence
 from edgespec.service.messages import Beat, Call, Events, Report
 from edgespec.service.process_main import serve
@@ -41,8 +37,7 @@ _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
 MAX_SILENCE_S = 60.0
 """Far more than a process needs between two signs of life: it gives them during long forwards and loads too."""
-_LOG_PREFIX = "edgespec-engine-"
-_MAX_LOG_AGE_S = 86_400.0
+_OPENS_NOTHING = ("open", "plan", "devices")  # calls that need no open model
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +56,20 @@ class EngineProcess:
         self,
         restart_hint: str = "/model opens a model again.",
         max_silence_s: float = MAX_SILENCE_S,
-        on_death: Callable[[str], None] = lambda reason: None,
+        on_death: Callable[[Death], None] = lambda death: None,
     ) -> None:
         """`restart_hint` is the next thing to do for a user whose engine has died.
 
-        `on_death` is called on a thread of this object, with the reason, where the process has ended and nobody closed
-        it.
+        `on_death` is called on a thread of this object where the process has ended and nobody closed it.
         """
         self._restart_hint = restart_hint
         self._max_silence_s = max_silence_s
         self._on_death = on_death
-        self._ended_for = ""  # why this object ended the process; after its end, what `take_failure` tells
+        self._death: Death | None = None  # of the last process; while one runs, why this object is ending it
         self._numbers = count()
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._model_info: ModelInfo | None = None
-        self._log = _make_log()
         self._link: Link | None = None
         self._start()
         atexit.register(self.close)  # before multiprocessing waits for the process
@@ -100,10 +93,10 @@ class EngineProcess:
 
     def take_failure(self) -> BackendError | None:
         with self._lock:
-            if self._link is not None or not self._ended_for:
+            if self._link is not None or self._death is None or self._death.is_told:
                 return None
-            reason, self._ended_for = self._ended_for, ""
-        return BackendError(f"{reason}.", hint=self._restart_hint)
+            self._death = replace(self._death, is_told=True)
+        return self._describe(self._death)
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         return self._call("open", config, reporter=reporter)
@@ -134,8 +127,7 @@ class EngineProcess:
 
     def kill(self, reason: str) -> None:
         """End the process now; its streams raise BackendError with `reason`, and the next call starts another one."""
-        self._ended_for = reason
-        self._process.kill()
+        self._end(Death("stopped", reason, is_asked=True))
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -148,24 +140,27 @@ class EngineProcess:
             self._process.kill()
             self._process.join()
         self._reader.join()
-        self._log.unlink(missing_ok=True)
 
     def _start(self) -> None:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
+        log = EngineLog()
         with block_sigint():
-            self._process: SpawnProcess = context.Process(target=serve, args=(theirs, self._log), name=_NAME)
+            self._process: SpawnProcess = context.Process(target=serve, args=(theirs, log.output), name=_NAME)
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe
-        self._ended_for = ""
+        self._death = None
         self._link = Link(ours, self._max_silence_s)
-        self._reader = threading.Thread(target=self._read, args=(self._link,), name=_NAME, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._link, log), name=_NAME, daemon=True)
         self._reader.start()
 
     def _call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
         number = next(self._numbers)
         stream: Stream[Any] = Stream(lambda: self._send(Call(number)), is_bounded=False)
         with self._lock:
+            if self._link is None and self._death is not None and method not in _OPENS_NOTHING:
+                stream.end(self._describe(self._death))
+                return stream
             if self._link is None:
                 self._start()
             self._pending[number] = _Pending(stream, reporter)
@@ -181,28 +176,36 @@ class EngineProcess:
             if self._link is not None:
                 self._link.send(call)
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: Link, log: EngineLog) -> None:
         try:
             while True:
                 self._take(link.receive())
         except Silence:
-            self.kill(f"the engine said nothing for {self._max_silence_s:g} seconds and was ended")
+            self._end(Death("silence", f"the engine said nothing for {self._max_silence_s:g} seconds and was ended"))
         except (EOFError, OSError):
             pass
         self._process.join()
-        reason = self._ended_for or f"the engine's process ended{self._describe_end()}"
         with self._lock:
             has_died = self._link is link
+            death = Death("closed", "the engine was closed", is_asked=True)
             if has_died:
-                self._link = None
-            self._model_info = None
+                death = self._death or log.explain(self._process.exitcode or 0)
+                self._link, self._death = None, replace(death, is_told=bool(self._pending))
             abandoned, self._pending = self._pending, {}
-            self._ended_for = reason if has_died and not abandoned else ""
+            self._model_info = None
         link.close()
+        log.close()
         if has_died:
-            self._on_death(reason)
+            self._on_death(death)
         for each in abandoned.values():
-            each.stream.end(BackendError(f"{reason}.", hint=self._restart_hint))
+            each.stream.end(self._describe(death))
+
+    def _end(self, death: Death) -> None:
+        self._death = death
+        self._process.kill()
+
+    def _describe(self, death: Death) -> BackendError:
+        return BackendError(f"{death.reason}.", hint=self._restart_hint)
 
     def _take(self, message: Beat | Report | Events) -> None:
         if isinstance(message, Beat):
@@ -217,22 +220,3 @@ class EngineProcess:
                 self._model_info = end.model_info
             del self._pending[message.number]
             pending.stream.end(end.error, *message.events)
-
-    def _describe_end(self) -> str:
-        """The exit code or signal, and the last line that the process wrote."""
-        code = self._process.exitcode or 0
-        reason = f" with {signal.Signals(-code).name}" if code < 0 else f" with code {code}"
-        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
-        lines = [line.strip() for line in text.split("\n") if line.strip()]
-        return f"{reason}: {lines[-1][:200].rstrip('.')}" if lines else reason
-
-
-def _make_log() -> Path:
-    """A new file in the temporary folder; those that killed programs have left there are removed after a day."""
-    descriptor, name = tempfile.mkstemp(prefix=_LOG_PREFIX, suffix=".log")
-    os.close(descriptor)
-    for old in Path(name).parent.glob(f"{_LOG_PREFIX}*.log"):
-        with suppress(OSError):  # another user's
-            if old.stat().st_mtime < time.time() - _MAX_LOG_AGE_S:
-                old.unlink()
-    return Path(name)

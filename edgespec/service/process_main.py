@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import faulthandler
 import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.service.client import EngineClient, ModelInfo
+from edgespec.service.engine_log import Output
 from edgespec.service.messages import Beat, Call, End, Events, Report
 from edgespec.service.stream import Stream
 
@@ -24,13 +24,12 @@ _SEND_EVERY_S = 0.01  # events of faster decoding are sent together
 _SLOW_TURN_S = 0.005  # after one that took so long, everything is sent before the next
 
 
-def serve(link: Connection, log: Path) -> None:
-    """Run calls until the pipe ends."""
+def serve(link: Connection, output: Output) -> None:
+    """Run calls until the pipe ends. What this process prints goes to `output`."""
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
-    descriptor = os.open(log, os.O_WRONLY | os.O_TRUNC)
-    for stream in (1, 2):  # the terminal belongs to the parent
-        os.dup2(descriptor, stream)
+    output.redirect()  # the terminal belongs to the parent
+    faulthandler.enable()
     outbox = _Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()

@@ -137,4 +137,6 @@ def test_paths(toy: Server) -> None:
 def test_nothing_of_a_prompt_is_logged(toy: Server) -> None:
     toy.ask("tree", "a secret of mine", max_tokens=3)
     toy.ask("tree", "a secret of mine", max_tokens=0)
-    assert not any("secret" in line for line in toy.log) and any(" model=tree prompt_tokens=" in line for line in toy.log)
+    assert not any("secret" in line for line in toy.log) and any(
+        " model=tree prompt_tokens=" in line for line in toy.log
+    )

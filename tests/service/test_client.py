@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import BackendError, Cancelled, InvalidRequest, UnknownModel
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient, require_model
+from edgespec.service.engine_log import Death
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
 from edgespec.service.stream import Stream
@@ -40,6 +42,14 @@ class Hanging:
             raise AttributeError(name)
         sleep(1000)
         raise AssertionError
+
+
+class Aborting:
+    """An argument that ends the process which receives it, with words of llama.cpp."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        words = "loading\na.c:1: GGML_ASSERT(n > 0) failed\n#0  0x00007f in ggml_abort ()\n[Inferior 1 detached]\n"
+        return exec, (f"import os; os.write(2, {words.encode()!r}); os.abort()",)
 
 
 class Heard:
@@ -229,19 +239,28 @@ def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: EnginePr
     assert len(tokens_of(apart.stream(request()))) == 40
 
 
-def test_the_last_words_of_a_dying_runtime_are_passed_on(apart: EngineProcess) -> None:
-    list(apart.open(TOY, Heard()))
-    apart._log.write_text("loading\nGGML_ASSERT(n > 0) failed.\n\n")
-    job = apart.stream(endless())
-    os.kill(apart._process.pid or 0, signal.SIGABRT)
-    with pytest.raises(BackendError, match=r"ended with SIGABRT: GGML_ASSERT\(n > 0\) failed\.$"):
-        list(job)
+def test_the_last_words_of_a_dying_runtime_are_passed_on_and_its_output_is_kept() -> None:
+    """The assertion counts, though stacks follow it. The calls after it hear of the same end."""
+    deaths: list[Death] = []
+    with closing(EngineProcess(on_death=deaths.append)) as apart:
+        list(apart.open(TOY, Heard()))
+        with pytest.raises(BackendError, match=r"ended with SIGABRT: a\.c:1: GGML_ASSERT\(n > 0\) failed\.$"):
+            apart.count(Aborting(), {}).result()  # type: ignore[arg-type]
+        with pytest.raises(BackendError, match="GGML_ASSERT"):
+            list(apart.stream(request()))
+        assert apart.take_failure() is None, "a caller has been told"
+        (death,) = deaths
+        assert death.cause == "SIGABRT" and death.log is not None and not death.is_asked
+        kept = death.log.read_text()
+        assert "loading\n" in kept and "Fatal Python error: Aborted" in kept and "most recent call first" in kept
+        list(apart.open(TOY, Heard()))
+        assert len(tokens_of(apart.stream(request()))) == 40
 
 
 def test_a_process_that_says_nothing_is_ended_and_the_next_model_opens() -> None:
     """It was stopped, and reads nothing of what is sent: its callers hear of its end, and no call waits."""
-    reasons: list[str] = []
-    apart = EngineProcess(max_silence_s=3.0, on_death=reasons.append)
+    deaths: list[Death] = []
+    apart = EngineProcess(max_silence_s=3.0, on_death=deaths.append)
     with closing(apart):
         list(apart.open(TOY, Heard()))
         job = apart.stream(endless())
@@ -251,10 +270,10 @@ def test_a_process_that_says_nothing_is_ended_and_the_next_model_opens() -> None
         for stream in (job, *more):
             with pytest.raises(BackendError, match=r"the engine said nothing for 3 seconds and was ended\."):
                 list(stream)
-        assert reasons == ["the engine said nothing for 3 seconds and was ended"] and apart.model_info is None
+        assert [each.cause for each in deaths] == ["silence"] and apart.model_info is None
         list(apart.open(TOY, Heard()))
         assert len(tokens_of(apart.stream(request()))) == 40
-        assert len(reasons) == 1
+        assert len(deaths) == 1
 
 
 def test_a_worker_that_hangs_is_silence_and_an_idle_one_is_not() -> None:
