@@ -21,11 +21,19 @@ class FixedLength:
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], budget: Budget, vocab_size: int, draw: TokenDraw | None = None
+        self,
+        drafters: Sequence[Drafter],
+        budget: Budget,
+        vocab_size: int,
+        draw: TokenDraw | None = None,
+        min_length: int = 0,
     ) -> None:
-        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
+        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens. Drafts of fewer than
+        `min_length` tokens are left out, except drawn ones: what is left out must not depend on what was drawn.
+        """
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._budget = budget
+        self._min_length = min_length
         self.expects_plain = not (drafters and budget.depth and budget.nodes)
         self._lengths = {drafter.name for drafter in drafters if drafter.confidence == "length"}
         self.decision = Decision("none", _REASON)
@@ -39,6 +47,11 @@ class FixedLength:
         self._drafters.begin(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
+        draft = self._propose(tokens, limit)
+        is_short = draft.q is None and 0 < len(draft) < self._min_length
+        return self._decide(NO_DRAFT) if is_short else draft
+
+    def _propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         budget = self._budget.clamp(depth=limit.depth, nodes=limit.nodes)
         if not (budget.depth and budget.nodes):
             return self._decide(NO_DRAFT)

@@ -47,11 +47,13 @@ def speculate(
 
     Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
     the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
-    drafted. Needs len(prompt) >= 1 and max_tokens >= 1. Raises Cancelled from `check`, between steps, or from the
-    session.
+    drafted. Without max_tokens, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled from
+    `check`, between steps, or from the session.
     """
     scores = yield from session.prefill(prompt)
     session.checkpoint()  # the next turn may return here
+    if not max_tokens:
+        return
     t0 = perf_counter()
     verdict = verifier.verify(NO_DRAFT, scores, prompt)
     # The last emitted token is never cached, so the context holds one token more than its cache.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from edgespec.core.protocols import Step
+from edgespec.core.protocols import PrefillProgress, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,12 @@ class Meter:
         self._steps: list[Step] = []
         self._plain = PlainEstimate()
         self._reasoning = 0
-        self.cached_tokens = 0
+        self._read_s: float | None = None
+        self._cached = 0
+
+    def add_progress(self, progress: PrefillProgress, at_s: float) -> None:
+        """Tokens of the prompt were read at `at_s`, in seconds of time.perf_counter()."""
+        self._cached, self._read_s = progress.reused, at_s
 
     def add(self, step: Step, reasoning: int = 0) -> None:
         """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
@@ -125,15 +130,20 @@ class Meter:
             tpot_s=tpot_s,
             step_p50_s=p50_s,
             step_p99_s=p99_s,
-            prefill_s=ttft_s - steps[0].sample_s if ttft_s is not None else 0.0,
+            prefill_s=self._prefill_s(),
             draft_s=sum(s.draft_s for s in steps),
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
             times_plain=self._plain.compare(float(gaps.sum()), tau),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self._cached,
             reasoning_tokens=self._reasoning,
         )
+
+    def _prefill_s(self) -> float:
+        if self._steps:
+            return self._steps[0].at_s - self._steps[0].sample_s - self._started_s
+        return self._read_s - self._started_s if self._read_s is not None else 0.0
 
 
 def _alpha_by_depth(steps: Sequence[Step]) -> tuple[float, ...]:

@@ -24,6 +24,8 @@ from edgespec.errors import InvalidRequest
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 
+MAX_DRAFT = 63
+"""Draft tokens of a round, at most."""
 _DRAWN_RULES = ("rejection", "block")
 _MIN_DRAWN_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 
@@ -37,16 +39,19 @@ class Speculation:
     draft_tree  maximum draft tokens in all: more than draft_max make a tree
     acceptance  'sample' for deterministic drafts, 'rejection' or 'block' for drawn ones. 'auto' is 'block' for chains
                 of drafters that can draw at temperature 0.5 and above without a seed, else 'sample'
+    draft_min   with draft_max, drafts of fewer tokens are left out, unless they are drawn
     """
 
     drafters: tuple[str, ...] = ()
     draft_max: int | None = None
     draft_tree: int | None = None
     acceptance: Rule = "auto"
+    draft_min: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= (self.draft_max or 0) <= 63 or not 0 <= (self.draft_tree or 0) <= 63:
-            raise InvalidRequest("--draft-max and --draft-tree must be 0 to 63.", hint="Start with --draft-max 3.")
+        if not 0 <= (self.draft_max or 0) <= MAX_DRAFT or not 0 <= (self.draft_tree or 0) <= MAX_DRAFT:
+            message = f"--draft-max and --draft-tree must be 0 to {MAX_DRAFT}."
+            raise InvalidRequest(message, hint="Start with --draft-max 3.")
         if self.draft_tree is not None and self.draft_max is None:
             raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
         if self.acceptance in _DRAWN_RULES and (self.is_tree or (self.drafters and not self._draws)):
@@ -150,7 +155,7 @@ def make_fixed_controller(
         return FixedLength((), Budget(0, 0), vocab_size)
     takes_tree = spec.is_tree and target.capabilities.tree
     budget = Budget(spec.draft_max, spec.draft_tree if spec.draft_tree is not None and takes_tree else spec.draft_max)
-    return FixedLength(drafters, budget, vocab_size, draw)
+    return FixedLength(drafters, budget, vocab_size, draw, spec.draft_min)
 
 
 def make_adaptive_controller(

@@ -36,6 +36,7 @@ from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
+from edgespec.engine.reasoning_limit import limit_reasoning
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
@@ -113,6 +114,7 @@ class Engine:
             known = self._draft_stats.costs if self._draft_stats else None
             costs = ForwardCost(known, slot.target, self._plain_rounds)
             chosen, verifier = self._choose_controller(generation, spec, slot, sampler, mask, costs)
+            verifier = limit_reasoning(verifier, request, encoded, reasoning, tokenizer)
             controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
@@ -271,7 +273,7 @@ class Engine:
             controller = make_adaptive_controller(self.draft_stats, slot.target, drafters, draw, sampling)
         else:
             controller = make_fixed_controller(spec, slot.target, drafters, draw)
-        if mask is not None:
+        if mask is not None and spec.draft_max != 0:
             controller = JumpForward(controller, mask.forced, costs.seconds_by_rows())
         return controller, make_verifier(rule, mask or sampler, seed)
 

@@ -46,7 +46,7 @@ class Request:
 
     start         the answer so far: the model goes on with it, and the events have only what follows. Not with a
                   structure
-    max_tokens    None: to the end of the context
+    max_tokens    None: to the end of the context; 0: the prompt is read into the cache, and nothing is generated
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
     structure     the grammar of the answer; reasoning before it is free
@@ -54,6 +54,8 @@ class Request:
                   reasoning are among them, reasoning is not split off
     top_logprobs  alternatives of each token to report with TokenScores; None: no scores
     scores_prompt whether PromptScores come first, with as many alternatives
+    max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
+                  reasoning is free
     """
 
     prompt: Prompt
@@ -67,6 +69,7 @@ class Request:
     top_logprobs: int | None = None
     start: AnswerStart | None = None
     scores_prompt: bool = False
+    max_reasoning: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.cost_model import CostModel
@@ -26,9 +27,9 @@ class Generation:
     def __init__(
         self, request: Request, prompt: list[int], text: TextStream, tokenizer: Tokenizer, started_s: float
     ) -> None:
-        """`started_s` is time.perf_counter() when the request arrived. Raises InvalidRequest for max_tokens below 1."""
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise InvalidRequest(f"max-tokens must be at least 1, not {request.max_tokens}.", hint="Give a larger one.")
+        """`started_s` is time.perf_counter() when the request arrived. Raises InvalidRequest for max_tokens below 0."""
+        if request.max_tokens is not None and request.max_tokens < 0:
+            raise InvalidRequest(f"max-tokens must be at least 0, not {request.max_tokens}.", hint="Give a larger one.")
         self.request = request
         self.prompt = prompt
         self.seed = secrets.randbits(32) if request.seed is None else request.seed
@@ -65,7 +66,7 @@ class Generation:
             controller,
             logprobs or verifier,
             self.prompt,
-            max_tokens=request.max_tokens or session.capabilities.context_size,
+            max_tokens=session.capabilities.context_size if request.max_tokens is None else request.max_tokens,
             stop=ends,
             emit=self._emit,
             plain_time=costs.plain_time,
@@ -73,7 +74,7 @@ class Generation:
         ):
             yield event
             if isinstance(event, PrefillProgress):
-                self._meter.cached_tokens = event.reused
+                self._meter.add_progress(event, perf_counter())
             elif isinstance(event, Step):
                 self._meter.add(event, self._n_reasoning)
                 if logprobs is not None:
@@ -83,7 +84,7 @@ class Generation:
                 if self._text.channel != phase:
                     phase = self._text.channel
                     controller.set_phase(phase)
-        if self._text.stopped or self.emitted[-1] in ends:
+        if self._text.stopped or ends.intersection(self.emitted[-1:]):
             self.reason = "stop"
 
     def finish(self) -> Iterator[Event]:

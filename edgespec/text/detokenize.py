@@ -20,6 +20,11 @@ class StreamDecoder:
         self._visible = visible
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether a character has begun and is not complete."""
+        return bool(self._utf8.getstate()[0])
+
     def push(self, token: int) -> str:
         """The text that `token` completes; often empty, or one character late."""
         if token in self._visible:

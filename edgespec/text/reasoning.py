@@ -158,6 +158,11 @@ class ReasoningSplitter:
         """The channel of the next text; in a header, the channel of the text before it."""
         return self._channel
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether the text ends in what may become a marker."""
+        return bool(self._held)
+
     def push(self, text: str) -> list[Segment]:
         """Add `text`; returns the segments that are certain. An end that may become a marker is held back."""
         self._held += text

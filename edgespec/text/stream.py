@@ -96,6 +96,11 @@ class TextStream:
         return self._splitter.channel
 
     @property
+    def holds_text(self) -> bool:
+        """Whether a character or a marker of reasoning may have begun."""
+        return self._decoder.holds_bytes or self._splitter.holds_text
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string has ended the text; later tokens add nothing."""
         return self._stop is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.core.metrics import Meter, Metrics
-from edgespec.core.protocols import Step
+from edgespec.core.protocols import PrefillProgress, Step
 
 
 def measure(steps: list[Step], prompt_tokens: int = 5, started_s: float = 10.0) -> Metrics:
@@ -46,7 +46,8 @@ def test_by_hand() -> None:
 
 def test_estimated_time_of_plain_decoding() -> None:
     meter = Meter(5, 10.0)
-    meter.cached_tokens = 3
+    meter.add_progress(PrefillProgress(5, 5, 3), at_s=11.5)
+    assert meter.metrics().prefill_s == 1.5
     meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0), reasoning=1)
     meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0), reasoning=2)
     assert meter.metrics().times_plain is None

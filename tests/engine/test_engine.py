@@ -149,7 +149,7 @@ def test_refusals_are_sentences(engine: Engine) -> None:
         (Request(""), InvalidRequest),
         (Request(()), InvalidRequest),
         (Request("x = 1\n" * 5000), ContextOverflow),
-        (Request("x", max_tokens=0), InvalidRequest),
+        (Request("x", max_tokens=-1), InvalidRequest),
         (Request("x", SamplingParams(logit_bias=((5000, 1.0),))), InvalidRequest),
     ):
         with pytest.raises(error) as caught:
@@ -157,6 +157,16 @@ def test_refusals_are_sentences(engine: Engine) -> None:
         assert caught.value.message.endswith(".")
         assert caught.value.hint
     assert generate(engine, Request("x", GREEDY, max_tokens=2))[1].reason == "length"
+
+
+def test_a_prompt_may_only_be_read(engine: Engine) -> None:
+    """Into the cache, which the next request finds."""
+    text, finished = generate(engine, Request("import os\nimport sys\n", GREEDY, max_tokens=0))
+    metrics = finished.metrics
+    assert (text, finished.reason, metrics.emitted_tokens, metrics.ttft_s) == ("", "length", 0, None)
+    assert metrics.prefill_s > 0
+    again = generate(engine, Request("import os\nimport sys\n", GREEDY, max_tokens=1))[1].metrics
+    assert again.cached_tokens == again.prompt_tokens - 1
 
 
 def test_a_draft_with_another_vocabulary_is_refused_with_the_reason(engine: Engine, tmp_path: Path) -> None:
