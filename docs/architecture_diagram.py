@@ -44,7 +44,7 @@ def read_imports() -> Graph:
     graph: Graph = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if part == "__init__":
+        if part in ("__init__", "__main__"):
             continue
         found = graph.setdefault(part, set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

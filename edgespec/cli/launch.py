@@ -85,6 +85,8 @@ def _configure_claude(server: _Server) -> tuple[str, str]:
         CLAUDE_CODE_AUTO_COMPACT_WINDOW=str(server.context_size),
         CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(server.max_answer),
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        # Its prompt begins with a line of the conversation's own, so that conversations would share no cache.
+        CLAUDE_CODE_ATTRIBUTION_HEADER="0",
     )
     return "the shell", variables + "claude\n"
 
@@ -156,13 +158,13 @@ def _configure_zed(server: _Server) -> tuple[str, str]:
 
 
 _CLIENTS: dict[str, _Client] = {
-    "aider": _Client(_configure_aider, "aider"),
-    "claude": _Client(_configure_claude, "claude", prompt_tokens=27_000),
-    "codex": _Client(_configure_codex, "codex"),
+    "aider": _Client(_configure_aider, "aider", tried="0.86.2"),
+    "claude": _Client(_configure_claude, "claude", tried="2.1.197", prompt_tokens=27_000),
+    "codex": _Client(_configure_codex, "codex", tried="0.169.0"),
     "continue": _Client(_configure_continue),
     "llm": _Client(_configure_llm, "llm", tried="0.32.1"),
     "open-webui": _Client(_configure_open_webui),
-    "opencode": _Client(_configure_opencode, "opencode"),
+    "opencode": _Client(_configure_opencode, "opencode", tried="1.18.33"),
     "zed": _Client(_configure_zed, "zed"),
 }
 

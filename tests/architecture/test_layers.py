@@ -52,9 +52,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def group_of(path: Path) -> str | None:
-    """The layer member a file belongs to; None for the package's own __init__."""
+    """The layer member a file belongs to; the command runs the package, and its own __init__ is in none."""
     first = path.relative_to(PACKAGE).parts[0]
-    return None if first == "__init__.py" else first.removesuffix(".py")
+    return {"__init__.py": None, "__main__.py": "cli"}.get(first, first.removesuffix(".py"))
 
 
 def imports(path: Path) -> set[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
+COMMAND = [sys.executable, "-m", "edgespec"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import httpx
 import openai
 import psutil
 
-COMMAND = [sys.executable, "-c", "from edgespec.cli.main import main; main()"]
+COMMAND = [sys.executable, "-m", "edgespec"]
 EMBEDDED = ("--draft-max", "3", "--draft", "model", "--threads", "1", "--ctx", "512")
 SMALL = ("tree", "--backend", "toy", "--draft-max", "3", "--ctx", "256")
 TOY = (*SMALL[:-1], "200000")
@@ -31,14 +31,18 @@ PROMPT = "def read_lines(path):"
 
 @dataclass
 class Server:
-    """A running server. `log` grows with its output."""
+    """A running server. `log` grows with its output. `urls`: all that it has printed; `url`: the first, without /v1."""
 
-    url: str
+    urls: list[str]
     process: subprocess.Popen[str]
     log: list[str] = field(default_factory=list)
     _http: httpx.Client = field(
         default_factory=lambda: httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None))
     )
+
+    @property
+    def url(self) -> str:
+        return self.urls[0].removesuffix("/v1")
 
     def openai(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, timeout=60, **{"api_key": KEY, **options})
@@ -79,9 +83,10 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, descriptors: int | None = None) -> Iterator[Server]:
+def serving(folder: Path, *arguments: str, port: int | None = 0, descriptors: int | None = None) -> Iterator[Server]:
     """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error.
 
+    `port`: None for none.
     `descriptors`: its limit of open files; None: that of the tests.
     """
     others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
@@ -90,13 +95,14 @@ def serving(folder: Path, *arguments: str, descriptors: int | None = None) -> It
         environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
     environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
     limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
-    child = subprocess.Popen([*limit, *COMMAND, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True,
+    ports = [] if port is None else ["--port", str(port)]
+    child = subprocess.Popen([*limit, *COMMAND, "serve", *ports, *arguments], stdout=subprocess.PIPE, text=True,
                              stderr=subprocess.STDOUT, env=environment, cwd=folder)  # fmt: skip
     assert child.stdout is not None
     first = child.stdout.readline()
-    found = re.search(r"(http://\S+)/v1", first)
+    found = re.search(r" at (.+); press Ctrl-C to stop\.$", first)
     assert found, first + child.stdout.read()
-    server = Server(found[1], child)
+    server = Server(found[1].split(", "), child)
     reader = threading.Thread(target=lambda: server.log.extend(child.stdout or ()))
     reader.start()
     try:

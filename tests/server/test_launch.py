@@ -84,6 +84,7 @@ def test_claude_runs_from_its_settings(server: Server, programs: Path) -> None:
     launch = [*COMMAND, "launch", "claude", "--url", server.url, "--api-key", KEY]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=60, check=True)
     assert "claude 2.1.303 is installed" in done.stderr
+    assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in done.stdout, "conversations share the cache of the system text"
     assert "about 27,000 tokens, but the context of tree holds 256: restart the server with --ctx 65536" in done.stderr
     ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=False)
     tokens, window = ran.stdout.split()
@@ -111,7 +112,8 @@ def test_which_version_is_installed_and_which_was_tried(server: Server, programs
     def notes(client: str) -> str:
         return run("launch", client, "--url", server.url, "--api-key", KEY).stderr
 
-    assert "codex is not installed; these settings were written from its documentation" in notes("codex")
+    assert "codex is not installed; these settings were tried with 0." in notes("codex")
+    assert "zed is not installed; these settings were written from its documentation" in notes("zed")
     install(programs, "llm", "#!/bin/sh\necho llm, version 9.9\n")
     assert "llm 9.9 is installed; these settings were tried with 0." in notes("llm")
     install(programs, "opencode", "#!/bin/sh\nexit 3\n")
