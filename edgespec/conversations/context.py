@@ -14,7 +14,7 @@ _MIN_ANSWER = 16  # tokens that must be free for an answer, or an eighth of a sm
 _LARGER = "open the model with a larger --ctx"
 
 Count = Callable[[tuple[Message, ...]], int]
-"""Counts the tokens of a prompt. Raises ContextOverflow where they are more than the context."""
+"""Counts the tokens of a prompt. Raises ContextOverflow for a text far longer than the context."""
 
 
 def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count: Count) -> str | None:
@@ -25,7 +25,7 @@ def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count:
     here on. Raises ContextOverflow, which names the choices; then nothing changes.
     """
     free = min(_MIN_ANSWER, context_size // 8)
-    problem = _find_overflow(chat, messages[chat.left_out :], context_size - free, count)
+    problem = _find_overflow(chat, messages[chat.left_out :], context_size, free, count)
     if problem is None:
         return None
     starts = [i for i, message in enumerate(messages) if message.role == "user" and i > chat.left_out]
@@ -36,10 +36,8 @@ def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count:
         raise ContextOverflow(problem, hint=hint)
 
     def fits(start: int) -> bool:
-        limit = context_size - (
-            free if start == starts[-1] else min(chat.max_tokens or context_size, context_size // 4)
-        )
-        return _find_overflow(chat, messages[start:], limit, count) is None
+        room = free if start == starts[-1] else min(chat.max_tokens or context_size, context_size // 4)
+        return _find_overflow(chat, messages[start:], context_size, room, count) is None
 
     at = bisect_left(starts, True, key=fits)
     if at == len(starts):
@@ -59,10 +57,14 @@ def describe_end(chat: Chat, used: int, context_size: int) -> str:
     return f"{fill} /set rolling on leaves out the oldest turns where it is full; /clear starts again; --ctx sets it."
 
 
-def _find_overflow(chat: Chat, messages: Sequence[Message], limit: int, count: Count) -> str | None:
-    """A sentence about a request that is longer than `limit` tokens; None for one that is not."""
+def _find_overflow(chat: Chat, messages: Sequence[Message], size: int, free: int, count: Count) -> str | None:
+    """A sentence about a request that does not leave `free` of `size` tokens; None for one that does."""
     try:
         n = count((*chat.system_messages, *messages))
     except ContextOverflow as overflow:
         return overflow.message
-    return None if n <= limit else f"the prompt has {n:,} tokens, which leaves no room for an answer in the context."
+    if n > size:
+        return f"the prompt has {n:,} tokens, the context holds {size:,}."
+    if n > size - free:
+        return f"the prompt has {n:,} tokens, which leaves no room for an answer in the context."
+    return None

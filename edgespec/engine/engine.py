@@ -63,7 +63,7 @@ class Engine:
         self._drafters = DrafterPool(drafters, target)
         self.speculation = speculation
         self.is_paused = False  # no drafting for now; any thread may set it, during a generation too
-        self._prompts = PromptEncoder(target)
+        self.prompts = PromptEncoder(target)
         self._grammars = GrammarCompiler(target.tokenizer)
         # A draft model of a fixed length reads again whatever one slot adopts from another.
         reads = speculation.draft_max and self._drafters.reads_text
@@ -95,7 +95,7 @@ class Engine:
         started_s = perf_counter()
         encoded = self._encode(request.prompt, request.variables, request.start)
         prompt, is_raw, tokenizer = encoded.tokens, not isinstance(request.prompt, tuple), self.target.tokenizer
-        visible, reasoning = request.visible, self._prompts.reasoning
+        visible, reasoning = request.visible, self.prompts.reasoning
         text = TextStream(tokenizer, request.stop, reasoning, encoded.tail, visible, is_raw=is_raw, start=encoded.start)
         generation = Generation(request, prompt, text, tokenizer, started_s)
         controller: Controller | None = None
@@ -226,7 +226,7 @@ class Engine:
     def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         if self._is_closed:
             raise BackendError("the model has been closed.", hint="Open it again.")
-        return self._prompts.encode(prompt, variables, start)
+        return self.prompts.encode(prompt, variables, start)
 
     def _compile_grammar(
         self, request: Request, sampler: Sampler, n_prompt: int, tail: str, check: CheckCancelled
@@ -239,7 +239,7 @@ class Engine:
             return None
         if request.start is not None:
             raise InvalidRequest("structured output cannot be continued.", hint="Ask for the whole answer.")
-        form, end = self._prompts.reasoning, b""
+        form, end = self.prompts.reasoning, b""
         if form is not None and form.starts_inside(tail):
             markers = form.states["reasoning"].markers
             end = next(marker for marker, state in markers.items() if state == "answer").encode()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.backends import Model
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
-from edgespec.text.chat_template import SHORTEN, ChatTemplate, check_length, encode_prompt
+from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.reasoning import ReasoningFormat, detect_format
 
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
@@ -22,6 +22,19 @@ _GAP_MARKERS = (
     ("<PRE>", "<SUF>", "<MID>"),
 )
 """What stands before the text, before what follows the gap, and where the model writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """Text to be split into tokens without a chat template.
+
+    add_special    whether the token comes first that begins every text of the model, if it has one
+    parse_special  whether text that spells a control token is that token
+    """
+
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +64,70 @@ class PromptEncoder:
     def encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
         if isinstance(prompt, TokenPrompt):
-            return self._take(prompt)
+            encoded = EncodedPrompt(self._check_ids(prompt.tokens), "", "")
+        else:
+            text, begun = self._render(prompt, variables, start)
+            encoded = EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
+        _require_fit(len(encoded.tokens), self._model.context_size)
+        return encoded
+
+    # These may be called on another thread than the model's while the model is open.
+
+    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> int:
+        """The number of tokens, also of a prompt that the context does not hold. Raises what `encode` raises."""
+        if isinstance(prompt, TokenPrompt):
+            return len(self._check_ids(prompt.tokens))
+        return len(self._tokenize("".join(self._render(prompt, variables, start))))
+
+    def render(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> str:
+        """The prompt as the model reads it, as text. Raises what `encode` raises."""
+        if isinstance(prompt, TokenPrompt):
+            return b"".join(self.spell(prompt.tokens)).decode("utf-8", "replace")
+        return "".join(self._render(prompt, variables, start))
+
+    def tokenize(self, raw: RawText) -> list[int]:
+        """Raises PromptTooLong."""
+        check_length(raw.text, self._model.context_size)
+        tokenizer = self._model.tokenizer
+        if raw.add_special:
+            return encode_prompt(tokenizer, raw.text, parse_special=raw.parse_special)
+        return tokenizer.encode(raw.text, parse_special=raw.parse_special)
+
+    def spell(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of each token; of a control token, which adds none to a text, its spelling.
+
+        Raises InvalidRequest for ids that the vocabulary does not have.
+        """
+        tokenizer, known = self._model.tokenizer, self._model.tokenizer.vocab_size
+        if (unknown := next((each for each in tokens if not 0 <= each < known), None)) is not None:
+            raise InvalidRequest(f"the vocabulary has {known:,} tokens, and no {unknown}.", hint="Correct the ids.")
+        return [tokenizer.piece(each) or tokenizer.special_text(each).encode() for each in tokens]
+
+    def _render(
+        self, prompt: str | tuple[Message, ...] | Gap, variables: Mapping[str, Any], start: AnswerStart | None
+    ) -> tuple[str, str]:
+        """The text of a prompt, and the beginning of the answer as the model writes it."""
         if isinstance(prompt, Gap):
-            prompt = self._mark(prompt)
-        if isinstance(prompt, str):
+            text = self._mark(prompt)
+        elif isinstance(prompt, str):
             text = prompt
         elif self._template is not None:
             text = self._template.render(prompt, variables=variables)
         else:
             text = "".join(message.content for message in prompt)
-        tail = text[-_TAIL:]
-        begun = self._write(start, tail) if start is not None else ""
-        size = self._model.context_size
-        check_length(text + begun, size)
-        tokens = encode_prompt(self._model.tokenizer, text + begun, parse_special=True) if text + begun else []
+        return text, self._write(start, text[-_TAIL:]) if start is not None else ""
+
+    def _tokenize(self, text: str) -> list[int]:
+        tokens = self.tokenize(RawText(text, add_special=True)) if text else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
-        _require_fit(len(tokens), size)
-        return EncodedPrompt(tokens, tail, begun)
+        return tokens
 
-    def _take(self, prompt: TokenPrompt) -> EncodedPrompt:
-        tokens, size, known = list(prompt.tokens), self._model.context_size, self._model.tokenizer.vocab_size
+    def _check_ids(self, tokens: Sequence[int]) -> list[int]:
+        known = self._model.tokenizer.vocab_size
         if not tokens or not 0 <= min(tokens) <= max(tokens) < known:
             raise InvalidRequest(f"a prompt of token ids has ids below {known:,}.", hint="Correct the prompt.")
-        _require_fit(len(tokens), size)
-        return EncodedPrompt(tokens, "", "")
+        return list(tokens)
 
     def _mark(self, gap: Gap) -> str:
         """The text around a gap with the markers of the vocabulary."""

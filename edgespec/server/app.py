@@ -22,6 +22,7 @@ from edgespec.server.model_routes import model_routes
 from edgespec.server.models import Models
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.status import status_routes
+from edgespec.server.token_routes import token_routes
 
 
 def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlette:
@@ -52,6 +53,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
     return Starlette(
         routes=[
             *generation_routes(models),
+            *token_routes(models),
             *model_routes(models),
             *ollama_routes(models),
             *status_routes(models, metrics),

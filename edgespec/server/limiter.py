@@ -13,9 +13,11 @@ class FairLimiter:
 
     def __init__(self, max_concurrency: int = 1) -> None:
         self.waiting = 0  # callers in `enter`; those in `exclusive` do not count
+        self.visitors = 0
         self._max_concurrency = max_concurrency
         self._active = 0
         self._is_exclusive = False
+        self._reopened = asyncio.Event()
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
@@ -48,7 +50,21 @@ class FairLimiter:
     def leave(self) -> None:
         self._active -= 1
         self._is_exclusive = False
+        self._reopened.set()
         self._admit()
+
+    @asynccontextmanager
+    async def visit(self) -> AsyncIterator[None]:
+        """Be inside beside the callers, whatever the limit. Waits for nobody but one that has exclusive access."""
+        while self._is_exclusive:
+            self._reopened.clear()
+            await self._reopened.wait()
+        self.visitors += 1
+        try:
+            yield
+        finally:
+            self.visitors -= 1
+            self._admit()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -78,6 +94,8 @@ class FairLimiter:
                 self._queue.popleft()
                 continue
             if self._active and (exclusive or self._active >= self._max_concurrency):
+                return
+            if self.visitors and exclusive:
                 return
             self._queue.popleft()
             self._active += 1

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
@@ -17,12 +17,14 @@ from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import RequestRecord, current_record
 from edgespec.server.redaction import hide_folders
-from edgespec.service.client import ModelInfo
+from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.engine_log import Death
 from edgespec.service.process import MAX_SILENCE_S, EngineProcess
 from edgespec.service.stream import Stream
 
 _STALLED_S = 10.0  # of silence; sound processes give a sign every second
+T = TypeVar("T")
+
 _GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
 _POLL_S = 0.05
 
@@ -103,7 +105,8 @@ class ModelSlot:
 
     @property
     def is_busy(self) -> bool:
-        return self.limiter.active > 0 or self.limiter.waiting > 0 or self.opening is not None
+        limiter = self.limiter
+        return limiter.active + limiter.waiting + limiter.visitors > 0 or self.opening is not None
 
     @property
     def resident(self) -> int:
@@ -202,17 +205,30 @@ class ModelSlot:
         finally:
             relay.cancel()
 
-    async def count(self, request: Request, ends_s: float) -> int:
-        """Number of tokens of the prompt, within a turn; `ends_s`: see Turn. Raises TimedOut."""
+    @asynccontextmanager
+    async def visit(self) -> AsyncIterator[None]:
+        """Keep the model from being unloaded. Takes no turn, no place in the queue, and no part in the metrics."""
+        current_record().model = self.name
+        async with self.limiter.visit():
+            try:
+                yield
+            finally:
+                self.used_s = monotonic()
+
+    async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> T:
+        """The result of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.
+
+        Raises TimedOut.
+        """
         assert self._client is not None
         try:
             async with asyncio.timeout(ends_s - monotonic()):
-                return await self._client.count(request.prompt, request.variables).wait()
+                return await ask(self._client).wait()
         except BackendError as error:
             hide_folders(error)
             raise
         except TimeoutError as error:
-            message = f"the tokens were not counted within {self._policy.timeout_s:g} seconds."
+            message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
             raise TimedOut(message, hint="Try again.") from error
 
     async def embed(self, texts: Sequence[str | list[int]], ends_s: float) -> list[Embedding]:

@@ -71,23 +71,36 @@ class Models:
         takes longer to load than a call may, or any EdgespecError.
         """
         await slot.enter(is_new=is_new)
-        ends_s = monotonic() + self._policy.timeout_s
         try:
-            if (model_info := slot.model_info) is None:
-                if slot.opening is None:
-                    slot.opening = asyncio.create_task(self._open(slot))
-                    slot.opening.add_done_callback(_consume_error)
-                # A caller that leaves must not cancel it for the others.
-                opening = slot.opening
-                await asyncio.wait({opening}, timeout=self._policy.timeout_s)
-                if not opening.done():
-                    message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
-                    raise TimedOut(message, hint="Loading goes on; try again.")
-                model_info = opening.result()
-            return Turn(model_info, ends_s)
+            return await self._require(slot)
         except BaseException:
             slot.leave()
             raise
+
+    @asynccontextmanager
+    async def visit(self, slot: ModelSlot) -> AsyncIterator[Turn]:
+        """Load the model and keep it loaded, for what neither takes a turn nor waits for one; see ModelSlot.read.
+
+        Raises what `enter` raises, except Busy.
+        """
+        async with slot.visit():
+            yield await self._require(slot)
+
+    async def _require(self, slot: ModelSlot) -> Turn:
+        """Load the model if it is not loaded; the time of the call begins."""
+        ends_s = monotonic() + self._policy.timeout_s
+        if (model_info := slot.model_info) is None:
+            if slot.opening is None:
+                slot.opening = asyncio.create_task(self._open(slot))
+                slot.opening.add_done_callback(_consume_error)
+            # A caller that leaves must not cancel it for the others.
+            opening = slot.opening
+            await asyncio.wait({opening}, timeout=self._policy.timeout_s)
+            if not opening.done():
+                message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
+                raise TimedOut(message, hint="Loading goes on; try again.")
+            model_info = opening.result()
+        return Turn(model_info, ends_s)
 
     async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:

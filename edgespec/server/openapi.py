@@ -15,6 +15,7 @@ from edgespec.server.fields import Body
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.ollama_models import ShowRequest
 from edgespec.server.responses import ResponsesRequest
+from edgespec.server.token_routes import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,
@@ -22,12 +23,19 @@ _BODIES: dict[str, type[Body]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
+    "/v1/chat/completions/input_tokens": ChatRequest,
+    "/v1/responses/input_tokens": ResponsesRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/apply-template": ChatRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
     "/api/show": ShowRequest,
 }
-_NOT_STREAMED = (CountRequest, EmbeddingRequest, ShowRequest)
+_STREAMED = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
+)  # fmt: skip
 _GETS = {
     "/v1/models": "The models.",
     "/api/tags": "The models, as Ollama lists them.",
@@ -60,7 +68,7 @@ def document() -> dict[str, Any]:
     for path, body in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         stream = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
-        content = any_object if body in _NOT_STREAMED else {**any_object, stream: {}}
+        content = {**any_object, stream: {}} if path in _STREAMED else any_object
         operation = {
             "summary": (body.__doc__ or "").split("\n")[0],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},

@@ -11,7 +11,8 @@ from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
-from edgespec.engine.events import Event, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Prompt, Request
+from edgespec.engine.prompts import RawText
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
@@ -55,8 +56,8 @@ class ModelInfo:
 
 
 class EngineClient(Protocol):
-    """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time; the streams of
-    `speculate`, `draft_stats` and `devices` do not wait for them.
+    """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time. The streams of
+    `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `spell` do not wait for them.
 
     `model_info` is None where no model is open; a stream of work that needs one raises InvalidRequest.
     """
@@ -89,8 +90,17 @@ class EngineClient(Protocol):
     def draft_stats(self) -> Stream[DraftStats | None]:
         """Read what the autopilot has learned; None before it has measured."""
 
-    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
-        """Count the tokens of a prompt."""
+    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
+        """Count the tokens of a prompt, which may be more than the context holds."""
+
+    def render(self, request: Request) -> Stream[str]:
+        """Write the prompt of a request, and the beginning of its answer, as the model reads it."""
+
+    def tokenize(self, raw: RawText) -> Stream[list[int]]:
+        """Split text into tokens."""
+
+    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
+        """List the bytes of each token, and the spelling of control tokens. Raises InvalidRequest for unknown ids."""
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         """Compute a vector for each text."""
@@ -104,6 +114,11 @@ class EngineClient(Protocol):
 
 def require_model(client: EngineClient) -> ModelInfo:
     """Return the open model. Raises InvalidRequest where there is none."""
-    if client.model_info is None:
-        raise InvalidRequest("no model is open.", hint="/model chooses one.")
-    return client.model_info
+    if (model_info := client.model_info) is None:
+        raise no_model()
+    return model_info
+
+
+def no_model() -> InvalidRequest:
+    """The error of work that needs an open model where there is none."""
+    return InvalidRequest("no model is open.", hint="/model chooses one.")

@@ -17,13 +17,14 @@ from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding, embed
-from edgespec.engine.events import Event, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Prompt, Request
+from edgespec.engine.prompts import PromptEncoder, RawText
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
-from edgespec.service.client import ModelInfo, require_model
+from edgespec.service.client import ModelInfo, no_model, require_model
 from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.stream import Stream
 from edgespec.service.worker import Work, Worker
@@ -37,6 +38,7 @@ class LocalEngine:
     def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """`after_turn`: see Worker."""
         self._worker = Worker(after_turn)
+        self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
         self._devices: tuple[DeviceMemory, ...] = ()
         self.loaded: LoadedModel | None = None
@@ -103,11 +105,17 @@ class LocalEngine:
 
         return Stream.of(read)
 
-    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
-        def work(check: CheckCancelled) -> Iterator[int]:  # on the worker, since some tokenizers need its stack
-            yield len(self.require_loaded().engine.encode(prompt, variables))
+    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
+        return self._read(lambda prompts: prompts.count(prompt, variables, start))
 
-        return self.submit(work, shares=True)
+    def render(self, request: Request) -> Stream[str]:
+        return self._read(lambda prompts: prompts.render(request.prompt, request.variables, request.start))
+
+    def tokenize(self, raw: RawText) -> Stream[list[int]]:
+        return self._read(lambda prompts: prompts.tokenize(raw))
+
+    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
+        return self._read(lambda prompts: prompts.spell(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         def work(check: CheckCancelled) -> Iterator[Embedding | Yield]:
@@ -123,6 +131,7 @@ class LocalEngine:
             stream.cancel()
         self._worker.call(self._close_model)
         self._worker.close()
+        self._reader.close()
 
     def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
         """Run other work on the thread that owns the models. `close` cancels it too."""
@@ -132,13 +141,25 @@ class LocalEngine:
 
     def require_loaded(self) -> LoadedModel:
         """The open model, to be used by `submit`ted work. Raises InvalidRequest where there is none."""
-        require_model(self)
-        assert self.loaded is not None
-        return self.loaded
+        if (loaded := self.loaded) is None:
+            raise no_model()
+        return loaded
+
+    def _read(self, read: Callable[[PromptEncoder], T]) -> Stream[T]:
+        """Call `read` beside the thread that owns the models. It has a stack as large: some tokenizers need it."""
+
+        def work(check: CheckCancelled) -> Iterator[T]:
+            check()
+            yield read(self.require_loaded().engine.prompts)
+
+        stream = self._reader.submit(work)
+        self._running.add(stream)
+        return stream
 
     def _close_model(self) -> None:
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
+            self._reader.call(lambda: None)  # what reads a prompt of this model ends first
             loaded.save_stats()
             loaded.engine.close()
 

@@ -23,7 +23,8 @@ from edgespec.backends.isolated import block_sigint
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
-from edgespec.engine.events import Event, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Prompt, Request
+from edgespec.engine.prompts import RawText
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import ModelInfo
@@ -116,8 +117,17 @@ class EngineProcess:
     def draft_stats(self) -> Stream[DraftStats | None]:
         return self._call("draft_stats")
 
-    def count(self, prompt: Prompt, variables: Mapping[str, Any]) -> Stream[int]:
-        return self._call("count", prompt, dict(variables))
+    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
+        return self._call("count", prompt, dict(variables), start)
+
+    def render(self, request: Request) -> Stream[str]:
+        return self._call("render", request)
+
+    def tokenize(self, raw: RawText) -> Stream[list[int]]:
+        return self._call("tokenize", raw)
+
+    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
+        return self._call("spell", list(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         return self._call("embed", list(texts))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back, over a backend's own vocabulary."""
+    """Text to token ids and back, over a backend's own vocabulary. Any thread may use it while the model is open."""
 
     @property
     def vocab_size(self) -> int:

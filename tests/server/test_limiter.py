@@ -16,51 +16,55 @@ from edgespec.server.model_slot import Busy, ModelSlot, Policy
 
 @given(
     max_concurrency=st.integers(1, 4),
-    callers=st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=25),
+    callers=st.lists(
+        st.tuples(st.sampled_from(["caller", "alone", "visitor"]), st.integers(0, 3), st.integers(0, 5)),
+        min_size=1,
+        max_size=25,
+    ),
 )
 @settings(max_examples=200, deadline=None)
 def test_no_more_than_allowed_and_nobody_is_forgotten(
-    max_concurrency: int, callers: list[tuple[bool, int, int]]
+    max_concurrency: int, callers: list[tuple[str, int, int]]
 ) -> None:
-    """Each caller wants it `alone` or not, stays for so many turns of the loop, and is cancelled after so many (0: not
-    at all); afterwards it is empty, and lets in as many as ever.
+    """Each takes a turn, wants it alone or visits, stays for so many turns of the loop, and is cancelled after so many
+    (0: not at all); afterwards it is empty, and lets in as many as ever.
     """
 
     async def main() -> None:
         limiter = FairLimiter()
         limiter.max_concurrency = max_concurrency
-        inside: list[bool] = []
+        inside: list[str] = []
 
-        async def caller(alone: bool, stays: int) -> None:
-            if alone:
-                async with limiter.exclusive():
-                    await stay(True, stays)
+        async def caller(kind: str, stays: int) -> None:
+            if kind != "caller":
+                async with limiter.exclusive() if kind == "alone" else limiter.visit():
+                    await stay(kind, stays)
                 return
             await limiter.enter()
             try:
-                await stay(False, stays)
+                await stay(kind, stays)
             finally:
                 limiter.leave()
 
-        async def stay(alone: bool, stays: int) -> None:
-            inside.append(alone)
+        async def stay(kind: str, stays: int) -> None:
+            inside.append(kind)
             try:
-                assert inside == [True] or (not any(inside) and len(inside) <= max_concurrency)
+                assert inside == ["alone"] or ("alone" not in inside and inside.count("caller") <= max_concurrency)
                 for _ in range(stays):
                     await asyncio.sleep(0)
             finally:
-                inside.remove(alone)
+                inside.remove(kind)
 
         tasks = []
-        for alone, stays, patience in callers:
-            tasks.append(asyncio.create_task(caller(alone, stays)))
+        for kind, stays, patience in callers:
+            tasks.append(asyncio.create_task(caller(kind, stays)))
             for _ in range(patience):
                 await asyncio.sleep(0)
             if patience:
                 tasks[-1].cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
-        assert (limiter.active, limiter.waiting, limiter.is_full) == (0, 0, False)
+        assert (limiter.active, limiter.waiting, limiter.visitors, limiter.is_full) == (0, 0, 0, False)
         for _ in range(max_concurrency):
             await asyncio.wait_for(limiter.enter(), 5)
         assert limiter.is_full
@@ -83,6 +87,24 @@ def test_first_come_first_served(max_concurrency: int) -> None:
 
         await asyncio.gather(*(caller(who) for who in range(12)))
         assert order == list(range(12))
+
+    asyncio.run(main())
+
+
+def test_a_visitor_does_not_wait_for_those_who_do() -> None:
+    async def main() -> None:
+        limiter = FairLimiter()
+        await limiter.enter()
+        waiting = asyncio.create_task(limiter.enter())
+        alone = asyncio.create_task(limiter.exclusive().__aenter__())
+        await asyncio.sleep(0)
+        async with limiter.visit():
+            limiter.leave()
+            await waiting
+            limiter.leave()
+            await asyncio.sleep(0)
+            assert not alone.done() and limiter.visitors == 1
+        await asyncio.wait_for(alone, 5)
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ class HfTokenizer(IdRange):
         """`vocab_size` is the width of the model's logits."""
         super().__init__(vocab_size)
         self._wrapper = wrapper
+        self._lock = threading.Lock()  # `encode` of transformers changes the tokenizer, depending on its arguments
         self.bos: int | None = self.id_or_none(wrapper.bos_token_id)
         self.eos: int | None = self.id_or_none(wrapper.eos_token_id)
         self.add_bos: bool = self.bos is not None and wrapper.encode("a")[:1] == [self.bos]
@@ -37,9 +39,12 @@ class HfTokenizer(IdRange):
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates have no bytes
-        ids: list[int] = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=not parse_special)
-        if max(ids, default=0) >= self.vocab_size:  # an added token that the model does not have
-            ids = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
+        with self._lock:
+            ids: list[int] = self._wrapper.encode(
+                text, add_special_tokens=False, split_special_tokens=not parse_special
+            )
+            if max(ids, default=0) >= self.vocab_size:  # an added token that the model does not have
+                ids = self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=True)
         return ids
 
     def special_text(self, token: int) -> str:

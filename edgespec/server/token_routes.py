@@ -1,0 +1,119 @@
+"""The routes that show how a model reads a text: counts of tokens, tokens, and prompts.
+
+They wait for the model to be loaded, and for nobody who generates. /tokenize, /detokenize and /apply-template are those
+of llama.cpp's server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edgespec.engine.events import Request as EngineRequest
+from edgespec.engine.prompts import RawText
+from edgespec.server.anthropic import CountRequest
+from edgespec.server.chat import ChatRequest
+from edgespec.server.fields import Body, ModelName
+from edgespec.server.http import JsonResponse, read_body
+from edgespec.server.models import Models
+from edgespec.server.responses import ResponsesRequest
+from edgespec.server.routes import Handler, post
+from edgespec.service.client import EngineClient
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.stream import Stream
+
+T = TypeVar("T")
+
+
+class TokenizeRequest(Body):
+    """The body of /tokenize. `add_special` puts the token first that begins every text, if the model has one."""
+
+    model: ModelName = ""
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize."""
+
+    model: ModelName = ""
+    tokens: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=2**20, fail_fast=True)]
+
+
+class PromptBody(Protocol):
+    """A validated body with one prompt."""
+
+    model: str
+
+    def generation_spec(self) -> GenerationSpec: ...
+
+
+def token_routes(models: Models) -> list[Route]:
+    """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
+
+    async def read(name: str, ask: Callable[[EngineClient], Stream[T]]) -> T:
+        slot = models.choose(name)
+        async with models.visit(slot) as turn:
+            return await slot.read(ask, turn.ends_s)
+
+    async def read_prompt(body: PromptBody, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
+        """`ask` is called with what `body` asks of the engine."""
+        slot, spec = models.choose(body.model), body.generation_spec()
+        async with models.visit(slot) as turn:
+            request = spec.build_request(turn.model_info, token_limit=1)
+            return await slot.read(lambda client: ask(client, request), turn.ends_s)
+
+    def counter(kind: type[Body], **head: str) -> Handler:
+        async def count(request: Request) -> Response:
+            body: Any = await read_body(request, kind)
+            return JsonResponse({**head, "input_tokens": await read_prompt(body, _count)})
+
+        return count
+
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest)
+        text = RawText(body.content, body.add_special, body.parse_special)
+        tokens = await read(body.model, lambda client: client.tokenize(text))
+        if not body.with_pieces:
+            return JsonResponse({"tokens": tokens})
+        pieces = await read(body.model, lambda client: client.spell(tokens))
+        described = [{"id": id_, "piece": _format(piece)} for id_, piece in zip(tokens, pieces, strict=True)]
+        return JsonResponse({"tokens": described})
+
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest)
+        pieces = await read(body.model, lambda client: client.spell(body.tokens))
+        return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
+
+    async def apply_template(request: Request) -> Response:
+        body = await read_body(request, ChatRequest)
+        return JsonResponse({"prompt": await read_prompt(body, lambda client, each: client.render(each))})
+
+    input_tokens = {"object": "response.input_tokens"}
+    return [
+        post("/v1/messages/count_tokens", counter(CountRequest)),
+        post("/v1/chat/completions/input_tokens", counter(ChatRequest, **input_tokens)),
+        post("/v1/responses/input_tokens", counter(ResponsesRequest, **input_tokens)),
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
+        post("/apply-template", apply_template),
+    ]
+
+
+def _count(client: EngineClient, request: EngineRequest) -> Stream[int]:
+    return client.count(request.prompt, request.variables, request.start)
+
+
+def _format(piece: bytes) -> str | list[int]:
+    """Text, or bytes where a token ends inside a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
