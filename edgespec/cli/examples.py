@@ -40,6 +40,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec serve llama-8b-q4", "at http://127.0.0.1:7437/v1"),
         ("edgespec serve coder=./coder.gguf big=llama-70b-q4", "two models, by names of your own"),
     ),
+    "key": (("edgespec key add laptop", "make a key for a client and print it"),),
+    "key add": (
+        ("edgespec key add laptop", "a key that may generate"),
+        ("edgespec key add admin --manage", "one that may also load, unload and download models"),
+    ),
+    "key list": (("edgespec key list", "the names of the keys, and what they may do"),),
+    "key rm": (("edgespec key rm laptop", "the server refuses the key from then on"),),
     "ps": (("edgespec ps", "the models of the running server"),),
     "stop": (("edgespec stop llama-8b-q4", "free the memory of a model"),),
     "launch": (

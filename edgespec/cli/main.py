@@ -34,6 +34,7 @@ _GROUPS = {
     },
     "Serving": {
         "serve": ("Serve models over HTTP, like OpenAI and Anthropic", "serve"),
+        "key": ("Make, list and remove API keys of the server", "key"),
         "ps": ("List the models of a running server", "ps"),
         "stop": ("Unload a model of a running server", "ps"),
         "launch": ("Print another program's settings for the server", "launch"),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgespec.cli.serve import PORT
+from edgespec.cli.listening import PORT
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0

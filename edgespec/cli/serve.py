@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -10,32 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_served
+from edgespec.cli.listening import access_rules, listen, listening_options
 from edgespec.cli.options import PARALLEL, load_config, serving_options
 
 if TYPE_CHECKING:
+    from edgespec.cli.listening import Listening
     from edgespec.planner.plan import LoadConfig
-    from edgespec.server.guard import Rules
 
-PORT = 7437
 _EMBEDDED = "embedded"
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, metavar="[[NAME=]REF]...", shell_complete=complete_served)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=PORT,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
-@click.option("--api-key", envvar="EDGESPEC_API_KEY", help="API key that clients must send. [env: EDGESPEC_API_KEY]")
-@click.option("--no-key", is_flag=True, help="Allow requests without a key from other machines.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable.")
-@click.option(
-    "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
-)
+@listening_options
 @click.option(
     "--keep-alive",
     type=click.FloatRange(0),
@@ -88,9 +74,16 @@ _EMBEDDED = "embedded"
 @click.option(
     "--strict-names", is_flag=True, help="Refuse a request that does not name the model, even if there is only one."
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged: debug adds polls of /health, /metrics and /props, warning leaves sound requests out.",
+)
 @PARALLEL
 @serving_options
-def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any) -> int:
+def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> int:
     """Serve models at /v1 like OpenAI (chat, completions, responses) and Anthropic (messages).
 
     Without REF, a small embedded model answers. The first request loads a model. The page at / shows statistics.
@@ -101,31 +94,34 @@ def serve_command(models: tuple[str, ...], host: str, port: int, **options: Any)
     from edgespec.server.model_slot import Policy
     from edgespec.server.models import Models
 
-    rules = _access_rules(host, options)
+    rules = access_rules(options)
     metrics = ServerMetrics()
     limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
     policy = Policy(*(options[name] for name in limits))
     configs = _read_configs(models, options)
-    listener = _listen(host, port)
-    bound_port = listener.getsockname()[1]
-    name = f"[{host}]" if ":" in host else host
-    click.echo(f"Serving {', '.join(configs)} at http://{name}:{bound_port}/v1; press Ctrl-C to stop.")
     aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
-    return _run(application(Models(configs, policy, metrics, aliases), rules, metrics), listener)
+    with listen(options) as listening:
+        click.echo(f"Serving {', '.join(configs)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
+        return _run(application(Models(configs, policy, metrics, aliases), rules, metrics), listening, log_level)
 
 
-def _run(app: Callable[..., Any], listener: socket.socket) -> int:
-    """Serve an ASGI application until Ctrl-C."""
+def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
+    """Serve an ASGI application until Ctrl-C, or SIGTERM, after which the exit code is 0."""
     import asyncio
     import logging
+    import signal
+    import sys
 
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.server.connections import serve
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, datefmt="%H:%M:%S")
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(message)s", level=log_level.upper(), datefmt="%Y-%m-%d %H:%M:%S"
+    )
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # uvicorn raises it again after its shutdown
     try:
-        asyncio.run(serve(app, listener))
-    except KeyboardInterrupt:  # raised again by uvicorn after its shutdown
+        asyncio.run(serve(app, listening.sockets, listening.tls))
+    except KeyboardInterrupt:  # which uvicorn raises again too
         return INTERRUPTED
     return 0
 
@@ -156,63 +152,3 @@ def _public_name(reference: str) -> str:
     if path.suffix == ".gguf":
         return path.stem
     return path.name if path.is_absolute() or reference.startswith((".", "~")) else reference
-
-
-def _access_rules(host: str, options: dict[str, Any]) -> Rules:
-    """The hosts, origins and key that the server accepts. Raises InvalidRequest."""
-    from edgespec.errors import InvalidRequest
-    from edgespec.server.guard import LOOPBACK, Rules
-    from edgespec.server.keys import Caller, Key, Keys, hash_key
-
-    key = options["api_key"] or None
-    keys = Keys([Key(Caller("api-key", may_manage=True), hash_key(key))]) if key is not None else None
-    origins = frozenset(map(_parse_origin, options["allow_origin"]))
-    if "*" in origins and key is None:
-        raise InvalidRequest("any web page could use a server without a key.", hint="Set --api-key, or name origins.")
-    hosts = LOOPBACK | {name.lower() for name in options["allow_host"]}
-    if host in LOOPBACK:
-        return Rules(keys, hosts, origins)
-    if key is None and not options["no_key"]:
-        raise InvalidRequest(
-            f"other machines could use a server at {host} without a key.", hint="Set --api-key, or pass --no-key."
-        )
-    return Rules(keys, None if key is not None else hosts | {host.lower(), f"[{host.lower()}]"}, origins)
-
-
-def _parse_origin(text: str) -> str:
-    """An origin as browsers write it, or "*". Raises InvalidRequest."""
-    from urllib.parse import urlsplit
-
-    from edgespec.errors import InvalidRequest
-
-    if text == "*":
-        return text
-    try:
-        url = urlsplit(text.rstrip("/"))
-        port = "" if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else f":{url.port}"
-    except ValueError:
-        url, port = urlsplit(""), ""
-    if not url.scheme or not url.hostname or "@" in url.netloc or url.path or url.query or url.fragment:
-        raise InvalidRequest(
-            f"'{text}' is not the origin of a web page.", hint="Write it like http://localhost:3000, or * for any."
-        )
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{url.scheme}://{host}{port}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; clients can connect to it before the server runs. Raises InvalidRequest."""
-    from edgespec.errors import InvalidRequest
-
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio disables Nagle's algorithm only for sockets that name TCP; with it a reply waits 40 ms for an ACK.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot listen on {host}, port {port}: {error.strerror}.", hint="Choose another --port or --host."
-        ) from error
-    return listener

@@ -7,7 +7,9 @@ import errno
 import logging
 import resource
 import socket
+import ssl
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -29,8 +31,8 @@ _LOG_PAUSE_S = 60.0
 _LOG = logging.getLogger("edgespec.server")
 
 
-async def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve an application until Ctrl-C, which raises KeyboardInterrupt, or SIGTERM."""
+async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+    """Serve an application until Ctrl-C, which raises KeyboardInterrupt, or SIGTERM. Unix sockets need no TLS."""
     census = Census(max(8, min(_MAX_CONNECTIONS, raise_descriptor_limit() - _SPARE_DESCRIPTORS)))
     config = uvicorn.Config(
         app,
@@ -44,7 +46,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
         backlog=_ACCEPTS,
     )
     asyncio.get_running_loop().set_exception_handler(_ExceptionHandler())
-    await HttpServer(config).serve([listener])
+    await HttpServer(config, tls).serve(list(listeners))
 
 
 def raise_descriptor_limit() -> int:
@@ -146,10 +148,25 @@ class HttpServer(uvicorn.Server):
     Every request is cancelled; the application answers it with an error.
     """
 
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        plain = [each for each in sockets or () if self._tls is None or each.family == socket.AF_UNIX]
+        await super().startup(plain)
         for each in sockets or ():
+            if each not in plain:
+                self.servers.append(await self._listen(each))
             each.listen(_BACKLOG)
+
+    async def _listen(self, listener: socket.socket) -> asyncio.Server:
+        """As uvicorn does, but it has one setting of TLS for all sockets."""
+        kind: Any = self.config.http_protocol_class
+        protocol = partial(kind, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return await asyncio.get_running_loop().create_server(
+            protocol, sock=listener, ssl=self._tls, ssl_handshake_timeout=_HEAD_TIMEOUT_S, backlog=_ACCEPTS
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self.server_state.tasks:

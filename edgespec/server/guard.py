@@ -56,7 +56,7 @@ class Guard:
             await send(message)
 
         try:
-            self._check_origin(headers)
+            self._check_origin(scope, headers)
             current_record().caller = self._identify(scope, headers)
             await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
@@ -68,12 +68,12 @@ class Guard:
                 raise
             await error_response(scope["path"], ServerStops())(scope, receive, send)
 
-    def _check_origin(self, headers: Mapping[str, str]) -> None:
+    def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raises HttpError."""
         rules = self._rules
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if rules.hosts is not None and name.lower() not in rules.hosts:
+        if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & rules.origins and _get_host(origin) != host:
@@ -118,10 +118,19 @@ def _get_host(origin: str) -> str:
         return ""
 
 
+def _is_unix(scope: Scope) -> bool:
+    """Whether a request came over a Unix socket, which has no port. Browsers cannot connect to one."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
+
+
 def _is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine; over a Unix socket it has no address."""
-    client = scope.get("client")
-    return client is None or ip_address(client[0].removeprefix("::ffff:")).is_loopback
+    """Whether a request comes from this machine. A proxy's X-Forwarded-For counts, whatever is in it."""
+    host = scope["client"][0] if scope.get("client") else ""
+    try:
+        return _is_unix(scope) or ip_address(host.removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False
 
 
 def require_manager() -> None:

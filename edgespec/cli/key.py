@@ -1,0 +1,78 @@
+"""`edgespec key`: the API keys of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FILE_NAME = "keys.toml"
+
+
+def _file_option(command: F) -> F:
+    return click.option(
+        "--file",
+        "path",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"File of the keys.  [default: {_FILE_NAME} in the configuration folder]",
+    )(command)
+
+
+def _get_path(path: Path | None) -> Path:
+    if path is not None:
+        return path
+    from edgespec.registry.schema import config_dir
+
+    return config_dir() / _FILE_NAME
+
+
+@click.group("key")
+def key_command() -> None:
+    """API keys for `edgespec serve --keys FILE`. The file holds names and hashes; a key is shown once, when made."""
+
+
+@key_command.command("add")
+@click.argument("name")
+@click.option("--manage", is_flag=True, help="The key may also load, unload and download models.")
+@_file_option
+def add_command(name: str, manage: bool, path: Path | None) -> None:
+    """Make a key for a client called NAME and print it. The log and the metrics of the server show NAME.
+
+    A running server reads the file again when it changes.
+    """
+    from edgespec.server.key_file import add_key
+
+    path = _get_path(path)
+    key = add_key(path, name, may_manage=manage)
+    click.echo(f"The key of {name}, which is stored nowhere else:", err=True)
+    click.echo(key)
+    click.echo(f"Its hash is in {path}: edgespec serve --keys {path}", err=True)
+
+
+@key_command.command("list")
+@_file_option
+def list_command(path: Path | None) -> None:
+    """List the names of the keys, and what they may do."""
+    from edgespec.cli.table import format_table
+    from edgespec.server.key_file import read_keys
+
+    callers = [each.caller for each in read_keys(_get_path(path))]
+    rows = [(each.name, "generate and manage models" if each.may_manage else "generate") for each in callers]
+    for line in format_table([("NAME", "MAY"), *rows]):
+        click.echo(line)
+
+
+@key_command.command("rm")
+@click.argument("name")
+@_file_option
+def rm_command(name: str, path: Path | None) -> None:
+    """Remove the key called NAME. A running server refuses it from then on."""
+    from edgespec.server.key_file import remove_key
+
+    path = _get_path(path)
+    remove_key(path, name)
+    click.echo(f"removed {name} from {path}")

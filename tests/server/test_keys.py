@@ -1,0 +1,143 @@
+"""Keys of a file: who may call, who may manage models, and what the log and the metrics say of callers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.server.key_file import KeyFile, add_key, read_keys, remove_key
+from edgespec.server.keys import Keys
+from tests.server.serving import ENDLESS, KEY, TOY, Server, serving
+
+
+def test_a_file_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "keys.toml"
+    laptop, admin = add_key(path, "laptop", may_manage=False), add_key(path, "admin", may_manage=True)
+    assert path.stat().st_mode & 0o777 == 0o600 and laptop not in path.read_text()
+    file = KeyFile(path)
+    keys = Keys(file.read)
+    found = [keys.identify(key) for key in (laptop, admin, laptop[:-1], "", "\udcff")]
+    assert [(each.name, each.may_manage) if each else None for each in found] == [
+        ("laptop", False), ("admin", True), None, None, None]  # fmt: skip
+    with path.open("a") as text:
+        text.write("# of the user\n")
+    remove_key(path, "laptop")
+    assert keys.identify(laptop) is None and keys.identify(admin) is not None
+    assert path.stat().st_mode & 0o777 == 0o600 and "# of the user" in path.read_text()
+    path.write_text("[damaged")
+    assert keys.identify(admin) is not None, "the keys read before stay valid"
+    path.write_text("")
+    assert keys.identify(admin) is None
+    added = add_key(path, "again", may_manage=False)
+    assert keys.identify(added) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "has no key"),
+        ("[a]\nsha256 = x", "at line 2"),
+        ("a = 1", r"\[a\] has no sha256 of 64 hexadecimal digits"),
+        ("[a]\nsha256 = 'abc'", r"\[a\] has no sha256 of 64 hexadecimal digits"),
+        (f"[a]\nsha256 = '{'0' * 64}'\nmanage = 1", "must be true or false"),
+        (f"[a]\nsha256 = '{'0' * 64}'\nmanages = true", "unknown field, 'manages'"),
+        (f"['a b']\nsha256 = '{'0' * 64}'", "cannot have the name 'a b'"),
+    ],
+)
+def test_a_file_that_is_damaged(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match=fault):
+        KeyFile(path)
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add_key(path, "laptop", may_manage=False)
+    for name, fault in (("laptop", "has a key 'laptop' already"), ("a.b", "cannot have the name 'a.b'")):
+        with pytest.raises(InvalidRequest, match=fault):
+            add_key(path, name, may_manage=False)
+    with pytest.raises(InvalidRequest, match="has no key 'other'"):
+        remove_key(path, "other")
+    path.write_text(path.read_text().replace("[laptop]", "[ laptop ]"))
+    with pytest.raises(InvalidRequest, match=r"has no line \[laptop\]"):
+        remove_key(path, "laptop")
+    assert len(read_keys(path)) == 1
+    path.chmod(0o620)
+    with pytest.raises(InvalidRequest, match="other users can write"):
+        read_keys(path)
+
+
+def test_callers_by_name(tmp_path: Path) -> None:
+    """Requests, tokens and failures of each key, and a stream that its client leaves."""
+    path = tmp_path / "keys.toml"
+    laptop, admin = add_key(path, "laptop", may_manage=False), add_key(path, "admin", may_manage=True)
+    with serving(tmp_path, *TOY, "--keys", str(path), "--api-key", KEY) as server:
+        headers = {"authorization": f"Bearer {laptop}"}
+        answer = ask(server, laptop, max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+        with pytest.raises(openai.BadRequestError):
+            ask(server, laptop, max_tokens=3, temperature=-1, user="a secret")
+        with pytest.raises(openai.AuthenticationError):
+            ask(server, "wrong", max_tokens=3)
+        refused = server.post("/unload", json={"model": "tree"}, headers=headers)
+        assert refused.status_code == 403 and refused.json()["error"]["type"] == "permission_error"
+        ollama = {"model": "tree", "keep_alive": 0}
+        assert server.post("/api/generate", json=ollama, headers=headers).status_code == 403
+        leave_a_stream(server, laptop)
+        for key in (admin, KEY):
+            assert server.post("/unload", json={"model": "tree"}, headers={"x-api-key": key}).status_code == 200
+        lines = wait_for_lines(server, 8)
+        metrics = server.get("/metrics", headers=headers).text
+        remove_key(path, "laptop")
+        assert server.get("/v1/models", headers=headers).status_code == 401
+        assert server.get("/v1/models", headers={"x-api-key": admin}).status_code == 200
+    said = [re.sub(r" \d+\.\d{3}s| tokens_per_second=\S+| accepted=\S+", "", each) for each in lines]
+    chat = "POST /v1/chat/completions"
+    tokens = sum(int(each) for line in lines for each in re.findall(r"key=laptop.* tokens=(\d+)", line))
+    left = next(each for each in said if "the client left" in each)
+    assert re.fullmatch(rf'INFO {chat} 200 key=laptop model=tree prompt_tokens=\d+ tokens=\d+ end=cancelled '
+                        r'error="the client left\."', left)  # fmt: skip
+    said.remove(left)
+    assert re.fullmatch(rf"INFO {chat} 200 key=laptop model=tree prompt_tokens=\d+ tokens=3 end=length", said[0])
+    assert said[1].startswith(f'WARNING {chat} 400 key=laptop error="temperature: ') and "secret" not in said[1]
+    assert said[2:] == [
+        f'WARNING {chat} 401 error="the API key is missing or wrong."',
+        'WARNING POST /unload 403 key=laptop error="this caller may not manage models."',
+        'WARNING POST /api/generate 403 key=laptop error="this caller may not manage models."',
+        "INFO POST /unload 200 key=admin",
+        "INFO POST /unload 200 key=api-key",
+    ]
+    assert 'edgespec_requests_total{key="laptop",status="200"} 2.0' in metrics
+    assert 'edgespec_requests_total{key="",status="401"} 1.0' in metrics
+    assert f'edgespec_key_tokens_total{{key="laptop",kind="generated"}} {tokens}.0' in metrics and tokens > 3
+    assert not any(key in line for key in (laptop, admin) for line in server.log)
+
+
+def leave_a_stream(server: Server, key: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
+    url, headers = f"{server.url}/v1/chat/completions", {"authorization": f"Bearer {key}"}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
+        next(response.iter_bytes())
+
+
+def wait_for_lines(server: Server, count: int) -> list[str]:
+    """The lines of `count` requests, without their times."""
+    for _ in range(400):
+        found = re.findall(r"^[\d-]{10} [\d:]{8} ((?:INFO|WARNING|ERROR) (?:GET|POST) .*)$", "".join(server.log), re.M)
+        if len(found) >= count:
+            return found
+        sleep(0.05)
+    raise AssertionError(server.log)
+
+
+def ask(server: Server, key: str, **options: Any) -> Any:
+    messages: Any = [{"role": "user", "content": "x"}]
+    return server.openai(api_key=key).chat.completions.create(model="tree", messages=messages, **options)

@@ -1,0 +1,84 @@
+"""Unix sockets, several addresses, TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.server.listeners import listen_unix, load_certificate
+from tests.server.serving import COMMAND, PROMPT, TOY, serving
+
+CERTIFICATES = Path(__file__).with_name("certificates")
+VALID, VALID_KEY = CERTIFICATES / "valid.pem", CERTIFICATES / "valid.key.pem"
+EXPIRED, EXPIRED_KEY = CERTIFICATES / "expired.pem", CERTIFICATES / "expired.key.pem"
+
+
+def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))  # left by a server that was killed
+    arguments = (*TOY, "--port", "0", "--unix", str(path), "--tls-cert", str(VALID), "--tls-key", str(VALID_KEY))
+    with serving(tmp_path, *arguments) as server:
+        assert path.stat().st_mode & 0o777 == 0o600
+        first, second, third = server.urls
+        assert first.startswith("https://") and third == f"unix:{path}"
+        trusts = ssl.create_default_context(cafile=VALID)
+        for url in (first, second):
+            with httpx.Client(verify=trusts) as http, openai.OpenAI(base_url=url, api_key="x", http_client=http) as it:
+                assert it.completions.create(model="tree", prompt=PROMPT, max_tokens=3).usage
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            httpx.get(f"{first}/models")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any.host") as local:
+            assert local.get("/v1/models").json()["data"][0]["id"] == "tree"
+            assert local.post("/unload", json={"model": "tree"}).status_code == 200
+        taken = subprocess.run(
+            [*COMMAND, "serve", "--unix", str(path)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert taken.returncode == 2 and "another program listens there" in taken.stderr
+    assert server.process.returncode == 0 and not path.exists()
+
+
+def test_a_unix_socket_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(tmp_path, *TOY, "--unix", str(path), port=None) as server:
+        assert server.urls == [f"unix:{path}"]
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as local:
+            assert local.get("http://localhost/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "fault"),
+    [
+        (VALID, Path("/no/file"), "cannot read /no/file: No such file"),
+        (VALID, EXPIRED_KEY, "is not the private key of"),
+        (VALID_KEY, VALID, "are not a certificate and its private key in PEM format"),
+        (EXPIRED, EXPIRED_KEY, "certificate has expired"),
+    ],
+)
+def test_certificates_that_clients_would_refuse(certificate: Path, key: Path, fault: str) -> None:
+    with pytest.raises(InvalidRequest, match=fault):
+        load_certificate(certificate, key)
+
+
+def test_what_cannot_be_listened_at(tmp_path: Path) -> None:
+    faults = {
+        Path(__file__): "there is a file that is not a socket",
+        tmp_path / "folder" / "s": "No such file or directory",
+        tmp_path / ("x" * 200): "too long",
+    }
+    for path, fault in faults.items():
+        with pytest.raises(InvalidRequest, match=fault), listen_unix(path):
+            pass
+
+
+def test_a_certificate_needs_its_key() -> None:
+    arguments = ["serve", "--port", "0", "--tls-cert", str(VALID)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "TLS needs a certificate and its private key" in done.stderr and not done.stdout
