@@ -23,6 +23,7 @@ from edgespec.server.models import Models
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.status import status_routes
 from edgespec.server.token_routes import token_routes
+from edgespec.server.web_page import page_routes
 
 
 def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlette:
@@ -57,6 +58,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
             *model_routes(models),
             *ollama_routes(models),
             *status_routes(models, metrics),
+            *page_routes(),
         ],
         middleware=middleware,
         lifespan=lifespan,

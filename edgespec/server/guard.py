@@ -14,9 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.server.http import HttpError, ServerStops, error_response
 from edgespec.server.keys import Caller, Keys
 from edgespec.server.record import current_record
+from edgespec.server.web_page import PAGE_PATHS
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
-_OPEN = frozenset({"/health", "/", "/page.js", "/page.css"})  # need no key
+_OPEN = PAGE_PATHS | {"/health"}  # need no key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,19 @@
-"""/health, /metrics, /props, and the status page at /."""
+"""/health, /metrics and /props."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from time import monotonic
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec import __version__
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
-
-_CONTENT_SECURITY_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
 
 def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
@@ -36,22 +33,10 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         states = [_describe_slot(slot) for slot in models.slots.values()]
         return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
 
-    async def get_page(_request: Request) -> Response:
-        return HTMLResponse(_read_asset("page.html"), headers={"content-security-policy": _CONTENT_SECURITY_POLICY})
-
-    async def get_script(_request: Request) -> Response:
-        return Response(_read_asset("page.js"), media_type="text/javascript")
-
-    async def get_style(_request: Request) -> Response:
-        return Response(_read_asset("page.css"), media_type="text/css")
-
     return [
         Route("/health", get_health),
         Route("/metrics", get_metrics),
         Route("/props", get_props),
-        Route("/", get_page),
-        Route("/page.js", get_script),
-        Route("/page.css", get_style),
     ]
 
 
@@ -72,6 +57,7 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
             "backend": model_info.backend,
             "draft": model_info.draft,
             "context_size": model_info.context_size,
+            "has_chat_template": model_info.chat_template is not None,
             "answers_at_once": model_info.max_concurrency,
             "shares_forwards": model_info.no_batching_reason is None,
             "why_not": model_info.no_batching_reason,
@@ -79,7 +65,3 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
             "resident_bytes": slot.resident,
         }
     return state
-
-
-def _read_asset(name: str) -> str:
-    return files("edgespec.server").joinpath(name).read_text(encoding="utf-8")

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
-import pytest
 
 from tests.server.serving import EMBEDDED, ENDLESS, TOY, Server, serving
 
@@ -270,14 +269,6 @@ def test_what_metrics_and_props_tell(toy: Server) -> None:
     state = props["models"][0]
     assert state["context_size"] == 200_000
     assert (state["answers_at_once"], state["shares_forwards"], state["why_not"]) == (4, True, None)
-
-
-@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
-def test_the_page(path: str, toy: Server) -> None:
-    response = toy.get(path)
-    assert response.status_code == 200 and len(response.text) > 500
-    if path == "/":
-        assert "default-src 'none'" in response.headers["content-security-policy"] and "http" not in response.text
 
 
 def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
