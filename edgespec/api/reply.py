@@ -11,12 +11,12 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
-from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta, ToolCallDelta
+from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta
 from edgespec.service.stream import Stream
 from edgespec.service.tools import format_call
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import ToolCall
+from edgespec.text.tool_formats import CallEnd, ToolCall
 
 _LOG = logging.getLogger("edgespec")
 
@@ -27,7 +27,7 @@ class Reply:
 
     text           the answer, without reasoning and calls of tools
     reasoning      what a reasoning model wrote before it
-    tool_calls     the calls that the answer makes; their arguments are JSON as text
+    tool_calls     the calls that the answer makes; their arguments are JSON as text, which may be cut by 'length'
     finish_reason  'stop' (end of text or a stop text), 'length', or 'cancelled'
     stop           the stop text that ended the answer, if one did
     tokens         ids of all emitted tokens
@@ -83,7 +83,7 @@ class ReplyBuilder:
                 piece = Piece(part.text, channel, self._origin)
                 self._pieces.append(piece)
                 yield piece
-            elif isinstance(part, ToolCallDelta):
+            elif isinstance(part, CallEnd):
                 self._calls.append(part.call)
         if isinstance(event, Finished):
             self.reply = self._build(event)

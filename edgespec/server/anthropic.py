@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -12,12 +11,14 @@ from pydantic import Field
 from edgespec.engine.events import Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
+from edgespec.server.arguments import read_arguments
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
+from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -214,12 +215,13 @@ class MessagesWriter:
             yield from self._grow({"type": "text", "text": ""}, "text", part.text)
         elif isinstance(part, ReasoningDelta):
             yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", part.text)
-        elif isinstance(part, ToolCallDelta):
-            arguments = json.loads(part.call.arguments)
-            block = {"type": "tool_use", "id": new_id("toolu_"), "name": part.call.name, "input": {}}
-            yield from self._begin(block)
-            block["input"] = arguments
-            yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments)})
+        elif isinstance(part, CallStart):
+            yield from self._begin({"type": "tool_use", "id": new_id("toolu_"), "name": part.name, "input": {}})
+        elif isinstance(part, CallDelta):
+            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+        elif isinstance(part, CallEnd):
+            self._blocks[-1]["input"] = read_arguments(part.call.arguments)
+            yield from self._close()
         elif isinstance(part, Done):
             self._end = part
             yield from self._close()

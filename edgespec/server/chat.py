@@ -24,9 +24,10 @@ from edgespec.server.fields import (
     refuse_fields,
 )
 from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments, split_start
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, new_id
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
+from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
 
 class CalledFunction(Body):
@@ -163,10 +164,11 @@ class ChatWriter(ChoicesWriter):
             message["content"] = (message["content"] or "") + part.text
         elif isinstance(part, ReasoningDelta):
             message["reasoning_content"] = message.get("reasoning_content", "") + part.text
-        elif isinstance(part, ToolCallDelta) and self._has_functions:
-            message["function_call"] = _format_function(part)
-        elif isinstance(part, ToolCallDelta):
-            message.setdefault("tool_calls", []).append(_format_delta(part))
+        elif isinstance(part, CallEnd) and self._has_functions:
+            message["function_call"] = {"name": part.call.name, "arguments": part.call.arguments}
+        elif isinstance(part, CallEnd):
+            call = format_call(new_id("call_"), part.call.name, part.call.arguments)
+            message.setdefault("tool_calls", []).append(call)
         elif isinstance(part, Scored):
             self._scores.setdefault(index, []).append(format_score(part))
         elif isinstance(part, Done):
@@ -176,9 +178,8 @@ class ChatWriter(ChoicesWriter):
         choices = []
         for i, message in sorted(self._messages.items()):
             content = message["content"] or (None if {"tool_calls", "function_call"} & set(message) else "")
-            logprobs = {"content": self._scores[i], "refusal": None} if i in self._scores else None
-            reason = self._reason(self._ends[i])
-            choices.append(make_choice(i, {"message": {**message, "content": content}}, reason, logprobs))
+            whole = {"message": {**message, "content": content}}
+            choices.append(make_choice(i, whole, self._reason(self._ends[i]), self._take_scores(i)))
         return self._body(choices)
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
@@ -188,35 +189,34 @@ class ChatWriter(ChoicesWriter):
             yield self._delta(index, {"content": part.text})
         elif isinstance(part, ReasoningDelta):
             yield self._delta(index, {"reasoning_content": part.text})
-        elif isinstance(part, ToolCallDelta) and self._has_functions:
-            yield self._delta(index, {"function_call": _format_function(part)})
-        elif isinstance(part, ToolCallDelta):
-            yield self._delta(index, {"tool_calls": [{"index": part.index, **_format_delta(part)}]})
+        elif isinstance(part, CallStart):
+            yield self._call_delta(index, part.index, part.name, id=new_id("call_"), type="function")
+        elif isinstance(part, CallDelta):
+            yield self._call_delta(index, part.index, None, part.arguments)
         elif isinstance(part, Scored):
-            yield self._delta(index, {}, logprobs={"content": [format_score(part)], "refusal": None})
+            self._scores.setdefault(index, []).append(format_score(part))
         elif isinstance(part, Done):
             self._ends[index] = part
             yield self._delta(index, {}, self._reason(part), **part.extensions())
 
+    def _call_delta(self, index: int, call: int, name: str | None, arguments: str = "", **head: str) -> bytes:
+        """A part of a call's arguments, or its beginning with the name and `head`. Before there were tools, `functions`
+        had calls without a head.
+        """
+        function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
+        if self._has_functions:
+            return self._delta(index, {"function_call": function})
+        return self._delta(index, {"tool_calls": [{"index": call, **head, "function": function}]})
+
+    def _take_scores(self, index: int) -> dict[str, Any] | None:
+        """The logprobs of the tokens whose text is about to be sent."""
+        scores = self._scores.pop(index, None)
+        return None if scores is None else {"content": scores, "refusal": None}
+
     def _reason(self, end: Done) -> str:
         return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
-    def _delta(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-        **extra: Any,
-    ) -> bytes:
+    def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> bytes:
         usage = {"usage": None} if self._wants_usage else {}
-        return self._chunk([make_choice(index, {"delta": delta}, reason, logprobs)], **usage, **extra)
-
-
-def _format_delta(part: ToolCallDelta) -> dict[str, Any]:
-    return format_call(new_id("call_"), part.call.name, part.call.arguments)
-
-
-def _format_function(part: ToolCallDelta) -> dict[str, Any]:
-    """A call as `functions` had it before there were tools."""
-    return {"name": part.call.name, "arguments": part.call.arguments}
+        choice = make_choice(index, {"delta": delta}, reason, self._take_scores(index))
+        return self._chunk([choice], **usage, **extra)

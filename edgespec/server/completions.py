@@ -116,14 +116,20 @@ class CompletionWriter(ChoicesWriter):
             if echo:
                 yield self._text_chunk(index, echo)
         elif isinstance(part, TextDelta | ReasoningDelta):
-            yield self._text_chunk(index, part.text)
+            yield self._text_chunk(index, part.text, logprobs=self._take_scores(index))
         elif isinstance(part, Scored):
-            score, offset = format_score(part), self._offsets[index]
-            self._offsets[index] += len(score["token"])
-            yield self._text_chunk(index, "", logprobs=_format_logprobs([score], offset))
+            self._scores.setdefault(index, []).append(format_score(part))
         elif isinstance(part, Done):
             self._ends[index] = part
-            yield self._text_chunk(index, "", part.reason, **part.extensions())
+            yield self._text_chunk(index, "", part.reason, self._take_scores(index), **part.extensions())
+
+    def _take_scores(self, index: int) -> dict[str, Any] | None:
+        """The logprobs of the tokens whose text is about to be sent."""
+        if (scores := self._scores.pop(index, None)) is None:
+            return None
+        offset = self._offsets[index]
+        self._offsets[index] += len(_join(scores))
+        return _format_logprobs(scores, offset)
 
     def _text_chunk(
         self, index: int, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None, **extra: Any

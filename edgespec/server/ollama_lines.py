@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Literal
 
+from edgespec.server.arguments import read_arguments
 from edgespec.server.http import EventStream, dump_json
-from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, ToolCallDelta, new_id
+from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
+from edgespec.text.tool_formats import CallEnd
 
 Answer = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
 
 
 class LineWriter:
-    """One answer, as a body or as lines."""
+    """One answer, as a body or as lines. Calls are whole; one that was cut is left out, since no field would say so."""
 
     def __init__(self, model: str, answer: Answer) -> None:
         self._model = model
@@ -32,7 +33,7 @@ class LineWriter:
             self._text += part.text
         elif isinstance(part, ReasoningDelta):
             self._reasoning += part.text
-        elif isinstance(part, ToolCallDelta):
+        elif isinstance(part, CallEnd) and not part.is_cut:
             self._calls.append(_format_call(part))
         elif isinstance(part, Done):
             self._end = part
@@ -49,7 +50,7 @@ class LineWriter:
             yield _format_line(self._line(part.text))
         elif isinstance(part, ReasoningDelta):
             yield _format_line(self._line(reasoning=part.text))
-        elif isinstance(part, ToolCallDelta):
+        elif isinstance(part, CallEnd) and not part.is_cut:
             yield _format_line(self._line(calls=[_format_call(part)]))
         elif isinstance(part, Done):
             yield _format_line(self._line(**self._finish(part)))
@@ -108,8 +109,8 @@ def format_raw(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[
     return {"response": reasoning + text}
 
 
-def _format_call(part: ToolCallDelta) -> dict[str, Any]:
-    function = {"index": part.index, "name": part.call.name, "arguments": json.loads(part.call.arguments)}
+def _format_call(part: CallEnd) -> dict[str, Any]:
+    function = {"index": part.index, "name": part.call.name, "arguments": read_arguments(part.call.arguments)}
     return {"id": new_id("call_"), "function": function}
 
 

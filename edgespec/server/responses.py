@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -23,9 +22,8 @@ from edgespec.server.fields import (
     join_text,
     refuse_fields,
 )
-from edgespec.server.http import format_event
+from edgespec.server.responses_events import ResponsesWriter
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, ToolCallDelta, count_usage, new_id
 from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
 
@@ -104,7 +102,15 @@ class ResponsesRequest(Body):
     n: Literal[1] = 1
 
     def writer(self) -> ResponsesWriter:
-        return ResponsesWriter(self)
+        return ResponsesWriter(
+            model=self.model,
+            instructions=self.instructions,
+            parallel_tool_calls=bool(self.parallel_tool_calls),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            tool_choice=self.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
+            tools=[tool.model_dump(mode="json") for tool in self.tools or ()],
+        )
 
     def generation_specs(self) -> list[GenerationSpec]:
         """Raises InvalidRequest."""
@@ -165,135 +171,3 @@ class ResponsesRequest(Body):
                 raise InvalidRequest(f"input items of type '{item.type}' are not supported.", hint="Remove the item.")
         system_text = "\n\n".join(text for text in system if text)
         return [make_message("system", system_text), *messages] if system_text else messages
-
-
-class ResponsesWriter:
-    """One response, as a body or as events."""
-
-    def __init__(self, request: ResponsesRequest) -> None:
-        self._head: dict[str, Any] = {
-            "id": new_id("resp_"),
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": request.model,
-            "error": None,
-            "instructions": request.instructions,
-            "metadata": {},
-            "parallel_tool_calls": bool(request.parallel_tool_calls),
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "tool_choice": request.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
-            "tools": [tool.model_dump(mode="json") for tool in request.tools or ()],
-        }
-        self._items: list[dict[str, Any]] = []
-        self._is_open = False  # whether the last item may still grow
-        self._n_events = 0
-        self._end: Done | None = None
-
-    def add(self, index: int, part: Part) -> None:
-        for _ in self.chunks(index, part):  # builds the items of the body
-            pass
-
-    def response_body(self) -> dict[str, Any]:
-        for _ in self._close():
-            pass
-        return self._response()
-
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Started):
-            yield self._event("response.created", response=self._response())
-            yield self._event("response.in_progress", response=self._response())
-        elif isinstance(part, TextDelta):
-            if not self._grows("message"):
-                yield from self._begin_message()
-            self._items[-1]["content"][0]["text"] += part.text
-            yield self._content_event("output_text.delta", delta=part.text, logprobs=[])
-        elif isinstance(part, ReasoningDelta):
-            if not self._grows("reasoning"):
-                content = {"type": "reasoning_text", "text": ""}
-                yield from self._begin({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": [content]})
-            self._items[-1]["content"][0]["text"] += part.text
-            yield self._content_event("reasoning_text.delta", delta=part.text)
-        elif isinstance(part, ToolCallDelta):
-            yield from self._call(part.call.name, part.call.arguments)
-        elif isinstance(part, Done):
-            self._end = part
-
-    def finish(self) -> Iterator[bytes]:
-        yield from self._close()
-        response = self._response()
-        yield self._event(f"response.{response['status']}", response=response)
-
-    def _response(self) -> dict[str, Any]:
-        end = self._end
-        if end is None:
-            return {**self._head, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        usage = count_usage([end])
-        is_cut = end.reason == "length"
-        return {
-            **self._head,
-            "status": "incomplete" if is_cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._items,
-            "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "output_tokens": usage["completion_tokens"],
-                "total_tokens": usage["total_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
-                "output_tokens_details": usage["completion_tokens_details"],
-            },
-            **end.extensions(),
-        }
-
-    def _begin_message(self) -> Iterator[bytes]:
-        item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "in_progress", "content": []}
-        yield from self._begin(item)
-        content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self._items[-1]["content"].append(content)
-        yield self._content_event("content_part.added", part=content)
-
-    def _call(self, name: str, arguments: str) -> Iterator[bytes]:
-        item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), "name": name}
-        yield from self._begin({**item, "arguments": "", "status": "in_progress"})
-        self._items[-1]["arguments"] = arguments
-        yield self._item_event("function_call_arguments.delta", delta=arguments)
-        yield self._item_event("function_call_arguments.done", name=name, arguments=arguments)
-        yield from self._close()
-
-    def _grows(self, kind: str) -> bool:
-        """Whether the last item is of this type and may still grow."""
-        return self._is_open and self._items[-1]["type"] == kind
-
-    def _begin(self, item: dict[str, Any]) -> Iterator[bytes]:
-        yield from self._close()
-        self._items.append(item)
-        self._is_open = True
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-
-    def _close(self) -> Iterator[bytes]:
-        if not self._is_open:
-            return
-        self._is_open = False
-        item = self._items[-1]
-        if item["type"] == "message":
-            content = item["content"][0]
-            yield self._content_event("output_text.done", text=content["text"], logprobs=[])
-            yield self._content_event("content_part.done", part=content)
-        elif item["type"] == "reasoning":
-            yield self._content_event("reasoning_text.done", text=item["content"][0]["text"])
-        if "status" in item:
-            item["status"] = "completed"
-        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
-
-    def _content_event(self, kind: str, **data: Any) -> bytes:
-        """An event of the last item's content."""
-        return self._item_event(kind, content_index=0, **data)
-
-    def _item_event(self, kind: str, **data: Any) -> bytes:
-        """An event of the last item."""
-        item = self._items[-1]
-        return self._event(f"response.{kind}", item_id=item["id"], output_index=len(self._items) - 1, **data)
-
-    def _event(self, kind: str, **data: Any) -> bytes:
-        self._n_events += 1
-        return format_event({"type": kind, "sequence_number": self._n_events - 1, **data})

@@ -107,7 +107,11 @@ class GenerationSpec:
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
         warnings = (*self.warnings, *(structure.unenforced if structure is not None else ()))
         return ResponseStream(
-            reader, plain_speed, allow_parallel_calls=self.parallel_calls is not False, warnings=warnings
+            reader,
+            plain_speed,
+            allow_parallel_calls=self.parallel_calls is not False,
+            demanded=[tool.name for tool in self._callable_tools()] if self.must_call else (),
+            warnings=warnings,
         )
 
     def _needs_reader(self, tool_format: ToolFormat) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
 from edgespec.engine.events import Event, Finished, PromptScores, Scored, TokenScores
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import AnswerPart, Reader, Thought, ToolCall
+from edgespec.text.tool_formats import AnswerPart, CallDelta, CallEnd, CallStart, Reader, Thought, ToolCall
 
 Ending = Literal["stop", "length", "tool_calls"]
 
@@ -35,14 +35,6 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """A whole tool call; `index` counts the calls of the answer from 0."""
-
-    index: int
-    call: ToolCall
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The last part.
 
@@ -60,24 +52,35 @@ class Done:
         """The fields of an answer that no interface has: `timings`, and `warnings` if there are any."""
         return {"timings": self.timings(), **({"warnings": list(self.warnings)} if self.warnings else {})}
 
-    def timings(self) -> dict[str, float | int | None]:
-        """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding."""
+    def timings(self) -> dict[str, float | int]:
+        """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding where
+        they are known. `predicted_*` leave out the time of the first token, which the prompt's forward has computed.
+        """
         m = self.metrics
+        n_read, n_after = m.prompt_tokens - m.cached_tokens, max(0, m.emitted_tokens - 1)
+        own = {"tau": m.tau, "plain_per_second": self.plain_speed, "times_plain": m.times_plain}
         return {
-            "prompt_n": m.prompt_tokens,
-            "prompt_ms": round(m.prefill_s * 1000, 3),
+            "cache_n": m.cached_tokens,
+            "prompt_n": n_read,
+            **_format_rate("prompt", n_read, m.prefill_s),
             "predicted_n": m.emitted_tokens,
-            "predicted_ms": round((m.tpot_s or 0.0) * max(0, m.emitted_tokens - 1) * 1000, 3),
-            "predicted_per_second": m.tokens_per_second,
+            **_format_rate("predicted", n_after, (m.tpot_s or 0.0) * n_after),
             "draft_n": m.drafted_tokens,
             "draft_n_accepted": m.accepted_tokens,
-            "tau": m.tau,
-            "plain_per_second": self.plain_speed,
-            "times_plain": m.times_plain,
+            **{name: value for name, value in own.items() if value is not None},
         }
 
 
-Part = Started | ReasoningDelta | TextDelta | ToolCallDelta | PromptScores | Scored | Done
+def _format_rate(name: str, n: int, seconds: float) -> dict[str, float]:
+    """The time of `n` tokens; rates that nothing was measured for are 0."""
+    return {
+        f"{name}_ms": round(seconds * 1000, 3),
+        f"{name}_per_token_ms": seconds * 1000 / n if n else 0.0,
+        f"{name}_per_second": n / seconds if seconds else 0.0,
+    }
+
+
+Part = Started | ReasoningDelta | TextDelta | CallStart | CallDelta | CallEnd | PromptScores | Scored | Done
 
 
 def new_id(prefix: str) -> str:
@@ -110,6 +113,8 @@ def merge_deltas(parts: list[Part]) -> list[Part]:
             out[-1] = TextDelta(last.text + part.text)
         elif isinstance(part, ReasoningDelta) and isinstance(last, ReasoningDelta):
             out[-1] = ReasoningDelta(last.text + part.text)
+        elif isinstance(part, CallDelta) and isinstance(last, CallDelta):  # of one call: its end lies between two
+            out[-1] = CallDelta(last.index, last.arguments + part.arguments)
         else:
             out.append(part)
     return out
@@ -124,16 +129,21 @@ class ResponseStream:
         plain_speed: float | None,
         *,
         allow_parallel_calls: bool = True,
+        demanded: Sequence[str] = (),
         warnings: tuple[str, ...] = (),
     ) -> None:
         """`reader` splits the text; None if all of it is the answer. Without `allow_parallel_calls`, every tool call
-        after the first is dropped.
+        after the first is dropped. `demanded`: names of the tools of which the answer must call one; text of such an
+        answer is the beginning of a call that was cut, and is dropped.
         """
         self._warnings = warnings
         self._reader = reader
         self._plain_speed = plain_speed
         self._allow_parallel_calls = allow_parallel_calls
-        self._calls = 0
+        self._demanded = demanded
+        self._dropped = ""
+        self._call: CallStart | None = None  # the latest
+        self._is_cut = False  # the latest call
         self._has_started = False
 
     def parts(self, event: Event) -> Iterator[Part]:
@@ -155,17 +165,32 @@ class ResponseStream:
         elif isinstance(event, Finished):
             if self._reader is not None:
                 yield from self._split(self._reader.finish())
+            if self._dropped and self._call is None and len(self._demanded) == 1:
+                yield from self._split(
+                    [CallStart(0, self._demanded[0]), CallEnd(0, ToolCall(self._demanded[0], ""), True)]
+                )
             if not self._has_started:  # cancelled before prefill
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
-            reason: Ending = "length" if event.reason != "stop" else "tool_calls" if self._calls else "stop"
-            yield Done(reason, event.stop, event.metrics, self._plain_speed, self._warnings)
+            yield Done(self._ending(event), event.stop, event.metrics, self._plain_speed, self._warnings)
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:
-            if isinstance(each, str):
-                yield TextDelta(each)
-            elif isinstance(each, Thought):
+            if isinstance(each, Thought):
                 yield ReasoningDelta(each.text)
-            elif self._allow_parallel_calls or not self._calls:
-                yield ToolCallDelta(self._calls, each)
-                self._calls += 1
+            elif isinstance(each, str):
+                if self._demanded:
+                    self._dropped += each
+                else:
+                    yield TextDelta(each)
+            elif self._allow_parallel_calls or each.index == 0:
+                if isinstance(each, CallStart):
+                    self._call = each
+                elif isinstance(each, CallEnd):
+                    self._is_cut = each.is_cut
+                yield each
+
+    def _ending(self, event: Finished) -> Ending:
+        if event.reason != "stop":
+            return "length"
+        is_stopped_inside = self._is_cut and event.stop is not None
+        return "stop" if self._call is None or is_stopped_inside else "tool_calls"

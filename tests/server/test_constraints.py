@@ -103,8 +103,9 @@ def test_functions(pair: Server) -> None:
             messages=USER, function_call={"name": "get_size"}, stream=True, **ask
         )
     ]
-    (call,) = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
-    assert call.arguments == made.message.function_call.arguments and chunks[-1].finish_reason == "function_call"
+    first, *more = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert (first.name, first.arguments) == ("get_size", "") and chunks[-1].finish_reason == "function_call"
+    assert "".join(call.arguments or "" for call in more) == made.message.function_call.arguments
     turns = [*USER, made.message.to_dict(), {"role": "function", "name": "get_size", "content": "2"}]
     after = client.chat.completions.create(messages=turns, function_call="none", **{**ask, "max_tokens": 4})
     assert after.choices[0].message.content is not None

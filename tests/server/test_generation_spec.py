@@ -24,10 +24,10 @@ from edgespec.server.chat import ChatRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import add_answer_header, build_call_structure
-from edgespec.service.response import Done, ResponseStream, Started, TextDelta, ToolCallDelta
+from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
 from edgespec.service.tools import Tool
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import ToolCall, detect_tool_format, make_reader
+from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
 from edgespec.text.tool_formats.hermes import HERMES
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -92,7 +92,7 @@ def test_forced_calls_are_read_back(
     assert set(tokenizer.end_of_generation) & set(_allowed(distribution)), "and wants no more after it"
     reader = make_reader(form, {tool.name: tool.parameters})
     found = [*reader.push(text), *reader.finish()]
-    read = [each for each in found if isinstance(each, ToolCall)]
+    read = [each.call for each in found if isinstance(each, CallEnd)]
     assert [call.name for call in read] == ["weather"] * len(cities)
     assert [json.loads(call.arguments) for call in read] == [{"place": {"city": city}} for city in cities]
 
@@ -163,10 +163,30 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
     response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
     parts = [*response.parts(Piece(text, "answer", "")), *response.parts(Finished("stop", (), 0, metrics))]
-    calls = [part.call.arguments for part in parts if isinstance(part, ToolCallDelta)]
+    calls = [part.call.arguments for part in parts if isinstance(part, CallEnd)]
     assert calls == (['{"n": 1}'] if parallel is False else ['{"n": 1}', '{"n": 2}'])
     assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == "Well,  so."
     assert isinstance(parts[-1], Done) and parts[-1].reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "expected"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"n": [1', ["f", "g"],
+         [CallStart(0, "f"), CallDelta(0, '{"n": [1'), CallEnd(0, ToolCall("f", '{"n": [1'), True)]),
+        ('<tool_call>\n{"na', ["f"], [CallStart(0, "f"), CallEnd(0, ToolCall("f", ""), True)]),
+        ('<tool_call>\n{"na', ["f", "g"], []),
+        ("", ["f"], []),
+    ],
+    ids=["in its arguments", "before them", "before its name", "before it"],
+)  # fmt: skip
+def test_a_demanded_call_that_is_cut(text: str, names: list[str], expected: list[Any]) -> None:
+    response = ResponseStream(make_reader(HERMES, {name: {} for name in names}), None, demanded=names)
+    metrics = Meter(1, 0.0).metrics()
+    pieces = [part for character in text for part in response.parts(Piece(character, "answer", ""))]
+    *parts, end = merge_deltas([*pieces, *response.parts(Finished("length", (), 0, metrics))])
+    assert [part for part in parts if not isinstance(part, Started)] == expected
+    assert isinstance(end, Done) and end.reason == "length"
 
 
 def _allowed(distribution: Any) -> list[int]:

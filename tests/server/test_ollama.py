@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from edgespec.server.ollama import OllamaChatRequest
-from edgespec.service.response import ReasoningDelta, ToolCallDelta
-from edgespec.text.tool_formats import ToolCall
+from edgespec.service.response import ReasoningDelta
+from edgespec.text.tool_formats import CallEnd, ToolCall
 from tests.server.serving import PROMPT, Server
 
 MODEL = "embedded"
@@ -92,7 +92,7 @@ def test_tools_and_reasoning_of_past_and_present_answers(pair: Server) -> None:
     (spec,) = request.generation_specs()
     assert spec.variables == {"enable_thinking": True, "reasoning_effort": "low"}
     writer, streamed = request.writer(), []
-    for part in (ReasoningDelta("A file."), ToolCallDelta(0, ToolCall("read", '{"path":"a.txt"}'))):
+    for part in (ReasoningDelta("A file."), CallEnd(0, ToolCall("read", '{"path":"a.txt"}'))):
         streamed += [json.loads(line)["message"] for line in writer.chunks(0, part)]
     assert streamed[0]["thinking"] == "A file." and streamed[0]["content"] == ""
     (written,) = streamed[1]["tool_calls"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.text.tool_formats import Thought, ToolCall
+from edgespec.text.tool_formats import CallEnd, Thought, ToolCall
 from edgespec.text.tool_formats.harmony import HarmonyReader
 
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
@@ -15,6 +15,8 @@ CASES = {
     ),
     "a call": (f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{CALL}",
                [Thought("Hm."), ToolCall("f", '{"a": 1}')]),
+    "a call among the thoughts": (CALL.replace("commentary", "analysis"), [ToolCall("f", '{"a": 1}')]),
+    "a call that is cut": (CALL[:-2], [ToolCall("f", '{"a": ')]),
     "a call and its end": (f"{CALL}<|call|>", [ToolCall("f", '{"a": 1}')]),
     "the recipient before the channel": (
         " to=functions.g<|channel|>commentary<|constrain|>json<|message|>{}<|call|>",
@@ -42,6 +44,9 @@ def test_messages_are_split_however_the_text_is_cut(name: str) -> None:
                 joined[-1] = last + each
             elif isinstance(last, Thought) and isinstance(each, Thought):
                 joined[-1] = Thought(last.text + each.text)
-            else:
+            elif isinstance(each, CallEnd):
+                assert each.is_cut == (name == "a call that is cut")
+                joined.append(each.call)
+            elif isinstance(each, str | Thought):
                 joined.append(each)
         assert joined == expected, step

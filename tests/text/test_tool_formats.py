@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.text.tool_formats import ToolCall, detect_tool_format, make_reader, tool_instructions
+from edgespec.text.tool_formats import (
+    CallDelta,
+    CallEnd,
+    CallStart,
+    ToolCall,
+    detect_tool_format,
+    make_reader,
+    tool_instructions,
+)
 from edgespec.text.tool_formats.harmony import HarmonyReader
 
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
@@ -54,13 +62,28 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
 
 
 def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
+    """What is read, with texts joined. The deltas of a call must be its arguments."""
+    return [each.call if isinstance(each, CallEnd) else each for each in read_parts(template, pieces)]
+
+
+def read_parts(template: str, pieces: list[str]) -> list[str | CallEnd]:
     reader = make_reader(detect_tool_format(template), {"f": {}, "g": {}})
-    found = [each for piece in pieces for each in reader.push(piece)] + reader.finish()
-    joined: list[str | ToolCall] = []
-    for each in found:
+    joined: list[str | CallEnd] = []
+    name, arguments, n_calls = "", "", 0
+    for each in [*(each for piece in pieces for each in reader.push(piece)), *reader.finish()]:
         if isinstance(each, str) and joined and isinstance(joined[-1], str):
             joined[-1] += each
+        elif isinstance(each, CallStart):
+            assert each.index == n_calls
+            name, arguments, n_calls = each.name, "", n_calls + 1
+        elif isinstance(each, CallDelta):
+            assert each.index == n_calls - 1
+            arguments += each.arguments
+        elif isinstance(each, CallEnd):
+            assert (each.index, each.call) == (n_calls - 1, ToolCall(name, arguments))
+            joined.append(each)
         else:
+            assert isinstance(each, str)
             joined.append(each)
     return joined
 
@@ -70,6 +93,38 @@ def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
     template, text, expected = CASES[name]
     for step in (1, 2, 3, 7, 1000):
         assert read(template, [text[i : i + step] for i in range(0, len(text), step)]) == expected, step
+
+
+NEWLINE = '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>'
+OPEN = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+# (words of the template, what the model writes, the arguments, whether they are cut)
+WRITTEN = {
+    "hermes": ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>{\\"',
+               '{"a": "</tool_call>{\\"', True),
+    "hermes, other members": ("<tool_call>", '<tool_call>{"type": "function", "name": "f", "id": "1", "arguments": {}',
+                              "{}", False),
+    "hermes, not closed": ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": [1, 2</tool_call>',
+                           '{"a": [1, 2', True),
+    "hermes, with line breaks": ("<tool_call>", NEWLINE, '{"a": "x\\u000ay"}', False),
+    "mistral": ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "]', '{"a": "]', True),
+    "mistral, with an id": ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "9"}]', '{"a": 1}',
+                            False),
+    "mistral since 2025": ("[TOOL_CALLS] [ARGS]", '[TOOL_CALLS]f[ARGS]{"a": {"b": ', '{"a": {"b": ', True),
+    "deepseek": ("<｜tool▁calls▁begin｜>", OPEN + '{"a": 1, "b', '{"a": 1, "b', True),
+    "llama, bare": ("<|python_tag|>", '{"name": "f", "parameters": {"a": 1, "b": "', '{"a": 1, "b": "', True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_are_passed_on_while_they_are_written(name: str) -> None:
+    template, text, arguments, is_cut = WRITTEN[name]
+    for step in (1, 3, 1000):
+        pieces = [text[i : i + step] for i in range(0, len(text), step)]
+        assert read_parts(template, pieces) == [CallEnd(0, ToolCall("f", arguments), is_cut)], step
+    reader = make_reader(detect_tool_format(template), {"f": {}})
+    parts = [each for character in text for each in reader.push(character)]
+    deltas = [each.arguments for each in parts if isinstance(each, CallDelta)]
+    assert parts[0] == CallStart(0, "f") and "".join(deltas) == arguments and len(deltas) >= len(arguments) - 5
 
 
 @pytest.mark.parametrize("template", sorted({case[0] for case in CASES.values()}))
@@ -86,11 +141,13 @@ def test_text_is_never_lost(template: str, data: st.DataObject) -> None:
         assert len("".join(map(str, found)).strip()) >= len("".join(pieces).strip()) - len(pieces)
 
 
-@given(arguments=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=4))
+@given(
+    arguments=st.dictionaries(
+        st.text(max_size=5), st.integers() | st.text(max_size=9) | st.sampled_from(["</tool_call>", "<"]), max_size=4
+    )
+)
 def test_arguments_come_back(arguments: dict[str, Any]) -> None:
     body = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
-    if "</tool_call>" in body:
-        return
     (call,) = read("<tool_call>", [f"<tool_call>{body}</tool_call>"])
     assert isinstance(call, ToolCall) and json.loads(call.arguments) == arguments
 
@@ -114,8 +171,8 @@ def test_what_the_schema_calls_a_string_stays_one(parameter: str, written: str, 
     """Qwen3-Coder writes values without quotes."""
     reader = make_reader(detect_tool_format("<tool_call> <function="), {"write": WRITE})
     text = f"<tool_call>\n<function=write>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"
-    (call,) = [*reader.push(text), *reader.finish()]
-    assert isinstance(call, ToolCall) and json.loads(call.arguments) == {parameter: expected}
+    _, _, end = [*reader.push(text), *reader.finish()]
+    assert isinstance(end, CallEnd) and json.loads(end.call.arguments) == {parameter: expected}
 
 
 @pytest.mark.parametrize("name", ["fs/read", "srv:read", "a.b-c_d"])
@@ -124,7 +181,8 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
     assert read("[TOOL_CALLS] [ARGS]", [text]) == [ToolCall(name, '{"a": 1}')]
     header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
     reader = HarmonyReader()
-    assert [*reader.push(header + '{"a": 1}<|call|>'), *reader.finish()] == [ToolCall(name, '{"a": 1}')]
+    *_, end = [*reader.push(header + '{"a": 1}<|call|>'), *reader.finish()]
+    assert end == CallEnd(0, ToolCall(name, '{"a": 1}'))
 
 
 def test_instructions_name_the_tools() -> None:

@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from edgespec.text.reasoning import detect_format
-from edgespec.text.tool_formats.base import NAME_CHARACTER, AnswerPart, Frame, Schemas, ToolCall, ToolFormat
+from edgespec.text.tool_formats.base import (
+    NAME_CHARACTER,
+    AnswerPart,
+    CallDelta,
+    CallEnd,
+    CallStart,
+    Frame,
+    Schemas,
+    ToolCall,
+    ToolFormat,
+)
 from edgespec.text.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from edgespec.text.tool_formats.harmony import HARMONY, HarmonyReader, Thought
 from edgespec.text.tool_formats.hermes import HERMES, tool_instructions
@@ -20,6 +30,9 @@ from edgespec.text.tool_formats.reader import ToolCallReader
 __all__ = [
     "NAME_CHARACTER",
     "AnswerPart",
+    "CallDelta",
+    "CallEnd",
+    "CallStart",
     "Frame",
     "Reader",
     "Schemas",

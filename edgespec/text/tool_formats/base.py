@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,38 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of the tool `name`; `arguments` is a JSON object as text."""
+    """A call of the tool `name`; `arguments` is a JSON object as text, or its beginning where the call was cut."""
 
     name: str
     arguments: str
 
 
-AnswerPart = str | ToolCall
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The beginning of a call; `index` counts the calls of an answer from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of a call's arguments. The deltas of a call, joined, are its arguments."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The end of a call. `is_cut`: its arguments are not complete."""
+
+    index: int
+    call: ToolCall
+    is_cut: bool = False
+
+
+AnswerPart = str | CallStart | CallDelta | CallEnd
 NAME_CHARACTER = "[A-Za-z0-9_.:/-]"
 """Regular expression of one character of a tool's name."""
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -43,11 +69,36 @@ class Frame:
         return any("{name}" in part for part in self.before)
 
 
+class CallSyntax:
+    """Where the arguments of a call begin, for calls whose arguments are a JSON object that follows their name.
+
+    first  matches the text before the arguments of a block's first call; its one group that takes part is the name
+    later  the same for the other calls of a block, from the end of the arguments before
+    rest   matches what belongs to a call behind its arguments; it may be empty
+    """
+
+    def __init__(self, head: str, rest: str) -> None:
+        """`head` and `rest` are regular expressions. `head` ends before the object."""
+        self.first = re.compile(head)
+        self.later = re.compile(rest + head)
+        self.rest = re.compile(rest)
+
+
+_MEMBERS = r'(?:"(?!name"|arguments"|parameters")\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
+JSON_HEAD = (
+    rf'[\s;,\[]*\{{\s*{_MEMBERS}"name"\s*:\s*"([^"\\]+)"\s*,\s*{_MEMBERS}"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+)
+JSON_REST = r'(?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.+-]+))*\s*\}*[\s;,\]]*'
+JSON_CALLS = CallSyntax(JSON_HEAD, JSON_REST)
+"""Calls that are JSON objects with a name and arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How one family writes calls: in blocks from `opening` to `closing`, or to the end of the answer if that is "".
 
     read           returns the calls of a block without its markers; None if it holds none
+    syntax         of the calls that can be read while they are written; the others are read when their block ends
     argument       key of the arguments in a call that is one JSON object
     bare           whether a call may also be the whole answer, without `opening`
     frame          for an answer that must consist of calls
@@ -59,6 +110,7 @@ class ToolFormat:
     opening: str
     closing: str
     read: Callable[[str, Schemas], list[ToolCall] | None]
+    syntax: CallSyntax = JSON_CALLS
     argument: str = "arguments"
     bare: bool = False
     frame: Frame = Frame()
@@ -85,7 +137,7 @@ def read_json_calls(body: str, _: Schemas) -> list[ToolCall] | None:
     """The calls of one JSON object, a list of objects, or several in a row, separated by ';' or blanks."""
     decoder, at, calls = json.JSONDecoder(), 0, list[ToolCall]()
     while at < len(body):
-        if body[at] in " \t\r\n;,":
+        if body[at] in " \t\r\n;,]":
             at += 1
             continue
         try:

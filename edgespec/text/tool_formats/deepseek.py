@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import re
 
-from edgespec.text.tool_formats.base import Frame, Schemas, ToolCall, ToolFormat, make_call
+from edgespec.text.tool_formats.base import NAME_CHARACTER, CallSyntax, Frame, Schemas, ToolCall, ToolFormat, make_call
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _VISIBLE = (_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _END)
 _CALL = re.compile(rf"{_CALL_BEGIN}(.*?){_SEPARATOR}(.*?)(?:{_CALL_END}|\Z)", re.DOTALL)
+_NAME = rf"\s*({NAME_CHARACTER}+)\s*"
+_SYNTAX = CallSyntax(
+    rf"\s*{_CALL_BEGIN}(?:function{_SEPARATOR}{_NAME}\n(?:```json)?|{_NAME}{_SEPARATOR})\s*(?=\{{)",
+    rf"\s*(?:```)?\s*(?:{_CALL_END})?\s*",
+)
 
 
 def _read(body: str, _: Schemas) -> list[ToolCall] | None:
@@ -32,6 +37,7 @@ DEEPSEEK_V3 = ToolFormat(
     _BEGIN,
     _END,
     _read,
+    _SYNTAX,
     frame=Frame(
         (_CALL_BEGIN, "function", _SEPARATOR, "{name}", "\n```json\n"),
         ("\n```", _CALL_END),
@@ -46,6 +52,7 @@ DEEPSEEK_V31 = ToolFormat(
     _BEGIN,
     _END,
     _read,
+    _SYNTAX,
     frame=Frame((_CALL_BEGIN, "{name}", _SEPARATOR), (_CALL_END,), (_BEGIN,), (_END,), ()),
     visible=_VISIBLE,
 )

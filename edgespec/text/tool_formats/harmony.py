@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.text.reasoning import HARMONY_MESSAGES, ReasoningSplitter, Segment
-from edgespec.text.tool_formats.base import NAME_CHARACTER, AnswerPart, Frame, ToolFormat, make_call
+from edgespec.text.tool_formats.arguments import OpenCall
+from edgespec.text.tool_formats.base import NAME_CHARACTER, AnswerPart, CallEnd, Frame, ToolFormat
 
 _FUNCTION = re.compile(rf"\bto=functions\.({NAME_CHARACTER}+)")
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
@@ -24,13 +25,14 @@ class Thought:
 
 
 class HarmonyReader:
-    """Splits what a model writes after `<|start|>assistant`. A call without valid arguments stays text."""
+    """Splits what a model writes after `<|start|>assistant`. A call whose text is not a JSON object stays text."""
 
     def __init__(self) -> None:
         self._splitter = ReasoningSplitter(HARMONY_MESSAGES, "header")
         self._header = ""
-        self._function: str | None = None  # recipient of the present message
-        self._arguments = ""
+        self._function: str | None = None  # recipient of the present message, until its text begins
+        self._call: OpenCall | None = None
+        self._n_calls = 0
 
     def push(self, text: str) -> list[AnswerPart | Thought]:
         """Add `text`; returns the parts that are certain."""
@@ -49,16 +51,34 @@ class HarmonyReader:
                 if segment.text == "<|message|>":
                     found = _FUNCTION.search(self._header)
                     self._header, self._function = "", found[1] if found else None
-            elif self._function is not None:
-                self._arguments += segment.text
+            elif self._function is not None or self._call is not None:
+                parts += self._read_arguments(segment.text)
             else:
                 parts.append(Thought(segment.text) if segment.channel == "reasoning" else segment.text)
         return parts
 
+    def _read_arguments(self, text: str) -> list[AnswerPart | Thought]:
+        """The parts that the text of a message with a recipient adds."""
+        parts: list[AnswerPart | Thought] = []
+        if self._function is not None:
+            if not (text := text.lstrip()):
+                return []
+            if text.startswith("{"):
+                self._call = OpenCall(self._n_calls, self._function)
+                self._n_calls += 1
+                parts.append(self._call.start)
+            self._function = None
+        if self._call is not None:
+            added, text = self._call.push(text)
+            parts += added
+            if any(isinstance(part, CallEnd) for part in added):
+                self._call = None
+                text = text.strip()
+        return [*parts, text] if text else parts
+
     def _end_call(self) -> list[AnswerPart | Thought]:
-        function, text = self._function, self._arguments
-        self._function, self._arguments = None, ""
-        return [make_call(function, text) or text] if function is not None and text else []
+        call, self._call, self._function = self._call, None, None
+        return [call.finish()] if call is not None else []
 
 
 HARMONY = ToolFormat(

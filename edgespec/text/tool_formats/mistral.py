@@ -5,9 +5,22 @@ from __future__ import annotations
 import json
 import re
 
-from edgespec.text.tool_formats.base import NAME_CHARACTER, Frame, Schemas, ToolCall, ToolFormat, read_json_calls
+from edgespec.text.tool_formats.base import (
+    JSON_HEAD,
+    JSON_REST,
+    NAME_CHARACTER,
+    CallSyntax,
+    Frame,
+    Schemas,
+    ToolCall,
+    ToolFormat,
+    read_json_calls,
+)
 
-_CALL = re.compile(rf"\s*(?:\[TOOL_CALLS\])?\s*({NAME_CHARACTER}+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
+_MARKER = r"\s*(?:\[TOOL_CALLS\])?"
+_NAME = rf"\s*({NAME_CHARACTER}+)(?:\[CALL_ID\]\w*)?\[ARGS\]"
+_CALL = re.compile(_MARKER + _NAME)
+_SYNTAX = CallSyntax(rf"{_MARKER}(?:{_NAME}\s*(?=\{{)|{JSON_HEAD})", JSON_REST)
 
 
 def _read(body: str, tools: Schemas) -> list[ToolCall] | None:
@@ -28,6 +41,7 @@ MISTRAL_LIST = ToolFormat(
     "[TOOL_CALLS]",
     "",
     _read,
+    _SYNTAX,
     frame=Frame(first=("[TOOL_CALLS]", "["), last=("]",), between=(", ",)),
     visible=("[TOOL_CALLS]",),
 )
@@ -36,6 +50,7 @@ MISTRAL_ARGS = ToolFormat(
     "[TOOL_CALLS]",
     "",
     _read,
+    _SYNTAX,
     frame=Frame(("[TOOL_CALLS]", "{name}", "[ARGS]"), between=()),
     visible=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
 )
