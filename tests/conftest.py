@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fast_mlx import preload_sgemm
+
+preload_sgemm()
+
 TESTS = Path(__file__).parent
 MARKERS = {
     "fast": ("architecture", "core", "drafters", "formats", "text"),

@@ -12,9 +12,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.models import vocabulary_fields
+from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.options import LoadOptions
+from tests.models import TARGET, vocabulary_fields
 
 DENSE = {
     "model_type": "llama",
@@ -127,6 +130,13 @@ def quantized_copy(source: Path, path: Path, bits: int) -> Path:
     shutil.rmtree(path, ignore_errors=True)
     convert(str(source), str(path), quantize=True, q_group_size=32, q_bits=bits, dtype="float32")
     return path
+
+
+def load_target() -> MlxModel:
+    """The packaged target in single precision: the CPU build multiplies 8-bit matrices ten times as slowly."""
+    model = load(TARGET, LoadOptions(context_size=256))
+    dequantize_model(model._model)
+    return model
 
 
 @cache

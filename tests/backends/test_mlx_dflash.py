@@ -12,8 +12,7 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx import dflash
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
@@ -32,14 +31,14 @@ from tests.backends.mlx_pairs import (
     refuse,
     tapped_features,
 )
-from tests.models import TARGET
+from tests.mlx_models import load_target
 
 LAYERS = (1, 3, 6)
 
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 def make(path: Path, target: MlxModel, **settings: Any) -> Path:

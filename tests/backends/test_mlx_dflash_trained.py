@@ -9,9 +9,8 @@ import pytest
 
 from edgespec.backends.mlx.dflash import DFlashSession
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, CheckCancelled, Step
@@ -20,7 +19,8 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import AutoVerifier, SampleMatching, TokenRejection
 from edgespec.drafters.sampling import RequestDraw
 from tests.backends.mlx_pairs import PROMPTS, Answers, LateFeatures, answer, attach, measure, open_drafter
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "dflash-python-6m"
 BLOCK = Budget(7, 7)
@@ -28,7 +28,7 @@ BLOCK = Budget(7, 7)
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
 from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
@@ -32,7 +31,8 @@ from tests.backends.mlx_pairs import (
     refuse,
     tapped_features,
 )
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 LAYERS = (1, 3, 6)
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "dspark-python-6m"
@@ -40,7 +40,7 @@ FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "dspark-python-6m"
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 def make(path: Path, target: MlxModel, **settings: Any) -> Path:

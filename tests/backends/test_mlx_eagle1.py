@@ -14,8 +14,7 @@ from safetensors.numpy import load_file
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import EdgespecError, InvalidModelFile
 from edgespec.formats.mlx_folder import read_json
 from tests.backends.mlx_pairs import (
@@ -31,7 +30,8 @@ from tests.backends.mlx_pairs import (
 )
 from tests.backends.pair_heads import LLAMA, Look, NumpyHead, make_config, make_tensors, quantize, write_folder
 from tests.formats.head_files import make_pickle, stored, write_torch
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle-python-6m"
 SIZE, VOCABULARY = 256, 4096
@@ -39,7 +39,7 @@ SIZE, VOCABULARY = 256, 4096
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
@@ -22,14 +21,15 @@ from edgespec.formats.heads import HeadSpec
 from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec
 from tests.backends.numpy_layers import attend, feed_forward, normed, rotated
 from tests.backends.pair_heads import quantize
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 def make_spec(**changes: Any) -> HeadSpec:

@@ -14,8 +14,7 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx import pair_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.hydra import HydraSession
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import InvalidModelFile
 from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
 from tests.backends.mlx_pairs import (
@@ -32,7 +31,7 @@ from tests.backends.mlx_pairs import (
     refuse,
     tapped_features,
 )
-from tests.models import TARGET
+from tests.mlx_models import load_target
 
 SIZE, VOCABULARY = 256, 4096
 WHOLE = 10**6  # a window that no text fills
@@ -41,7 +40,7 @@ PREFIX = "prefix_embeding_layer."
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["Hydra++", "Hydra"])

@@ -12,8 +12,7 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.medusa import MedusaSession
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidModelFile
 from edgespec.formats.head_file import read_head
@@ -31,7 +30,7 @@ from tests.backends.mlx_pairs import (
     tapped_features,
 )
 from tests.formats.head_files import call, make_pickle, write_torch
-from tests.models import TARGET
+from tests.mlx_models import load_target
 
 SIZE, VOCABULARY = 256, 4096
 WHOLE = 10**6  # a window that no text fills
@@ -39,7 +38,7 @@ WHOLE = 10**6  # a window that no text fills
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module")

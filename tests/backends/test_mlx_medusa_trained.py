@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Budget
 from tests.backends.medusa_heads import rewrite
 from tests.backends.mlx_pairs import PROMPTS, Answers, LateFeatures, answer, attach
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 SIZE = 256  # of the target
 Sound = Callable[[str], Answers]
@@ -27,7 +27,7 @@ ASKED = {"medusa": PROMPTS, "hydra": PROMPTS[:2]}  # enough to tell a wrong read
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module")

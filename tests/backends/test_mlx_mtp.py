@@ -44,8 +44,8 @@ from tests.backends.pair_heads import (
     stack_experts,
     write_folder,
 )
-from tests.mlx_models import CONFIGS, make_folder
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import CONFIGS, load_target, make_folder
+from tests.models import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "fixtures" / "heads" / "mtp-python-6m"
 SIZE, VOCABULARY = 256, 4096
@@ -54,7 +54,7 @@ LAYER = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import pytest
 
 from edgespec.backends.mlx import pair_session
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import BackendError
 from tests.backends.mlx_pairs import (
     WHOLE,
@@ -22,14 +21,15 @@ from tests.backends.mlx_pairs import (
     read_spec,
 )
 from tests.backends.pair_heads import QWEN, Look, make_pair_folder
-from tests.models import REPOSITORY, TARGET
+from tests.mlx_models import load_target
+from tests.models import REPOSITORY
 
 LOOKS = {"eagle": Look(n_layers=2), "mtp": QWEN}
 
 
 @pytest.fixture(scope="module")
 def target() -> MlxModel:
-    return load(TARGET, LoadOptions(context_size=256))
+    return load_target()
 
 
 @pytest.fixture(scope="module", params=["eagle3", *LOOKS])
