@@ -84,9 +84,11 @@ def vocabulary_fields() -> dict[str, list]:
     return {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges")}
 
 
-def llama(path: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> None:
-    """A dense llama."""
+def llama(path: Path, *, seed: int = 0, layers: int = 2, width: int = 64, template: str | None = None) -> None:
+    """A dense llama, perhaps with a chat template."""
     m = GgufBuilder(path, "llama", layers=layers, width=width, seed=seed)
+    if template is not None:
+        m.writer.add_chat_template(template)
     m.attention(heads=4, kv_heads=2, head_width=width // 4)
     m.writer.add_feed_forward_length(2 * width)
     _dense(m, layers, width=width, heads=4, kv_heads=2, head_width=width // 4, ffn=2 * width)

@@ -12,6 +12,7 @@ from edgespec.engine.events import Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.arguments import read_arguments
+from edgespec.server.control_fields import AnthropicThinkingBody, DraftingBody, EffortConfig
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
@@ -103,11 +104,11 @@ class OutputFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
+class OutputConfig(EffortConfig):
     format: OutputFormat | None = None
 
 
-class CountRequest(Body):
+class CountRequest(AnthropicThinkingBody):
     """The body of /v1/messages/count_tokens."""
 
     model: ModelName = ""
@@ -134,10 +135,11 @@ class CountRequest(Body):
             tool_choice=_TOOL_CHOICES[choice.type],
             forced_tool=choice.name if choice.type == "tool" else None,
             parallel_calls=None if is_single is None else not is_single,
+            thinking=self.thinking_asked(),
         )
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, DraftingBody):
     """The body of /v1/messages."""
 
     max_tokens: Tokens
@@ -171,6 +173,7 @@ class MessagesRequest(CountRequest):
             settings=Settings(self.temperature, self.top_p, self.top_k),
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
+            draft_length=self.draft_length(),
         )
 
     def _continue(self, prompt: Prompt) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from edgespec.engine.events import Scored
 from edgespec.errors import InvalidRequest
 from edgespec.server.choices import ChoicesWriter, format_score, make_choice
 from edgespec.server.constraints import ConstrainedBody
+from edgespec.server.control_fields import DraftingBody, ThinkingBody
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -25,6 +26,7 @@ from edgespec.server.fields import (
 )
 from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, parse_arguments, split_start
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
+from edgespec.service.thinking import Effort
 from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
@@ -73,7 +75,7 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ChatRequest(ConstrainedBody):
+class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
     """The body of /v1/chat/completions.
 
     `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
@@ -90,6 +92,7 @@ class ChatRequest(ConstrainedBody):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -122,7 +125,7 @@ class ChatRequest(ConstrainedBody):
             prompt=messages,
             start=start,
             settings=self.settings(),
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             seed=self.seed,
             stop=self.stops(),
             structure=self.structure(),
@@ -132,7 +135,14 @@ class ChatRequest(ConstrainedBody):
             parallel_calls=False if self.functions else self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self.chat_template_kwargs or {},
+            draft_length=self.draft_length(),
+            thinking=self.make_thinking(is_on=self._switch(), effort=self.reasoning_effort),
         )
+
+    def _switch(self) -> bool | None:
+        """Whether the variables of the chat template turn the reasoning on or off."""
+        given = (self.chat_template_kwargs or {}).get("enable_thinking")
+        return given if isinstance(given, bool) else None
 
     def _continues(self) -> bool:
         """Whether the answer continues the last message. Raises InvalidRequest for contradictory fields."""

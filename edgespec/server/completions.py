@@ -12,6 +12,7 @@ from edgespec.engine.events import Gap, PromptScores, Scored, TokenPrompt
 from edgespec.errors import InvalidRequest
 from edgespec.server.choices import ChoicesWriter, format_score, make_choice
 from edgespec.server.constraints import ConstrainedBody
+from edgespec.server.control_fields import DraftingBody
 from edgespec.server.fields import Tokens
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
@@ -23,7 +24,7 @@ TokenIds = Annotated[
 ]
 
 
-class CompletionRequest(ConstrainedBody):
+class CompletionRequest(ConstrainedBody, DraftingBody):
     """The body of /v1/completions. All constraints are extensions."""
 
     prompt: str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1, max_length=128, fail_fast=True)]
@@ -61,12 +62,13 @@ class CompletionRequest(ConstrainedBody):
         return GenerationSpec(
             prompt=TokenPrompt(text) if isinstance(text, tuple) else text,
             settings=self.settings(),
-            max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             seed=self.seed,
             stop=self.stops(),
             structure=self.structure(),
             top_logprobs=self.logprobs,
             scores_prompt=bool(self.echo) and self.logprobs is not None,
+            draft_length=self.draft_length(),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
@@ -20,7 +20,10 @@ Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Tokens = Annotated[int, Field(ge=1, le=2**31)]
+NO_LIMIT = 2**31
+"""Tokens of an answer that may go on to the end of the context."""
+Tokens = Annotated[int, Field(ge=-1, le=NO_LIMIT), AfterValidator(lambda n: NO_LIMIT if n == -1 else n)]
+"""Tokens of an answer. As in llama.cpp's server, 0 reads the prompt into the cache only, and -1 is no limit."""
 FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_fast=True)
 """Limits of a list's length. Without `fail_fast` pydantic reports every invalid item of a list of any length."""
 _MAX_BIASES = 4096

@@ -81,11 +81,12 @@ async def _parts(
         model_info = turn.model_info
         try:
             request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+            speculation = spec.draft_length.apply(model_info.speculation)
             response = spec.make_response(model_info, model_info.plain_speed, request.structure)
         except BaseException:
             slot.leave()
             raise
-        async with slot.stream(request, turn.ends_s) as batches:  # which ends the turn
+        async with slot.stream(request, turn.ends_s, speculation) as batches:  # which ends the turn
             async for batch in batches:
                 for part in merge_deltas([part for event in batch for part in response.parts(event)]):
                     yield index, part

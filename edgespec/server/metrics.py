@@ -16,15 +16,32 @@ from edgespec.service.engine_log import Death
 from edgespec.units import gib
 
 _MAX_RECENT = 50
-_COUNTERS = {  # fields of Metrics, which are also the names of the counters
+_OF_ANSWERS = {  # fields of Metrics, which are also the names of the counters
     "prompt_tokens": "Prompt tokens.",
+    "cached_tokens": "Prompt tokens that were in the KV cache.",
     "emitted_tokens": "Generated tokens.",
+    "reasoning_tokens": "Generated tokens of the reasoning.",
     "drafted_tokens": "Drafted tokens.",
     "accepted_tokens": "Drafted tokens that were accepted.",
     "target_forwards": "Decode forwards of the target model.",
 }
-_ANSWER_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)  # seconds
-_TTFT_BUCKETS = (0.03, 0.1, 0.3, 1, 3, 10, 30)  # seconds
+_OF_MODELS = {
+    "opens": "Models loaded.",
+    "failed_opens": "Models that could not be loaded.",
+    "embeddings": "Texts embedded.",
+    "embedded_tokens": "Tokens of the texts embedded.",
+}
+_HISTOGRAMS = {  # name -> its text, its buckets in seconds
+    "answer_seconds": ("Duration of an answer.", (0.1, 0.3, 1, 3, 10, 30, 100, 300)),
+    "time_to_first_token_seconds": (
+        "Time to the first token, without the time in the queue.",
+        (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+    ),
+    "time_per_output_token_seconds": (
+        "Mean time of a token of an answer, the first one excluded.",
+        (0.0003, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 1),
+    ),
+}
 _LOG = logging.getLogger("edgespec.server")
 
 
@@ -55,21 +72,16 @@ class ServerMetrics:
         options: Any = {"namespace": "edgespec", "registry": self._registry}
         self.refused = Counter("refused", "Requests refused because too many were waiting.", ["model"], **options)
         self._answers = Counter("answers", "Finished answers.", ["model", "ending"], **options)
-        self._counters = {name: Counter(name, text, ["model"], **options) for name, text in _COUNTERS.items()}
-        self._seconds = Histogram(
-            "answer_seconds", "Duration of an answer.", ["model"], buckets=_ANSWER_BUCKETS, **options
-        )
-        self._ttft = Histogram(
-            "first_token_seconds",
-            "Time to the first token, without the time in the queue.",
-            ["model"],
-            buckets=_TTFT_BUCKETS,
-            **options,
-        )
-        self._waiting = Gauge("waiting", "Requests in the queue.", ["model"], **options)
-        self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
-        self._failed_opens = Counter("failed_opens", "Models that could not be loaded.", ["model"], **options)
         self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model", "cause"], **options)
+        self._counters = {
+            name: Counter(name, text, ["model"], **options) for name, text in (_OF_ANSWERS | _OF_MODELS).items()
+        }
+        self._histograms = {
+            name: Histogram(name, text, ["model"], buckets=buckets, **options)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._waiting = Gauge("waiting_requests", "Requests in the queue.", ["model"], **options)
+        self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -80,11 +92,16 @@ class ServerMetrics:
         """Count a finished answer that took `seconds`."""
         m = finished.metrics
         self._answers.labels(model, finished.reason).inc()
-        for name, counter in self._counters.items():
-            counter.labels(model).inc(getattr(m, name))
-        self._seconds.labels(model).observe(seconds)
-        if m.ttft_s is not None:
-            self._ttft.labels(model).observe(m.ttft_s)
+        for name in _OF_ANSWERS:
+            self._counters[name].labels(model).inc(getattr(m, name))
+        times = {
+            "answer_seconds": seconds,
+            "time_to_first_token_seconds": m.ttft_s,
+            "time_per_output_token_seconds": m.tpot_s,
+        }
+        for name, value in times.items():
+            if value is not None:
+                self._histograms[name].labels(model).observe(value)
         call = Call(
             at=time.time(),
             model=model,
@@ -110,9 +127,19 @@ class ServerMetrics:
         kept = f" (its output is in {death.log})" if death.log is not None else ""
         _LOG.warning("%s: %s%s", model, death.reason, kept)
 
+    def note_open(self, model: str, context_size: int) -> None:
+        """Count and log a model that has been loaded, with a context of `context_size` tokens."""
+        self._counters["opens"].labels(model).inc()
+        _LOG.info("%s: loaded, with a context of %s tokens", model, f"{context_size:,}")
+
+    def note_embeddings(self, model: str, texts: int, tokens: int) -> None:
+        """Count texts that have been embedded, and their tokens."""
+        self._counters["embeddings"].labels(model).inc(texts)
+        self._counters["embedded_tokens"].labels(model).inc(tokens)
+
     def note_failed_open(self, model: str, reason: str) -> None:
         """Count and log a model that could not be loaded."""
-        self._failed_opens.labels(model).inc()
+        self._counters["failed_opens"].labels(model).inc()
         _LOG.warning("%s: not loaded: %s", model, reason)
 
     def seconds_a_call(self, model: str) -> float:
@@ -130,6 +157,8 @@ class ServerMetrics:
         """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""
         for model, count in waiting.items():
             self._waiting.labels(model).set(count)
+            for metric in (*self._counters.values(), *self._histograms.values()):
+                metric.labels(model)  # which begins at zero, so that the first increase counts in rates
         for model, seconds in silent_s.items():
             self._silent.labels(model).set(seconds)
         return generate_latest(self._registry)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest, PromptTooLong
@@ -147,21 +148,24 @@ class ModelSlot:
                 "The next request loads it again.", self._policy.max_silence_s, self._note_death
             )
         model_info = await self._client.open(self._request, self._server_metrics).wait()
-        self._server_metrics.notice(f"{self.name}: loaded, with a context of {model_info.context_size:,} tokens")
+        self._server_metrics.note_open(self.name, model_info.context_size)
         self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
         return model_info
 
     @asynccontextmanager
-    async def stream(self, request: Request, ends_s: float) -> AsyncIterator[AsyncIterator[list[Event]]]:
-        """The events of one generation, in batches, within a turn; `ends_s`: see Turn.
+    async def stream(
+        self, request: Request, ends_s: float, speculation: Speculation | None = None
+    ) -> AsyncIterator[AsyncIterator[list[Event]]]:
+        """The events of one generation, in batches, within a turn; `ends_s`: see Turn. `speculation` replaces the
+        engine's.
 
         Leaving the context cancels the generation. The turn ends when the engine has finished it. Reading raises
         TimedOut where the engine does not end the answer in time.
         """
         assert self._client is not None
         try:
-            stream = self._client.stream(request)
+            stream = self._client.stream(request, speculation)
         except BaseException:
             self.leave()
             raise
@@ -238,7 +242,9 @@ class ModelSlot:
         try:
             async with asyncio.timeout(ends_s - monotonic()):
                 vectors = [vector async for vector in stream]
-            current_record().prompt_tokens += sum(each.tokens for each in vectors)
+            tokens = sum(each.tokens for each in vectors)
+            current_record().prompt_tokens += tokens
+            self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
             return vectors
         except BackendError as error:
             hide_folders(error)

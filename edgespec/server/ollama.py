@@ -10,7 +10,19 @@ from pydantic import ConfigDict, Field
 from edgespec.engine.events import Gap, Prompt
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import FEW, MANY, Body, FunctionTool, ModelName, SamplingBody, Stop, Stops, refuse_fields
+from edgespec.server.control_fields import DraftingBody, ThinkingBody
+from edgespec.server.fields import (
+    FEW,
+    MANY,
+    NO_LIMIT,
+    Body,
+    FunctionTool,
+    ModelName,
+    SamplingBody,
+    Stop,
+    Stops,
+    refuse_fields,
+)
 from edgespec.server.ollama_lines import LineWriter, format_message, format_raw, format_response
 from edgespec.service.generation_spec import GenerationSpec, Settings, make_message, split_start
 from edgespec.service.tools import format_call
@@ -34,7 +46,7 @@ class OllamaOptions(SamplingBody):
     stop: Stop | Stops | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a GenerationSpec. As in Ollama, a seed of -1 is random, and num_predict below 1 no limit."""
+        """The fields of a GenerationSpec. As in Ollama, a seed of -1 is random, and num_predict below 0 no limit."""
         ignored = sorted(_NOT_FOLLOWED & set(self.model_extra or ()))
         return {
             "settings": Settings(
@@ -47,7 +59,7 @@ class OllamaOptions(SamplingBody):
                 self.repeat_penalty,
             ),
             "seed": None if self.seed == -1 else self.seed,
-            "max_tokens": self.num_predict if (self.num_predict or 0) > 0 else None,
+            "max_tokens": NO_LIMIT if (self.num_predict or 0) < 0 else self.num_predict or None,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "warnings": tuple(f"options.{name} is ignored: {_explain(name)}" for name in ignored),
         }
@@ -57,14 +69,14 @@ def _explain(name: str) -> str:
     return "the server's --ctx sets the context." if name == "num_ctx" else "it is not supported in requests."
 
 
-class OllamaBody(Body):
+class OllamaBody(DraftingBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
     model: ModelName = ""
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     n: Literal[1] = 1
@@ -80,18 +92,14 @@ class OllamaBody(Body):
             return None
         return json_structure() if self.format == "json" else json_structure(self.format)
 
-    def variables(self) -> dict[str, Any]:
-        """The chat template's variables that control the reasoning."""
-        if self.think is None:
-            return {}
-        effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
-        return {"enable_thinking": bool(self.think), **effort}
-
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
         """Raises InvalidRequest."""
         refuse_fields(self, "logprobs")
         options = self.options or OllamaOptions()
-        fields = {**options.fields(), "structure": self.structure(), "variables": self.variables(), **more}
+        effort = self.think if isinstance(self.think, str) else None
+        thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
+        control = {"thinking": thinking, "draft_length": self.draft_length()}
+        fields = {**options.fields(), **control, "structure": self.structure(), **more}
         if self.keep_alive is not None:
             warning = "keep_alive is ignored: the server's --keep-alive sets when an idle model is unloaded."
             fields["warnings"] = (*fields["warnings"], warning)

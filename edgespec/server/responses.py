@@ -9,6 +9,7 @@ from pydantic import Field
 
 from edgespec.engine.structured_output import Structure
 from edgespec.errors import InvalidRequest
+from edgespec.server.control_fields import DraftingBody, EffortConfig, ThinkingBody
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -81,7 +82,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(DraftingBody, ThinkingBody):
     """The body of /v1/responses."""
 
     model: ModelName = ""
@@ -94,6 +95,7 @@ class ResponsesRequest(Body):
     tool_choice: ToolChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    reasoning: EffortConfig | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     conversation: Any = None
@@ -134,6 +136,8 @@ class ResponsesRequest(Body):
             tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
             parallel_calls=self.parallel_tool_calls,
+            draft_length=self.draft_length(),
+            thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
             warnings=tuple(
                 {f"{each.type} is not available.": 0 for each in self.tools or () if each.type != "function"}
             ),

@@ -14,7 +14,9 @@ from edgespec.engine.structured_output import Part, Structure, either, is_shallo
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
+from edgespec.service.draft_length import DraftLength
 from edgespec.service.response import ResponseStream
+from edgespec.service.thinking import Thinking
 from edgespec.service.tools import Tool
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import ToolFormat, detect_tool_format, make_reader, tool_instructions
@@ -47,7 +49,8 @@ class GenerationSpec:
 
     prompt          messages, or raw text to continue
     start           the beginning of the answer, which the model continues; not with a structure or a demanded call
-    max_tokens      None: what the model's authors recommend, else as many as the context holds
+    max_tokens      None: what the model's authors recommend, else as many as the context holds; 0: the prompt is only
+                    read
     tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
     forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
     stop            texts that end the answer; they do not apply to calls that the model must make
@@ -58,6 +61,8 @@ class GenerationSpec:
     variables       extra variables of the chat template
     scores_prompt   whether the prompt's tokens are scored too, with as many alternatives
     warnings        what of the request is not followed, in sentences
+    draft_length    how many tokens are drafted at once
+    thinking        what is asked of the reasoning; `variables` take precedence
     """
 
     prompt: Prompt
@@ -75,6 +80,8 @@ class GenerationSpec:
     warnings: tuple[str, ...] = ()
     start: AnswerStart | None = None
     scores_prompt: bool = False
+    draft_length: DraftLength = field(default_factory=DraftLength)
+    thinking: Thinking = field(default_factory=Thinking)
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -105,7 +112,12 @@ class GenerationSpec:
         tool_format, reader = detect_tool_format(model_info.chat_template), None
         if self._needs_reader(tool_format):
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
-        warnings = (*self.warnings, *(structure.unenforced if structure is not None else ()))
+        warnings = (
+            *self.warnings,
+            *self.thinking.plan(model_info.chat_template).warnings,
+            *self.draft_length.warnings(model_info.speculation),
+            *(structure.unenforced if structure is not None else ()),
+        )
         return ResponseStream(
             reader,
             plain_speed,
@@ -123,7 +135,8 @@ class GenerationSpec:
         seed of its own. Raises InvalidRequest.
         """
         tool_format = detect_tool_format(model_info.chat_template)
-        prompt, variables = self.prompt, dict(self.variables)
+        thinking = self.thinking.plan(model_info.chat_template)
+        prompt, variables = self.prompt, {**thinking.variables, **self.variables}
         structure = add_answer_header(self.structure, tool_format) if self.structure is not None else None
         if tools := self.tools_in_use:
             descriptions = [tool.to_dict() for tool in tools]
@@ -135,10 +148,11 @@ class GenerationSpec:
                 structure = build_call_structure(tool_format, self._callable_tools(), parallel_calls=is_parallel)
             elif structure is not None:
                 structure = either(structure, build_call_structure(tool_format, tools))
+        longest = model_info.sampling.max_tokens if self.max_tokens is None else self.max_tokens
         return Request(
             prompt,
             sampling=self.settings.resolve(model_info.sampling),
-            max_tokens=min(self.max_tokens or model_info.sampling.max_tokens or token_limit, token_limit),
+            max_tokens=token_limit if longest is None else min(longest, token_limit),
             seed=None if self.seed is None else (self.seed + copy) % 2**32,
             stop=() if self.must_call else self.stop,
             variables=variables,
@@ -147,6 +161,7 @@ class GenerationSpec:
             top_logprobs=self.top_logprobs,
             start=self.start,
             scores_prompt=self.scores_prompt,
+            max_reasoning=thinking.max_reasoning,
         )
 
     def _callable_tools(self) -> Sequence[Tool]:

@@ -33,11 +33,16 @@ FIELDS = {
     "/v1/chat/completions": [
         "model", "messages", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "tools",
         "logprobs", "top_logprobs", "tool_choice", "response_format", "logit_bias", "max_completion_tokens",
-        "chat_template_kwargs",
+        "chat_template_kwargs", "reasoning_effort", "reasoning_budget_tokens", "draft_max", "speculative.n_max",
     ],
-    "/v1/completions": ["model", "prompt", "echo", "suffix", "best_of", "logprobs", "n", "stop", "stream"],
-    "/v1/responses": ["model", "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "stream"],
-    "/v1/messages": ["model", "messages", "system", "tools", "tool_choice", "stop_sequences", "max_tokens", "stream"],
+    "/v1/completions": ["model", "prompt", "echo", "suffix", "best_of", "logprobs", "n", "stop", "stream", "draft_min"],
+    "/v1/responses": [
+        "model", "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "stream", "reasoning",
+    ],
+    "/v1/messages": [
+        "model", "messages", "system", "tools", "tool_choice", "stop_sequences", "max_tokens", "stream", "thinking",
+        "output_config",
+    ],
     "/v1/messages/count_tokens": ["model", "messages", "system", "tools", "tool_choice"],
     "/api/chat": ["model", "messages", "tools", "format", "think", "stream", "keep_alive"],
 }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.server.ollama import OllamaChatRequest
 from edgespec.service.response import ReasoningDelta
+from edgespec.service.thinking import Thinking
 from edgespec.text.tool_formats import CallEnd, ToolCall
 from tests.server.serving import PROMPT, Server
 
@@ -90,7 +91,7 @@ def test_tools_and_reasoning_of_past_and_present_answers(pair: Server) -> None:
     )
     request = OllamaChatRequest.model_validate({**body, "think": "low"})
     (spec,) = request.generation_specs()
-    assert spec.variables == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert spec.thinking == Thinking(is_on=True, effort="low")
     writer, streamed = request.writer(), []
     for part in (ReasoningDelta("A file."), CallEnd(0, ToolCall("read", '{"path":"a.txt"}'))):
         streamed += [json.loads(line)["message"] for line in writer.chunks(0, part)]

@@ -254,7 +254,7 @@ def test_parts_and_roles(pair: Server) -> None:
     [
         ({"messages": []}, "messages"),
         ({"temperature": 3}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"n": 1000}, "n: "),
         ({"top_logprobs": 2}, "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -1,0 +1,179 @@
+"""What a request may decide of drafting, reasoning and the length of the answer, in every interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from edgespec.engine.drafting import MAX_DRAFT, Speculation
+from edgespec.errors import InvalidRequest
+from edgespec.service.draft_length import DraftLength
+from edgespec.service.thinking import Thinking
+from tests.models import llama
+from tests.server.serving import PROMPT, Server, serving
+
+USER: list[Any] = [{"role": "user", "content": PROMPT}]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+)
+ALWAYS = "{{ messages[0].content }}<think>\n{# </think> #}"
+LEVELS = "Reasoning: {{ reasoning_effort }}<|channel|>analysis<|message|>"
+NO_END = {"logit_bias": {"0": -100}}
+
+
+def test_lengths_of_drafts(pair: Server) -> None:
+    """Any length gives the same text, also to requests at the same time; 0 leaves no drafts of grammars either."""
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"schema": {"type": "object", "properties": {"size": {"const": 17}}}},
+    }
+    asked: list[dict[str, Any]] = [
+        {"draft_max": 0},
+        {"speculative.n_max": 1},
+        {"draft_max": 2, "draft_min": 2},
+        {"speculative.n_max": 6, "speculative.n_min": 1},
+        {"draft_max": 10_000},
+    ]
+    free = pair.ask("embedded", max_tokens=24).json()
+    with ThreadPoolExecutor(len(asked)) as pool:
+        made = list(pool.map(lambda more: pair.ask("embedded", max_tokens=24, **more).json(), asked))
+    assert {each["choices"][0]["message"]["content"] for each in made} == {free["choices"][0]["message"]["content"]}
+    off, one, two, *_, most = (each["timings"] for each in made)
+    assert (off["draft_n"], off["tau"]) == (0, 1)
+    assert one["draft_n"] <= 23 / one["tau"] and 1 < one["tau"] <= 2
+    assert two["draft_n"] % 2 == 0 and two["draft_n_accepted"] > 0
+    assert most["draft_n"] > 23 and made[-1]["warnings"] == [f"draft_max is {MAX_DRAFT}, the most that is possible."]
+    assert pair.ask("embedded", max_tokens=24, response_format=schema, draft_max=0).json()["timings"]["draft_n"] == 0
+    native = {"model": "embedded", "prompt": PROMPT, "raw": True, "stream": False, "draft_max": 0}
+    assert pair.post("/api/generate", json={**native, "options": {"num_predict": 9}}).json()["timings"]["draft_n"] == 0
+    body = {"model": "embedded", "max_tokens": 9, "messages": USER, "draft_max": 0}
+    assert pair.post("/v1/messages", json=body).json()["timings"]["draft_n"] == 0
+    refused = pair.ask("embedded", draft_max=2, draft_min=3)
+    assert refused.status_code == 400 and "draft_min is larger" in refused.json()["error"]["message"]
+
+
+def test_lengths_that_a_server_cannot_follow() -> None:
+    plain, fixed, free = Speculation(), Speculation(("ngram",), 4, 9), Speculation(("ngram",))
+    assert DraftLength(0).apply(fixed) == Speculation(("ngram",), 0) and DraftLength().apply(fixed) is None
+    assert DraftLength(3).apply(plain) is None and "no drafter" in DraftLength(3).warnings(plain)[0]
+    assert DraftLength(3).apply(free) == Speculation(("ngram",), 3)
+    assert DraftLength(None, 2).apply(fixed) == Speculation(("ngram",), 4, 9, draft_min=2)
+    assert DraftLength(None, 2).apply(free) is None and "needs draft_max" in DraftLength(None, 2).warnings(free)[0]
+    with pytest.raises(InvalidRequest, match="larger than"):
+        DraftLength(1, 2)
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model of random weights that always reasons, unless told not to."""
+    folder = tmp_path_factory.mktemp("thinker")
+    llama(folder / "thinker.gguf", template=TEMPLATE)
+    options = ("--draft", "ngram", "--draft-max", "3", "--threads", "1", "--ctx", "512", "--backend", "llamacpp")
+    with serving(folder, "thinker=./thinker.gguf", *options) as server:
+        yield server
+
+
+def test_reasoning_of_chats(thinker: Server) -> None:
+    def ask(**more: Any) -> tuple[int, str, str]:
+        """The tokens of reasoning, reasoning, answer."""
+        body = thinker.ask("thinker", max_tokens=40, **NO_END, **more).json()
+        message, usage = body["choices"][0]["message"], body["usage"]
+        assert usage["completion_tokens"] == 40 and "warnings" not in body, body
+        return (
+            usage["completion_tokens_details"]["reasoning_tokens"],
+            message.get("reasoning_content", ""),
+            message["content"],
+        )
+
+    n_free, free, rest = ask()
+    assert (n_free, rest) == (40, "") and free
+    for off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert ask(**off)[:2] == (0, "") and ask(**off)[2], off
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"):
+        n, reasoning, text = ask(**{name: 7})
+        assert 7 <= n < 40 and free.startswith(reasoning) and reasoning and text and "</think>" not in text, name
+    assert ask(reasoning_budget_tokens=7, draft_max=0) == ask(reasoning_budget_tokens=7)
+    assert ask(reasoning_budget_tokens=-1) == ask()
+    scored = thinker.ask("thinker", max_tokens=40, logprobs=True, reasoning_budget_tokens=7, **NO_END).json()
+    content = scored["choices"][0]["logprobs"]["content"]
+    assert len(content) == 40 and "</think>" in "".join(each["token"] for each in content)
+    assert all(each["logprob"] <= 0 for each in content)
+
+
+def test_reasoning_in_other_interfaces(thinker: Server) -> None:
+    client, common = thinker.anthropic(), {"model": "thinker", "max_tokens": 40, "messages": USER}
+
+    def kinds(thinking: Any) -> list[str]:
+        return [block.type for block in client.messages.create(**common, thinking=thinking, top_k=1).content]  # type: ignore[call-overload]
+
+    assert kinds({"type": "adaptive"}) == ["thinking"]
+    assert kinds({"type": "disabled"}) == ["text"]
+    assert kinds({"type": "enabled", "budget_tokens": 7}) == ["thinking", "text"]
+    with client.messages.stream(**common, thinking={"type": "enabled", "budget_tokens": 7}, top_k=1) as stream:
+        assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+    responses = thinker.openai().responses
+    for effort, kind in (("none", "message"), ("high", "reasoning")):
+        made = responses.create(model="thinker", input=PROMPT, max_output_tokens=20, reasoning={"effort": effort})  # type: ignore[typeddict-item]
+        assert [item.type for item in made.output] == [kind]
+        told = ["the model's chat template has no levels of reasoning effort."] if effort == "high" else None
+        assert (made.model_extra or {}).get("warnings") == told
+    native = {"model": "thinker", "messages": USER, "stream": False, "options": {"num_predict": 20, "top_k": 1}}
+    for think, key in ((False, "content"), (True, "thinking")):
+        message = thinker.post("/api/chat", json={**native, "think": think}).json()["message"]
+        assert message[key] and not (think and message["content"]) and not (not think and "thinking" in message)
+
+
+def test_what_becomes_of_a_wish_for_reasoning() -> None:
+    off, on, low, few = Thinking(is_on=False), Thinking(is_on=True), Thinking(effort="minimal"), Thinking(budget=5)
+    for wish in (off, Thinking(effort="none"), Thinking(budget=0)):
+        assert wish.plan(TEMPLATE).variables == {"enable_thinking": False}
+        assert wish.plan(ALWAYS).max_reasoning == 0, "a template without a switch"
+        assert not wish.plan(None).warnings, "what has no reasoning needs nothing"
+    assert (off.plan(TEMPLATE).max_reasoning, few.plan(TEMPLATE).max_reasoning) == (None, 5)
+    assert on.plan(TEMPLATE).variables == {"enable_thinking": True} and not few.plan(TEMPLATE).variables
+    assert low.plan(LEVELS).variables == {"reasoning_effort": "low"} and off.plan(LEVELS).max_reasoning == 0
+    assert off.plan(LEVELS + "{{ 'none' }}").variables == {"reasoning_effort": "none"}
+    for wish in (on, low, few):
+        assert wish.plan("{{ messages }}").warnings == ("the model's chat template has no reasoning.",)
+    assert Thinking(is_on=False, effort="high").plan(TEMPLATE).variables == {"enable_thinking": False}
+    assert not Thinking().plan(None).warnings
+
+
+def test_reasoning_that_no_template_has(small: Server) -> None:
+    body = small.ask("tree", max_tokens=3, reasoning_effort="high").json()
+    assert body["warnings"] == ["the model's chat template has no reasoning."]
+    assert "warnings" not in small.ask("tree", max_tokens=3, reasoning_effort="none").json()
+
+
+def test_answers_without_tokens_and_without_limit(small: Server) -> None:
+    """0 fills the cache, -1 leaves the end to the context."""
+    text = "a prompt that is read once"
+    empty = small.ask("tree", text, max_tokens=0).json()
+    assert empty["choices"][0]["message"]["content"] == "" and empty["choices"][0]["finish_reason"] == "length"
+    timings = empty["timings"]
+    assert empty["usage"]["completion_tokens"] == timings["predicted_n"] == timings["predicted_per_second"] == 0
+    assert timings["prompt_n"] == len(text) and timings["prompt_ms"] > 0 and None not in timings.values()
+    after = small.ask("tree", text, max_tokens=1).json()["timings"]
+    assert (after["cache_n"], after["prompt_n"], after["predicted_n"]) == (len(text) - 1, 1, 1)
+    end = small.ask("tree", text, max_tokens=-1, logit_bias={"256": -100}).json()
+    assert end["usage"]["total_tokens"] == 257 and end["choices"][0]["finish_reason"] == "length"
+    message = small.anthropic().messages.create(
+        model="tree", max_tokens=0, messages=[{"role": "user", "content": text}]
+    )
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+    native = {"model": "tree", "prompt": text, "raw": True, "stream": False}
+    options = {"num_predict": -1, "seed": 1, "temperature": 1}
+    assert small.post("/api/generate", json={**native, "options": options}).json()["done_reason"] in ("stop", "length")
+
+
+def test_a_prompt_that_is_only_scored(pair: Server) -> None:
+    completions = pair.openai().completions
+    made = completions.create(model="embedded", prompt=PROMPT, max_tokens=0, echo=True, logprobs=1).choices[0]
+    assert made.text == PROMPT and made.logprobs and made.logprobs.tokens and made.finish_reason == "length"
+    assert "".join(made.logprobs.tokens) == PROMPT
+    streamed = list(completions.create(model="embedded", prompt=PROMPT, max_tokens=0, echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == PROMPT
