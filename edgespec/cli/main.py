@@ -35,6 +35,7 @@ _GROUPS = {
     "Serving": {
         "serve": ("Serve models over HTTP, like OpenAI and Anthropic", "serve"),
         "key": ("Make, list and remove API keys of the server", "key"),
+        "service": ("Print a unit of systemd or launchd for the server", "service"),
         "ps": ("List the models of a running server", "ps"),
         "stop": ("Unload a model of a running server", "ps"),
         "launch": ("Print another program's settings for the server", "launch"),

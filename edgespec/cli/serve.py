@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -100,17 +102,17 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     policy = Policy(*(options[name] for name in limits))
     configs = _read_configs(models, options)
     aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
+    # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
         click.echo(f"Serving {', '.join(configs)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
         return _run(application(Models(configs, policy, metrics, aliases), rules, metrics), listening, log_level)
 
 
 def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
-    """Serve an ASGI application until Ctrl-C, or SIGTERM, after which the exit code is 0."""
+    """Serve an ASGI application until Ctrl-C."""
     import asyncio
     import logging
-    import signal
-    import sys
 
     from edgespec.cli.interrupts import INTERRUPTED
     from edgespec.server.connections import serve
@@ -118,10 +120,9 @@ def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=log_level.upper(), datefmt="%Y-%m-%d %H:%M:%S"
     )
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # uvicorn raises it again after its shutdown
     try:
         asyncio.run(serve(app, listening.sockets, listening.tls))
-    except KeyboardInterrupt:  # which uvicorn raises again too
+    except KeyboardInterrupt:  # raised again by uvicorn after its shutdown
         return INTERRUPTED
     return 0
 
