@@ -36,15 +36,19 @@ class ChoicesWriter:
     def finish(self) -> Iterator[bytes]:
         """The last chunks: usage if the client asked for it, then the end of the stream."""
         if self._wants_usage:
-            yield self._chunk([], usage=count_usage(list(self._ends.values()), self._copies))
+            yield self._chunk([], usage=count_usage(self._ordered_ends(), self._copies))
         yield DONE
 
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        ends = list(self._ends.values())
+        ends = self._ordered_ends()
         return {**self._head, "choices": choices, "usage": count_usage(ends, self._copies), **ends[0].extensions()}
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})
+
+    def _ordered_ends(self) -> list[Done]:
+        """The ends of the answers by index: they end in any order."""
+        return [end for _, end in sorted(self._ends.items())]
 
 
 def make_choice(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from itertools import product
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgespec.server.answers import generate_parts
 from edgespec.server.http import EventStream, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.response import Part, merge_deltas
+from edgespec.service.response import Part
 
 
 class Writer(Protocol):
@@ -51,10 +51,10 @@ async def generate(
     body.model = body.model or models.choose("").name  # which the answer repeats
     specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
     if body.stream:
-        return stream(request.url.path, _events(_parts(models, body.model, specs, copies), writer))
+        return stream(request.url.path, _events(generate_parts(models, body.model, specs, copies), writer))
 
     async def collect() -> dict[str, Any]:
-        async with aclosing(_parts(models, body.model, specs, copies)) as parts:
+        async with aclosing(generate_parts(models, body.model, specs, copies)) as parts:
             async for index, part in parts:
                 writer.add(index, part)
         return writer.response_body()
@@ -69,24 +69,3 @@ async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer)
                 yield event
     for event in writer.finish():
         yield event
-
-
-async def _parts(
-    models: Models, name: str, specs: Sequence[GenerationSpec], copies: int
-) -> AsyncGenerator[tuple[int, Part], None]:
-    """The parts of `copies` answers to each of `specs`, one answer after the other. Raises any EdgespecError."""
-    slot = models.choose(name)
-    for index, (spec, copy) in enumerate(product(specs, range(copies))):
-        turn = await models.enter(slot, is_new=index == 0)
-        model_info = turn.model_info
-        try:
-            request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-            speculation = spec.draft_length.apply(model_info.speculation)
-            response = spec.make_response(model_info, model_info.plain_speed, request.structure)
-        except BaseException:
-            slot.leave()
-            raise
-        async with slot.stream(request, turn.ends_s, speculation) as batches:  # which ends the turn
-            async for batch in batches:
-                for part in merge_deltas([part for event in batch for part in response.parts(event)]):
-                    yield index, part
