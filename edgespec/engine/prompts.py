@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 from edgespec.backends import Model
@@ -14,14 +15,15 @@ from edgespec.text.reasoning import ReasoningFormat, detect_format
 
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
-_GAP_MARKERS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
-    ("<PRE>", "<SUF>", "<MID>"),
+_GAPS = (
+    "<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>",
+    "<fim_prefix>{before}<fim_suffix>{after}<fim_middle>",
+    "<fim-prefix>{before}<fim-suffix>{after}<fim-middle>",
+    "<｜fim▁begin｜>{before}<｜fim▁hole｜>{after}<｜fim▁end｜>",  # noqa: RUF001
+    "<PRE>{before}<SUF>{after}<MID>",
+    "[SUFFIX]{after}[PREFIX]{before}",  # Codestral
 )
-"""What stands before the text, before what follows the gap, and where the model writes."""
+"""How families of models write a gap; the model writes at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,10 @@ class PromptEncoder:
     def _mark(self, gap: Gap) -> str:
         """The text around a gap with the markers of the vocabulary."""
         tokenizer = self._model.tokenizer
-        for before, after, middle in _GAP_MARKERS:
-            if all(len(tokenizer.encode(each, parse_special=True)) == 1 for each in (before, after, middle)):
-                return f"{before}{gap.before}{after}{gap.after}{middle}"
+        for form in _GAPS:
+            markers = [marker for marker, *_ in Formatter().parse(form)]
+            if all(len(tokenizer.encode(marker, parse_special=True)) == 1 for marker in markers):
+                return form.format(before=gap.before, after=gap.after)
         raise InvalidRequest("this model has no markers for a suffix.", hint="Remove suffix.")
 
     def _write(self, start: AnswerStart, tail: str) -> str:

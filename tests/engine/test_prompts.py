@@ -36,6 +36,11 @@ def test_a_gap_is_written_with_the_markers_of_the_vocabulary() -> None:
     assert [text for text in read if text] == ["<s>", *MARKERS]
     assert read[1] == MARKERS[0] and read[-1] == MARKERS[2]
     assert b"".join(map(tokenizer.piece, tokens)) == b"def f(x):return x"
+    codestral, tokenizer = make_encoder("[PREFIX]", "[SUFFIX]")
+    tokens = codestral.encode(Gap("{x}", "return"), {}).tokens
+    read = [tokenizer.special_text(token) if not tokenizer.piece(token) else "" for token in tokens]
+    assert (read[1], [text for text in read if text]) == ("[SUFFIX]", ["<s>", "[SUFFIX]", "[PREFIX]"])
+    assert b"".join(map(tokenizer.piece, tokens)) == b"return{x}"
     with pytest.raises(InvalidRequest, match="no markers for a suffix"):
         make_encoder()[0].encode(Gap("a", "b"), {})
 
