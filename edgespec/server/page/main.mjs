@@ -10,7 +10,8 @@ const KEPT = ["model", "system", "temperature", "max-tokens", "message"]; // fie
 const get = (id) => document.getElementById(id);
 const conversation = new Conversation(localStorage);
 let views = [];
-let running = null; // {abort, view}
+let running = null; // {abort, view} of the answer in progress
+let frame = 0; // in which it is drawn
 let props = { models: [], recent: [] };
 
 const readKey = () => sessionStorage.getItem("edgespec.key");
@@ -113,7 +114,7 @@ function ask(question) {
 function makeBody(model) {
   const [temperature, limit] = [get("temperature").value, get("max-tokens").value];
   return {
-    model,
+    ...(model && { model }),
     messages: conversation.messages(get("system").value.trim()),
     ...(temperature !== "" && { temperature: Number(temperature) }),
     ...(limit !== "" && { max_tokens: Number(limit) }),
@@ -132,7 +133,7 @@ async function write(turn, view) {
       if (!answer.text && !answer.reasoning && findRaw(answer.model) === null) await learn(answer, view);
       if (abort.signal.aborted) return;
       addChunk(answer, chunk);
-      draw(view);
+      draw();
       if (performance.now() - saved > SAVE_MS) {
         save();
         saved = performance.now();
@@ -153,15 +154,15 @@ async function learn(answer, view) {
   view.build();
 }
 
-/** Show an answer at the next frame. The conversation scrolls with it unless the reader has scrolled up. */
-function draw(view) {
-  if (view.frame) return;
-  view.frame = requestAnimationFrame(() => {
-    view.frame = 0;
-    follow(() => view.update());
+/** Show the answer in progress at the next frame. */
+function draw() {
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    if (running) follow(() => running.view.update());
   });
 }
 
+/** Change the conversation. It stays at its end unless the reader has scrolled up. */
 function follow(change) {
   const turns = get("turns");
   const isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;

@@ -5,7 +5,7 @@ import { Markdown } from "./markdown.mjs";
 
 const ENDINGS = { length: "cut off at the limit of tokens", stopped: "stopped" };
 
-/** One turn: the question, and the answer as it arrives. `actions`: {retry(), edit(text)}. */
+/** One turn: the question, and the answer as it arrives. `actions`: {retry(), edit(text), copy(text)}. */
 export class TurnView {
   constructor(turn, actions) {
     this.turn = turn;
@@ -60,7 +60,6 @@ export class TurnView {
     this.answer.setAttribute("aria-busy", "true");
     this.notes.replaceChildren();
     this.edit.hidden = true;
-    this.build();
   }
 
   /** The answer is complete, or has failed. `isLast`: it may be asked for again. */

@@ -58,6 +58,12 @@ test("while a text arrives, marks without an end are taken to have one", () => {
   assert.deepEqual(parseInline("a **b", true), ["a ", { tag: "strong", children: ["b"] }]);
   assert.deepEqual(parseInline("a `b", true), ["a ", { tag: "code", children: ["b"] }]);
   assert.deepEqual(parseInline("a **b"), ["a **b"]);
+  const markdown = new Markdown();
+  markdown.push("a\n#"); // a heading, until there is more of it
+  markdown.push("b *c");
+  assert.deepEqual(markdown.root.children, [{ tag: "p", text: "a\n#b *c", isOpen: true }]);
+  markdown.push("\n```\nd\n``");
+  assert.deepEqual(markdown.root.children.at(-1).children, ["d\n"]);
 });
 
 test("what has been read is not read again", () => {
