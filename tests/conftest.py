@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fast_mlx import preload_sgemm
+from tests.fast_mlx import hasten_mlx
 
-preload_sgemm()
+hasten_mlx()
 
 TESTS = Path(__file__).parent
 MARKERS = {
