@@ -180,6 +180,8 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     """
     from edgespec.errors import InvalidRequest
 
+    if url.startswith("unix:"):
+        raise InvalidRequest("other programs do not call Unix sockets.", hint="Start the server with --port as well.")
     models = http_json("GET", url, "/props", api_key)["models"]
     names = [each["name"] for each in models]
     if model is not None and model not in names:

@@ -12,13 +12,16 @@ from edgespec.cli.listening import PORT
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
+_UNIX = "unix:"
 
 
 def server_options(command: F) -> F:
     """Add the options that name a server and its key."""
     for option in (
         click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]"),
-        click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="URL of the server."),
+        click.option(
+            "--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help="URL of the server, or unix:PATH."
+        ),
     ):
         command = option(command)
     return command
@@ -72,9 +75,13 @@ def http_json(
 
     from edgespec.errors import HubError, InvalidRequest, reason_of
 
+    is_unix = url.startswith(_UNIX)
+    transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
+    base = "http://localhost" if is_unix else url.rstrip("/")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, json=body, timeout=timeout_s)
+        with httpx.Client(transport=transport, timeout=timeout_s) as client:
+            response = client.request(method, f"{base}{path}", headers=headers, json=body)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = reason_of(error)

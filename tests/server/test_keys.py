@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -76,7 +78,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_callers_by_name(tmp_path: Path) -> None:
-    """Requests, tokens and failures of each key, and a stream that its client leaves."""
+    """Requests, tokens and failures of each key, a stream that its client leaves, and one that breaks."""
     path = tmp_path / "keys.toml"
     laptop, admin = add_key(path, "laptop", may_manage=False), add_key(path, "admin", may_manage=True)
     with serving(tmp_path, *TOY, "--keys", str(path), "--api-key", KEY) as server:
@@ -91,10 +93,15 @@ def test_callers_by_name(tmp_path: Path) -> None:
         assert refused.status_code == 403 and refused.json()["error"]["type"] == "permission_error"
         ollama = {"model": "tree", "keep_alive": 0}
         assert server.post("/api/generate", json=ollama, headers=headers).status_code == 403
-        leave_a_stream(server, laptop)
+        with stream(server, laptop) as parts:  # which the client leaves
+            next(parts)
+        with stream(server, laptop) as parts:
+            next(parts)
+            server.engines()[0].kill()
+            assert "SIGKILL" in "".join(parts)
         for key in (admin, KEY):
             assert server.post("/unload", json={"model": "tree"}, headers={"x-api-key": key}).status_code == 200
-        lines = wait_for_lines(server, 8)
+        lines = wait_for_lines(server, 9)
         metrics = server.get("/metrics", headers=headers).text
         remove_key(path, "laptop")
         assert server.get("/v1/models", headers=headers).status_code == 401
@@ -106,6 +113,9 @@ def test_callers_by_name(tmp_path: Path) -> None:
     assert re.fullmatch(rf'INFO {chat} 200 key=laptop model=tree prompt_tokens=\d+ tokens=\d+ end=cancelled '
                         r'error="the client left\."', left)  # fmt: skip
     said.remove(left)
+    broken = f"ERROR {chat} 200 key=laptop model=tree error=\"the engine's process ended with SIGKILL"
+    assert sum(each.startswith(broken) for each in said) == 1
+    said = [each for each in said if not each.startswith(broken)]
     assert re.fullmatch(rf"INFO {chat} 200 key=laptop model=tree prompt_tokens=\d+ tokens=3 end=length", said[0])
     assert said[1].startswith(f'WARNING {chat} 400 key=laptop error="temperature: ') and "secret" not in said[1]
     assert said[2:] == [
@@ -115,17 +125,18 @@ def test_callers_by_name(tmp_path: Path) -> None:
         "INFO POST /unload 200 key=admin",
         "INFO POST /unload 200 key=api-key",
     ]
-    assert 'edgespec_requests_total{key="laptop",status="200"} 2.0' in metrics
+    assert 'edgespec_requests_total{key="laptop",status="200"} 3.0' in metrics
     assert 'edgespec_requests_total{key="",status="401"} 1.0' in metrics
     assert f'edgespec_key_tokens_total{{key="laptop",kind="generated"}} {tokens}.0' in metrics and tokens > 3
     assert not any(key in line for key in (laptop, admin) for line in server.log)
 
 
-def leave_a_stream(server: Server, key: str) -> None:
+@contextmanager
+def stream(server: Server, key: str) -> Iterator[Iterator[str]]:
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
     url, headers = f"{server.url}/v1/chat/completions", {"authorization": f"Bearer {key}"}
     with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
-        next(response.iter_bytes())
+        yield response.iter_text()
 
 
 def wait_for_lines(server: Server, count: int) -> list[str]:

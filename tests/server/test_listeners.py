@@ -20,6 +20,10 @@ VALID, VALID_KEY = CERTIFICATES / "valid.pem", CERTIFICATES / "valid.key.pem"
 EXPIRED, EXPIRED_KEY = CERTIFICATES / "expired.pem", CERTIFICATES / "expired.key.pem"
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as killed:
@@ -38,9 +42,7 @@ def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any.host") as local:
             assert local.get("/v1/models").json()["data"][0]["id"] == "tree"
             assert local.post("/unload", json={"model": "tree"}).status_code == 200
-        taken = subprocess.run(
-            [*COMMAND, "serve", "--unix", str(path)], capture_output=True, text=True, timeout=60, check=False
-        )
+        taken = run("serve", "--unix", str(path))
         assert taken.returncode == 2 and "another program listens there" in taken.stderr
     assert server.process.returncode == 0 and not path.exists()
 
@@ -49,8 +51,9 @@ def test_a_unix_socket_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serving(tmp_path, *TOY, "--unix", str(path), port=None) as server:
         assert server.urls == [f"unix:{path}"]
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as local:
-            assert local.get("http://localhost/health").json()["status"] == "ok"
+        done = run("ps", "--url", server.urls[0])
+        assert done.stdout.splitlines()[1].split() == ["tree", "closed", "0"]
+        assert "do not call Unix sockets" in run("launch", "llm", "--url", server.urls[0]).stderr
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,5 @@ def test_what_cannot_be_listened_at(tmp_path: Path) -> None:
 
 
 def test_a_certificate_needs_its_key() -> None:
-    arguments = ["serve", "--port", "0", "--tls-cert", str(VALID)]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = run("serve", "--port", "0", "--tls-cert", str(VALID))
     assert done.returncode == 2 and "TLS needs a certificate and its private key" in done.stderr and not done.stdout
