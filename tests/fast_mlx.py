@@ -17,7 +17,7 @@ _folder: TemporaryDirectory[str] | None = None  # removed when this process ends
 def hasten_mlx() -> None:
     """For this process and its children, among which are the workers of pytest-xdist; called before MLX is imported.
 
-    Its wheel brings the reference BLAS, of 1e9 products a second: `sgemm.c` is put before it, where there is a compiler.
+    Its wheel brings the reference BLAS, of 1e9 products a second: `sgemm.c` goes before it, where there is a compiler.
     `mx.compile` starts a C++ compiler for each new kernel, which takes longer than it saves.
     """
     global _folder
