@@ -54,6 +54,8 @@ def test_every_caller_is_told(tmp_path: Path) -> None:
             error = json.loads(data)
             assert is_told(error) and name == (f"event: {error['type']}\n" if "type" in error else ""), (name, data)
         assert server.process.wait(30) == INTERRUPTED
+    lines = [line for line in server.log if " ERROR POST " in line and "the server is shutting down" in line]
+    assert len(lines) == len(endless) + len(streams) + len(wholes) + 1, "".join(server.log)
 
 
 def is_told(body: dict[str, Any]) -> bool:
