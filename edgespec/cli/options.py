@@ -37,6 +37,23 @@ class OptionWithSynonym(click.Option):
         click.Option.add_to_parser(other, parser, ctx)
 
 
+class _Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, or a duration such as 10m; `inf` for less than 0."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from edgespec.units import parse_duration
+
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(f"'{value}' is {error}.", param, ctx)
+
+
+DURATION = _Duration()
+
+
 class _BackendChoice(click.Choice):  # type: ignore[type-arg]
     """The runtimes, and names that are accepted but shown in no help text or message."""
 

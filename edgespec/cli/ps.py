@@ -13,6 +13,7 @@ from edgespec.cli.listening import PORT
 F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
 _UNIX = "unix:"
+_MINUTES_S = 120  # from which on times are in minutes
 
 
 def server_options(command: F) -> F:
@@ -38,18 +39,27 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     if as_json:
         click.echo(json.dumps(props))
         return
-    rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING")]
+    rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS")]
     for model in props["models"]:
-        state = f"answering {model['answering']}" if model["answering"] else "open" if model["is_open"] else "closed"
+        state = f"answering {model['answering']}" if model["answering"] else model["state"]
         if model["is_stalled"]:
             state = f"silent for {model['silent_seconds']:.0f} s"
         memory = gib(model["resident_bytes"]) if model["is_open"] else ""
-        rows.append(
-            (model["name"], state, model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
-        )
+        about = (model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
+        rows.append((model["name"], state, *about, _describe_unload(model)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _describe_unload(model: dict[str, Any]) -> str:
+    """When a model is unloaded if nobody calls it."""
+    if not model["is_open"]:
+        return ""
+    seconds = model["unloads_in_seconds"]
+    return (
+        "never" if seconds is None else f"in {seconds:.0f} s" if seconds < _MINUTES_S else f"in {seconds / 60:.0f} min"
+    )
 
 
 @click.command("stop")
@@ -58,7 +68,7 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 @server_options
 def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
-    http_json("POST", url, "/unload", api_key, {"model": model, "now": now}, timeout_s=None)
+    http_json("POST", url, "/models/unload", api_key, {"model": model, "now": now}, timeout_s=None)
     click.echo(f"unloaded {model}")
 
 

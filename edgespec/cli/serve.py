@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,12 @@ import click
 
 from edgespec.cli.completers import complete_served
 from edgespec.cli.listening import access_rules, listen, listening_options
-from edgespec.cli.options import PARALLEL, load_config, serving_options
+from edgespec.cli.options import DURATION, PARALLEL, load_config, serving_options
 
 if TYPE_CHECKING:
     from edgespec.cli.listening import Listening
     from edgespec.planner.plan import LoadConfig
+    from edgespec.server.policy import Policy
 
 _EMBEDDED = "embedded"
 
@@ -26,11 +27,17 @@ _EMBEDDED = "embedded"
 @listening_options
 @click.option(
     "--keep-alive",
-    type=click.FloatRange(0),
-    default=300,
+    type=DURATION,
+    default="5m",
     show_default=True,
-    metavar="SECONDS",
-    help="Unload a model that has been idle for this long.",
+    metavar="DURATION",
+    help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; -1: never.",
+)
+@click.option(
+    "--preload",
+    multiple=True,
+    metavar="NAME",
+    help="Load this model at the start instead of with its first request; repeatable.",
 )
 @click.option(
     "--open-at-most",
@@ -93,20 +100,22 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     from edgespec.registry.schema import DEFAULT_ALIAS
     from edgespec.server.app import application
     from edgespec.server.metrics import ServerMetrics
-    from edgespec.server.model_slot import Policy
     from edgespec.server.models import Models
+    from edgespec.server.policy import Policy
 
     rules = access_rules(options)
     metrics = ServerMetrics()
     limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
     policy = Policy(*(options[name] for name in limits))
-    configs = _read_configs(models, options)
+    configs, keep_alive_s = _read_configs(models, options)
+    preload = _check_preload(options["preload"], configs, policy)
     aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
+    app = application(Models(configs, policy, metrics, aliases, keep_alive_s), rules, metrics, preload)
     # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
         click.echo(f"Serving {', '.join(configs)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
-        return _run(application(Models(configs, policy, metrics, aliases), rules, metrics), listening, log_level)
+        return _run(app, listening, log_level)
 
 
 def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
@@ -127,13 +136,14 @@ def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
     return 0
 
 
-def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LoadConfig]:
-    """What to load, by the names that clients use. Raises InvalidRequest."""
+def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> tuple[dict[str, LoadConfig], dict[str, float]]:
+    """What to load, by the names that clients use, and how long some of them stay loaded. Raises InvalidRequest."""
     from edgespec.cli.serving_config import read_config
     from edgespec.errors import InvalidRequest
 
     config: Path | None = options["config"]
-    configs = read_config(config) if config is not None else {}
+    tables = read_config(config) if config is not None else {}
+    configs = {name: table.config for name, table in tables.items()}
     for text in models or (() if configs else ("",)):
         name, equals, reference = text.partition("=")
         if not equals:
@@ -142,7 +152,20 @@ def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> dict[str,
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
         configs[name] = load_config(reference or None, options)
-    return configs
+    return configs, {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
+
+
+def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Policy) -> tuple[str, ...]:
+    """The names of `--preload`. Raises InvalidRequest."""
+    from edgespec.errors import InvalidRequest
+
+    for name in names:
+        if name not in configs:
+            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {', '.join(configs)}.")
+    if len(set(names)) > policy.max_open:
+        message = f"--preload names {len(set(names))} models, and --open-at-most is {policy.max_open}."
+        raise InvalidRequest(message, hint="Raise --open-at-most.")
+    return names
 
 
 def _public_name(reference: str) -> str:

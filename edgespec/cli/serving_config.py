@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import PARALLEL, OptionWithSynonym, load_config, serving_options
+from edgespec.cli.options import DURATION, PARALLEL, OptionWithSynonym, load_config, serving_options
 from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
@@ -19,13 +20,22 @@ _EXAMPLE = 'Write a table for each model, such as [coder] with model = "./coder.
 
 @serving_options
 @PARALLEL
+@click.option("--keep-alive", type=DURATION)
 @click.command("model")
 def _table(**_options: Any) -> None:
     """The keys of a table, which click checks like command-line options."""
 
 
-def read_config(path: Path) -> dict[str, LoadConfig]:
-    """What to load, by the names that clients use. Raises InvalidRequest."""
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """A model of the file; `keep_alive_s` is None where the command line's counts."""
+
+    config: LoadConfig
+    keep_alive_s: float | None
+
+
+def read_config(path: Path) -> dict[str, ModelTable]:
+    """The models, by the names that clients use. Raises InvalidRequest."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -35,7 +45,7 @@ def read_config(path: Path) -> dict[str, LoadConfig]:
     return {name: _parse_table(name, table) for name, table in tables.items()}
 
 
-def _parse_table(name: str, table: Any) -> LoadConfig:
+def _parse_table(name: str, table: Any) -> ModelTable:
     if not isinstance(table, dict):
         raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
     arguments = [
@@ -48,7 +58,7 @@ def _parse_table(name: str, table: Any) -> LoadConfig:
     reference = table.get("model")
     if reference is not None and not isinstance(reference, str):
         raise InvalidRequest(f"[{name}]: model must be a string.", hint=_EXAMPLE)
-    return load_config(reference, options)
+    return ModelTable(load_config(reference, options), options["keep_alive"])
 
 
 def _to_arguments(name: str, key: str, value: Any) -> list[str]:

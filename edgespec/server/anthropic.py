@@ -15,6 +15,7 @@ from edgespec.server.arguments import read_arguments
 from edgespec.server.control_fields import AnthropicThinkingBody, DraftingBody, EffortConfig
 from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
+from edgespec.server.residency import ResidencyBody
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.service.tools import Tool, format_call, make_tool
@@ -139,7 +140,7 @@ class CountRequest(AnthropicThinkingBody):
         )
 
 
-class MessagesRequest(CountRequest, DraftingBody):
+class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
     """The body of /v1/messages."""
 
     max_tokens: Tokens

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,18 +26,20 @@ from edgespec.server.token_routes import token_routes
 from edgespec.server.web_page import page_routes
 
 
-def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlette:
-    """The ASGI application. Requests load models; they are closed when it shuts down."""
+def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: Sequence[str] = ()) -> Starlette:
+    """The ASGI application. It loads the models of `preload` at its start, and others as requests name them; they are
+    closed when it shuts down.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        watch = asyncio.create_task(models.watch())
+        tasks = [asyncio.create_task(models.watch()), asyncio.create_task(models.preload(preload))]
         try:
             yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await models.close()
 
     middleware = [Middleware(Guard, rules=rules)]
@@ -45,7 +47,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics) -> Starlet
         cors = Middleware(
             CORSMiddleware,
             allow_origins=sorted(rules.origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["DELETE", "GET", "POST"],
             allow_headers=["*"],
             allow_private_network=True,
         )

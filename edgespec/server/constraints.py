@@ -10,12 +10,13 @@ from pydantic import Field, StringConstraints
 from edgespec.engine.structured_output import Structure, Text, grammar_structure, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import CompletionBody, ResponseFormat
+from edgespec.server.residency import ResidencyBody
 
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=2**16)]
 Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=256)]
 
 
-class ConstrainedBody(CompletionBody):
+class ConstrainedBody(CompletionBody, ResidencyBody):
     """The fields of a body of which at most one constrains the answer.
 
     `grammar` and `json_schema` are llama.cpp's, `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`

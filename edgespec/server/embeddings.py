@@ -10,7 +10,8 @@ from pydantic import Field
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import Body, ModelName
+from edgespec.server.fields import ModelName
+from edgespec.server.residency import ResidencyBody
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)
@@ -18,7 +19,7 @@ Ids = Annotated[list[Id], _ITEMS]
 _MAX_INPUTS = 2048  # OpenAI's limit
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(ResidencyBody):
     """The body of /v1/embeddings."""
 
     model: ModelName = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from edgespec.server.answers import generate_parts
 from edgespec.server.http import EventStream, respond_unless_disconnected
+from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part
@@ -43,6 +45,8 @@ class GenerationBody(Protocol):
 
     def writer(self) -> Writer: ...
 
+    def keep(self, slot: ModelSlot) -> tuple[str, ...]: ...
+
 
 async def generate(
     request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
@@ -50,6 +54,8 @@ async def generate(
     """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
     body.model = body.model or models.choose("").name  # which the answer repeats
     specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
+    warnings = body.keep(models.choose(body.model))
+    specs = [replace(spec, warnings=(*spec.warnings, *warnings)) for spec in specs]
     if body.stream:
         return stream(request.url.path, _events(generate_parts(models, body.model, specs, copies), writer))
 

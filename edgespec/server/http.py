@@ -27,7 +27,7 @@ from edgespec.errors import (
 )
 from edgespec.server.access_log import CLIENT_CLOSED
 from edgespec.server.error_bodies import format_error
-from edgespec.server.model_slot import Busy, TimedOut
+from edgespec.server.policy import Busy, TimedOut
 from edgespec.server.record import current_record
 
 B = TypeVar("B", bound=BaseModel)

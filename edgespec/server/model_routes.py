@@ -1,4 +1,4 @@
-"""The routes of models: their list, embeddings, unloading; and the OpenAPI document."""
+"""The routes of models: their list, embeddings, loading and unloading; and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
+from edgespec.server.residency import ResidencyBody
 from edgespec.server.routes import catch_errors, post
 
 
+class LoadRequest(ResidencyBody):
+    """The body of /models/load."""
+
+    model: ModelName
+
+
 class UnloadRequest(Body):
-    """The body of /unload. `now`: end the model's process, whatever it does; its requests fail."""
+    """The body of /models/unload. `now`: end the model's process, whatever it does; its requests fail."""
 
     model: ModelName
     now: bool = False
 
 
 def model_routes(models: Models) -> list[Route]:
-    """The list of models, embeddings, unloading, and the OpenAPI document."""
+    """The list of models, embeddings, loading and unloading, and the OpenAPI document."""
 
     async def list_models(_request: Request) -> Response:
         return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.slots.values()]})
@@ -33,16 +40,29 @@ def model_routes(models: Models) -> list[Route]:
     async def get_model(request: Request) -> Response:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
 
+    async def load_model(request: Request) -> Response:
+        require_manager()
+        body = await read_body(request, LoadRequest)
+        slot = models.find(body.model)
+        body.keep(slot)
+
+        async def load() -> dict[str, Any]:
+            async with models.turn(slot):
+                return {"success": True}
+
+        return await respond_unless_disconnected(request, load())
+
     async def unload_model(request: Request) -> Response:
         require_manager()
         body = await read_body(request, UnloadRequest)
         slot = models.find(body.model)
         await (slot.stop() if body.now else slot.unload())
-        return JsonResponse({})
+        return JsonResponse({"success": True})
 
     async def create_embeddings(request: Request) -> Response:
         body = await read_body(request, EmbeddingRequest)
         inputs, slot = body.inputs(), models.choose(body.model)
+        body.keep(slot)
 
         async def embed() -> dict[str, Any]:
             async with models.turn(slot) as turn:
@@ -56,7 +76,8 @@ def model_routes(models: Models) -> list[Route]:
     return [
         post("/v1/embeddings", create_embeddings),
         Route("/v1/models", list_models),
-        post("/unload", unload_model),
+        post("/models/load", load_model),
+        post("/models/unload", unload_model),
         Route("/openapi.json", get_openapi),
         Route("/v1/models/{name:path}", catch_errors(get_model)),
     ]

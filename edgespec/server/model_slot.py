@@ -7,20 +7,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
-from edgespec.errors import BackendError, EdgespecError, InvalidRequest, PromptTooLong
+from edgespec.errors import BackendError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
+from edgespec.server.policy import Busy, Policy, TimedOut
 from edgespec.server.record import RequestRecord, current_record
 from edgespec.server.redaction import hide_folders
 from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.engine_log import Death
-from edgespec.service.process import MAX_SILENCE_S, EngineProcess
+from edgespec.service.process import EngineProcess
 from edgespec.service.stream import Stream
 
 _STALLED_S = 10.0  # of silence; sound processes give a sign every second
@@ -28,38 +29,6 @@ T = TypeVar("T")
 
 _GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
 _POLL_S = 0.05
-
-
-class Busy(EdgespecError):
-    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
-
-    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
-
-
-class TimedOut(EdgespecError):
-    """A call took longer than the server allows, and there is no answer that could end early."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Limits of a server.
-
-    max_open       models in memory
-    max_queue      requests that may wait for one model
-    keep_alive_s   how long an idle model stays loaded
-    timeout_s      how long a call may take from its turn on, the loading of its model included
-    max_silence_s  how long the process of a model may give no sign of life
-    strict_names   whether calls must name their model, even if there is one only
-    """
-
-    max_open: int = 1
-    max_queue: int = 64
-    keep_alive_s: float = 300.0
-    timeout_s: float = 600.0
-    max_silence_s: float = MAX_SILENCE_S
-    strict_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +47,7 @@ class ModelSlot:
         self.limiter = FairLimiter(request.load.caches)
         self.opening: asyncio.Task[ModelInfo] | None = None
         self.used_s = monotonic()
+        self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
         self._request = request
         self._policy = policy
         self._server_metrics = server_metrics
@@ -103,6 +73,20 @@ class ModelSlot:
     def holds_memory(self) -> bool:
         """Whether the model is loaded or being unloaded."""
         return self.model_info is not None or self._is_closing
+
+    @property
+    def state(self) -> Literal["unloaded", "loading", "loaded", "unloading"]:
+        if self._is_closing:
+            return "unloading"
+        if self.opening is not None:
+            return "loading"
+        return "loaded" if self.model_info is not None else "unloaded"
+
+    @property
+    def unloads_in_s(self) -> float:
+        """Seconds until the model is unloaded, from the end of its calls on; `inf`: not by itself."""
+        idle_s = 0.0 if self.is_busy else monotonic() - self.used_s
+        return max(0.0, self.keep_alive_s - idle_s)
 
     @property
     def is_busy(self) -> bool:
@@ -271,6 +255,7 @@ class ModelSlot:
         """Unload the model now; its requests fail."""
         if (client := self._client) is not None:
             self._is_closing = True
+            self.keep_alive_s = self._policy.keep_alive_s
             try:
                 await asyncio.to_thread(client.close)
             finally:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
-from edgespec.errors import EdgespecError, UnknownModel
+from edgespec.errors import EdgespecError, UnknownModel, reason_of
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.model_slot import ModelSlot, Policy, TimedOut, Turn
+from edgespec.server.model_slot import ModelSlot, Turn
+from edgespec.server.policy import Policy, TimedOut
 from edgespec.server.redaction import hide_folders
 from edgespec.service.client import ModelInfo
 
@@ -29,42 +31,46 @@ class Models:
         policy: Policy,
         server_metrics: ServerMetrics,
         aliases: Mapping[str, str] | None = None,
+        keep_alive_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`aliases`: other names that clients may use, with the name in `requests` that each stands for."""
-        self.slots = {name: ModelSlot(name, request, policy, server_metrics) for name, request in requests.items()}
+        """`aliases`: other names that clients may use, with the name in `requests` that each stands for.
+
+        `keep_alive_s`: of the models that have one of their own.
+        """
+        self.slots: dict[str, ModelSlot] = {}
+        self.is_preloading = False
         self._aliases = aliases or {}
         self._policy = policy
         self._server_metrics = server_metrics
+        for name, request in requests.items():
+            own = replace(policy, keep_alive_s=(keep_alive_s or {}).get(name, policy.keep_alive_s))
+            self.slots[name] = ModelSlot(name, request, own, server_metrics)
+        self._only = next(iter(self.slots.values())) if len(self.slots) == 1 and not policy.strict_names else None
         self._opening = asyncio.Lock()
         self.created_s = int(time())
 
     def choose(self, name: str) -> ModelSlot:
-        """The model of a call: the only one, whatever the name, unless names are strict. Raises UnknownModel."""
-        if len(self.slots) == 1 and not self._policy.strict_names:
-            (slot,) = self.slots.values()
-            return slot
-        return self.find(name)
+        """The model of a call. Where the server was started with one, that answers to unknown names too, unless names
+        are strict. Raises UnknownModel.
+        """
+        return self._look_up(name) or self._only or self.find(name)
 
     def describe(self, slot: ModelSlot) -> dict[str, Any]:
-        """A model as OpenAI lists it, with its context in tokens."""
+        """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status."""
         kind = {"object": "model", "created": self.created_s, "owned_by": "edgespec"}
-        return {"id": slot.name, **kind, "context_length": slot.context_size}
+        return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": slot.state}}
 
     def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
-        if (slot := self._look_up(name) or self._look_up(name.removesuffix(_TAG))) is None:
+        if (slot := self._look_up(name)) is None:
             names = ", ".join(sorted(self.slots))
             fault = f"there is no model '{name}' here." if name else "the request names no model."
             raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
 
-    def expires_in_s(self, slot: ModelSlot) -> float:
-        """Seconds until an idle model is unloaded."""
-        idle_s = 0.0 if slot.is_busy else monotonic() - slot.used_s
-        return max(0.0, self._policy.keep_alive_s - idle_s)
-
     def _look_up(self, name: str) -> ModelSlot | None:
-        return self.slots.get(name) or self.slots.get(self._aliases.get(name, ""))
+        name = name if name in self.slots or name in self._aliases else name.removesuffix(_TAG)
+        return self.slots.get(self._aliases.get(name, name))
 
     async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> Turn:
         """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter), TimedOut where the model
@@ -90,11 +96,7 @@ class Models:
         """Load the model if it is not loaded; the time of the call begins."""
         ends_s = monotonic() + self._policy.timeout_s
         if (model_info := slot.model_info) is None:
-            if slot.opening is None:
-                slot.opening = asyncio.create_task(self._open(slot))
-                slot.opening.add_done_callback(_consume_error)
-            # A caller that leaves must not cancel it for the others.
-            opening = slot.opening
+            opening = self._start_opening(slot)
             await asyncio.wait({opening}, timeout=self._policy.timeout_s)
             if not opening.done():
                 message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
@@ -102,13 +104,21 @@ class Models:
             model_info = opening.result()
         return Turn(model_info, ends_s)
 
+    def _start_opening(self, slot: ModelSlot) -> asyncio.Task[ModelInfo]:
+        """The task that loads a model, of its own: a caller that leaves must not cancel it for the others."""
+        if slot.opening is None:
+            slot.opening = asyncio.create_task(self._open(slot))
+            slot.opening.add_done_callback(_consume_error)
+        return slot.opening
+
     async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:
             async with self._opening:  # one load at a time, since it may unload another model
                 await self._evict_for(slot)
                 return await slot.open()
-        except EdgespecError as error:
-            self._server_metrics.note_failed_open(slot.name, error.message)
+        except Exception as error:
+            reason = error.message if isinstance(error, EdgespecError) else reason_of(error)
+            self._server_metrics.note_failed_open(slot.name, reason)
             hide_folders(error)
             raise
         finally:
@@ -123,13 +133,23 @@ class Models:
         finally:
             slot.leave()
 
+    async def preload(self, names: Sequence[str]) -> None:
+        """Load models, one after the other; the log tells of failures. Raises UnknownModel."""
+        self.is_preloading = True
+        try:
+            for slot in [self.find(name) for name in names]:
+                if slot.model_info is None:
+                    with suppress(Exception):  # which `_open` has noted
+                        await self._start_opening(slot)
+        finally:
+            self.is_preloading = False
+
     async def watch(self) -> None:
         """Unload models that are idle for too long. Never returns."""
         while True:
             await asyncio.sleep(_IDLE_CHECK_S)
-            for slot in self.slots.values():
-                idle_s = monotonic() - slot.used_s
-                if slot.has_process and not slot.is_busy and idle_s > self._policy.keep_alive_s:
+            for slot in tuple(self.slots.values()):
+                if slot.has_process and not slot.is_busy and not slot.unloads_in_s:
                     await slot.unload()
 
     async def close(self) -> None:

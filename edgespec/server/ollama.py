@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -24,6 +23,7 @@ from edgespec.server.fields import (
     refuse_fields,
 )
 from edgespec.server.ollama_lines import LineWriter, format_message, format_raw, format_response
+from edgespec.server.residency import ResidencyBody
 from edgespec.service.generation_spec import GenerationSpec, Settings, make_message, split_start
 from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
@@ -32,7 +32,6 @@ _NOT_FOLLOWED = frozenset({
     "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread",
     "penalize_newline", "repeat_last_n", "tfs_z", "typical_p", "use_mlock", "use_mmap",
 })  # fmt: skip
-_ZERO = re.compile(r"-?0+(\.0*)?(ns|us|ms|s|m|h)?")
 
 
 class OllamaOptions(SamplingBody):
@@ -69,7 +68,7 @@ def _explain(name: str) -> str:
     return "the server's --ctx sets the context." if name == "num_ctx" else "it is not supported in requests."
 
 
-class OllamaBody(DraftingBody, ThinkingBody):
+class OllamaBody(DraftingBody, ResidencyBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
     model: ModelName = ""
@@ -77,14 +76,8 @@ class OllamaBody(DraftingBody, ThinkingBody):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
-    keep_alive: float | str | None = None
     logprobs: bool | None = None
     n: Literal[1] = 1
-
-    @property
-    def unloads(self) -> bool:
-        """Whether `keep_alive` is zero, as a number of seconds or a duration such as '0s'."""
-        return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
 
     def structure(self) -> Structure | None:
         """Raises InvalidRequest."""
@@ -100,9 +93,6 @@ class OllamaBody(DraftingBody, ThinkingBody):
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
         control = {"thinking": thinking, "draft_length": self.draft_length()}
         fields = {**options.fields(), **control, "structure": self.structure(), **more}
-        if self.keep_alive is not None:
-            warning = "keep_alive is ignored: the server's --keep-alive sets when an idle model is unloaded."
-            fields["warnings"] = (*fields["warnings"], warning)
         return GenerationSpec(prompt, **fields)
 
 

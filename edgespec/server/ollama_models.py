@@ -13,6 +13,7 @@ from edgespec.server.ollama_lines import format_time
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
+_LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
 _FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 
 
@@ -37,7 +38,7 @@ def list_running(models: Models) -> dict[str, Any]:
             continue
         fit = model_info.fit
         size = fit.needed if fit is not None else slot.resident
-        expires = datetime.now(UTC) + timedelta(seconds=models.expires_in_s(slot))
+        expires = datetime.now(UTC) + timedelta(seconds=min(slot.unloads_in_s, _LONG_S))
         running.append({
             **_describe(slot),
             "size": size,

@@ -26,13 +26,14 @@ def ollama_routes(models: Models) -> list[Route]:
                 return await generate(request, models, body, LineStream)
             slot = models.choose(body.model)
             body.model = body.model or slot.name
-            if body.unloads:
+            body.keep(slot)
+            if body.keep_alive == 0:
                 require_manager()
                 await slot.unload()
             else:
                 async with models.turn(slot):
                     pass
-            return JsonResponse(body.writer().load_body("unload" if body.unloads else "load"))
+            return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
 
         return handle
 

@@ -23,6 +23,7 @@ from edgespec.server.fields import (
     join_text,
     refuse_fields,
 )
+from edgespec.server.residency import ResidencyBody
 from edgespec.server.responses_events import ResponsesWriter
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, parse_arguments
 from edgespec.service.tools import Tool, format_call, make_tool
@@ -82,7 +83,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(DraftingBody, ThinkingBody):
+class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
     """The body of /v1/responses."""
 
     model: ModelName = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from time import monotonic
 from typing import Any
 
@@ -20,9 +21,18 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     """The routes that report the state of the server."""
 
     async def get_health(_request: Request) -> Response:
-        stalled = sum(slot.is_stalled for slot in models.slots.values())
-        state = {"status": "stalled" if stalled else "ok", "version": __version__, "stalled_models": stalled}
-        return JSONResponse(state, 503 if stalled else 200)
+        slots = models.slots.values()
+        stalled = sum(slot.is_stalled for slot in slots)
+        status = "stalled" if stalled else "loading" if models.is_preloading else "ok"
+        counts = {name: sum(slot.state == name for slot in slots) for name in ("loaded", "loading")}
+        state = {
+            "status": status,
+            "version": __version__,
+            "loaded_models": counts["loaded"],
+            "loading_models": counts["loading"],
+            "stalled_models": stalled,
+        }
+        return JSONResponse(state, 200 if status == "ok" else 503)
 
     async def get_metrics(_request: Request) -> Response:
         waiting = {slot.name: slot.limiter.waiting for slot in models.slots.values()}
@@ -44,6 +54,7 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
     """The state of one model, in the keys of /props."""
     state: dict[str, Any] = {
         "name": slot.name,
+        "state": slot.state,
         "is_open": slot.model_info is not None,
         "is_busy": slot.is_busy,
         "answering": slot.limiter.active,
@@ -51,6 +62,7 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
         "is_stalled": slot.is_stalled,
         "silent_seconds": slot.silent_s,
         "idle_seconds": round(monotonic() - slot.used_s, 1),
+        "keep_alive_seconds": _finite(slot.keep_alive_s),
     }
     if (model_info := slot.model_info) is not None:
         state |= {
@@ -63,5 +75,11 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
             "why_not": model_info.no_batching_reason,
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
+            "unloads_in_seconds": _finite(slot.unloads_in_s),
         }
     return state
+
+
+def _finite(seconds: float) -> float | None:
+    """Seconds in JSON; None: without end."""
+    return round(seconds, 1) if isfinite(seconds) else None

@@ -16,9 +16,11 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     path.write_text(
         '[coder]\nmodel = "./coder.gguf"\ndraft = "ngram"\nctx = 4096\nparallel = 2\nflash-attention = false\n'
         '[small]\nkv_type = "q8_0"\ndraft-max = 0\nmmap = false\nexact = true\nthreads = 4\nbatch-threads = 2\n'
+        'keep-alive = "1h30m"\n'
     )
     found = read_config(path)
-    coder, small = found["coder"], found["small"]
+    coder, small = found["coder"].config, found["small"].config
+    assert (found["coder"].keep_alive_s, found["small"].keep_alive_s) == (None, 5400)
     assert list(found) == ["coder", "small"]
     assert (coder.model, coder.draft, coder.draft_max) == ("./coder.gguf", "ngram", None)
     assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)
@@ -38,7 +40,7 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
 def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int, str], tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(f"[a]\n{text}\n")
-    config = read_config(path)["a"]
+    config = read_config(path)["a"].config
     assert (config.draft_max, config.draft_tree, config.acceptance) == expected
 
 
@@ -51,6 +53,7 @@ def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int
         ("[a]\nmodle = 'x'", "there is no key 'modle'"),
         ("[a]\nmodel = 3", "model must be a string"),
         ("[a]\nctx = 'much'", "'much' is not a valid integer"),
+        ("[a]\nkeep-alive = 'soon'", "'soon' is neither seconds nor a duration"),
         ("[a]\nparallel = 0", "0 is not in the range"),
         ("[a]\nexact = 1", "exact must be true or false"),
         ("[a]\nkv-type = 'q2'", "'q2' is not one of"),

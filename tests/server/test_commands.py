@@ -20,11 +20,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_ps_and_stop(toy: Server) -> None:
     toy.ask("tree", max_tokens=3)
     shown = run("ps", "--url", toy.url).stdout.splitlines()
-    assert shown[0].split() == ["MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING"]
-    assert shown[1].split()[:4] == ["tree", "open", "toy", "ngram+model"]
+    assert shown[0].split() == ["MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS"]
+    assert shown[1].split()[:4] == ["tree", "loaded", "toy", "ngram+model"] and shown[1].endswith("in 5 min")
     assert json.loads(run("ps", "--url", toy.url, "--json").stdout)["models"][0]["is_open"]
     assert run("stop", "tree", "--url", toy.url).stdout == "unloaded tree\n"
-    assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "closed"]
+    assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "unloaded"]
     missing = run("stop", "other", "--url", toy.url)
     assert missing.returncode == 2 and "there is no model 'other' here" in missing.stderr
     assert toy.ask("tree", max_tokens=3).status_code == 200

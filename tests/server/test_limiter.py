@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.model_slot import Busy, ModelSlot, Policy
+from edgespec.server.model_slot import ModelSlot
+from edgespec.server.policy import Busy, Policy
 
 
 @given(

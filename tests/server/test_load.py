@@ -208,7 +208,7 @@ def test_a_model_that_makes_way_while_others_call_it(tmp_path: Path) -> None:
         assert server.ask("b", max_tokens=3).status_code == 200
         long = pool.submit(server.ask, "b", **{**ENDLESS, "max_tokens": 3000})
         server.until("b", is_busy=True)
-        stopped = pool.submit(server.post, "/unload", json={"model": "b"})
+        stopped = pool.submit(server.post, "/models/unload", json={"model": "b"})
         sleep(0.1)
         calls = [pool.submit(server.ask, "b", max_tokens=3), pool.submit(server.ask, "a", max_tokens=3)]
         calls += [pool.submit(server.ask, name, max_tokens=3) for name in "ab"]

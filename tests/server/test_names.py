@@ -32,7 +32,7 @@ def test_the_only_model_answers_to_any_name(small: Server) -> None:
     ):
         assert small.post(f"/v1/{path}", json=body).json()["model"] == "tree", path
     assert small.post("/v1/messages/count_tokens", json={"messages": USER}).json()["input_tokens"] > 0
-    assert small.post("/unload", json={"model": "gpt-4"}).status_code == 404
+    assert small.post("/models/unload", json={"model": "gpt-4"}).status_code == 404
 
 
 @pytest.mark.parametrize("arguments", [(*SMALL, "--strict-names"), ("one=tree", *SMALL)], ids=["strict", "two models"])

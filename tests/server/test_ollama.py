@@ -60,9 +60,9 @@ def test_generate_and_its_options(pair: Server) -> None:
     assert "".join(line["response"] for line in streamed) == text
     word = text.split()[2]
     options = {**OPTIONS, "stop": [word], "num_ctx": 4096, "seed": -1}
-    stopped = pair.post("/api/generate", json={**raw, "options": options, "keep_alive": "5m"}).json()
+    stopped = pair.post("/api/generate", json={**raw, "options": options}).json()
     assert stopped["response"] == text[: text.index(word)] and stopped["done_reason"] == "stop"
-    assert [warning.split()[0] for warning in stopped["warnings"]] == ["options.num_ctx", "keep_alive"]
+    assert [warning.split()[0] for warning in stopped["warnings"]] == ["options.num_ctx"]
     chat = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 1}}
     alone, told = (pair.post("/api/generate", json={**chat, **system}).json() for system in ({}, {"system": "a b c"}))
     assert told["prompt_eval_count"] > alone["prompt_eval_count"]

@@ -1,0 +1,40 @@
+"""How long a model stays loaded after a call: `keep_alive` of Ollama's interface, `ttl` of LM Studio's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BeforeValidator, Field
+
+from edgespec.server.fields import Body
+from edgespec.server.model_slot import ModelSlot
+from edgespec.server.record import current_record
+from edgespec.units import parse_duration
+
+_MAX_LENGTH = 64
+_NOT_ALLOWED = "keep_alive (ttl) is ignored: this caller may not manage models."
+
+
+def _parse(value: Any) -> float:
+    if not isinstance(value, int | float | str):
+        raise ValueError("neither a number nor a duration")
+    return parse_duration(str(value)[:_MAX_LENGTH])
+
+
+KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_parse, json_schema_input_type=float | str)]
+"""Seconds, or a duration such as "10m"; less than 0 is without end: `inf`."""
+
+
+class ResidencyBody(Body):
+    """A request that names a model. What the last call has set counts until the model is unloaded."""
+
+    keep_alive: KeepAlive | None = Field(default=None, validation_alias=AliasChoices("ttl", "keep_alive"))
+
+    def keep(self, slot: ModelSlot) -> tuple[str, ...]:
+        """Set how long a model stays loaded; returns a warning where the caller may not."""
+        if self.keep_alive is None:
+            return ()
+        if not current_record().caller.may_manage:
+            return (_NOT_ALLOWED,)
+        slot.keep_alive_s = self.keep_alive
+        return ()
