@@ -70,7 +70,7 @@ function makeCode({ language }) {
   copy.addEventListener("click", () => copyText(copy, body));
   const head = make("figcaption", {}, make("span", { textContent: language || "code" }), copy);
   const name = language ? `code in ${language}` : "code";
-  const text = make("pre", { tabIndex: 0, role: "region", "aria-label": name }, body);
+  const text = make("pre", { tabIndex: 0, role: "group", "aria-label": name }, body);
   return { element: make("figure", {}, head, text), body };
 }
 

@@ -11,7 +11,7 @@ export class TurnView {
     this.turn = turn;
     this.actions = actions;
     this.form = null; // of an edit
-    this.answer = make("section", { className: "answer" });
+    this.answer = make("div", { className: "answer", role: "group" });
     this.element = make("article", { className: "turn" }, this.makeQuestion(), this.answer);
     this.calls = make("div");
     this.notes = make("div", { className: "actions" });
@@ -23,7 +23,7 @@ export class TurnView {
     this.edit = make("button", { type: "button", textContent: "Edit", "aria-label": "Edit this message" });
     this.edit.addEventListener("click", () => this.startEdit());
     const bar = make("div", { className: "actions" }, this.edit);
-    return make("section", { className: "question", "aria-label": "You" }, makeRole("You"), this.text, bar);
+    return make("div", { className: "question", role: "group", "aria-label": "You" }, makeRole("You"), this.text, bar);
   }
 
   /** Write the answer anew. */
@@ -84,7 +84,7 @@ export class TurnView {
     const { answer } = this.turn;
     const copy = make("button", { type: "button", textContent: "Copy", "aria-label": "Copy this answer" });
     copy.addEventListener("click", () => this.actions.copy(answer.text));
-    const retry = make("button", { type: "button", textContent: "Retry", "aria-label": "Answer again" });
+    const retry = make("button", { type: "button", textContent: "Retry", "aria-label": "Retry this answer" });
     retry.addEventListener("click", () => this.actions.retry());
     return [...(answer.text ? [copy] : []), ...(isLast ? [retry] : [])];
   }
