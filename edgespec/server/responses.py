@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -42,6 +43,7 @@ class InputCall(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str = "{}"
 
 
@@ -61,6 +63,15 @@ class ResponseTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class Namespace(Body):
+    """Functions under one name, as Codex offers its own. The model knows each as NAMESPACE__FUNCTION."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[list[ResponseTool | OtherItem], FEW]
 
 
 class NamedTool(Body):
@@ -92,7 +103,7 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
     max_output_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    tools: Annotated[list[ResponseTool | OtherItem], FEW] | None = None
+    tools: Annotated[list[ResponseTool | Namespace | OtherItem], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -106,6 +117,11 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
 
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(
+            {
+                _qualify(each.name, tool.name): {"name": tool.name, "namespace": each.name}
+                for each, tool in self._namespaced()
+                if isinstance(tool, ResponseTool)
+            },
             model=self.model,
             instructions=self.instructions,
             parallel_tool_calls=bool(self.parallel_tool_calls),
@@ -139,19 +155,23 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
             parallel_calls=self.parallel_tool_calls,
             draft_length=self.draft_length(),
             thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
-            warnings=tuple(
-                {f"{each.type} is not available.": 0 for each in self.tools or () if each.type != "function"}
-            ),
+            warnings=tuple({f"{each.type} is not available.": 0 for each in self.tools or () if _is_search(each)}),
         )
 
     def _tools(self) -> Iterator[Tool]:
         """The function tools. Raises InvalidRequest for others, except for a web search, which agents always offer."""
         for tool in self.tools or ():
-            if isinstance(tool, ResponseTool):
-                yield make_tool(tool.name, tool.description, tool.parameters, is_strict=bool(tool.strict))
-            elif not tool.type.startswith(_WEB_SEARCH):
-                message = f"tools of type '{tool.type[:100]}' are not supported."
-                raise InvalidRequest(message, hint="Send tools of type function.")
+            if not isinstance(tool, Namespace) and not _is_search(tool):
+                yield _make_tool(tool)
+        for namespace, tool in self._namespaced():
+            made = _make_tool(tool)
+            description = "\n\n".join(filter(None, (made.description, namespace.description)))
+            yield replace(made, name=_qualify(namespace.name, made.name), description=description)
+
+    def _namespaced(self) -> Iterator[tuple[Namespace, ResponseTool | OtherItem]]:
+        for each in self.tools or ():
+            if isinstance(each, Namespace):
+                yield from ((each, tool) for tool in each.tools)
 
     def _messages(self) -> list[Message]:
         """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
@@ -160,7 +180,8 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
             if isinstance(item, InputCall):
                 if calls:
                     messages.pop()
-                calls.append(format_call(item.call_id, item.name, parse_arguments(item.arguments)))
+                name = _qualify(item.namespace, item.name) if item.namespace else item.name
+                calls.append(format_call(item.call_id, name, parse_arguments(item.arguments)))
                 messages.append(make_message("assistant", "", tool_calls=calls))
                 continue
             calls = []
@@ -176,3 +197,21 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
                 raise InvalidRequest(f"input items of type '{item.type}' are not supported.", hint="Remove the item.")
         system_text = "\n\n".join(text for text in system if text)
         return [make_message("system", system_text), *messages] if system_text else messages
+
+
+def _make_tool(tool: ResponseTool | OtherItem) -> Tool:
+    """Raises InvalidRequest."""
+    if not isinstance(tool, ResponseTool):
+        raise InvalidRequest(
+            f"tools of type '{tool.type[:100]}' are not supported.", hint="Send tools of type function."
+        )
+    return make_tool(tool.name, tool.description, tool.parameters, is_strict=bool(tool.strict))
+
+
+def _is_search(tool: Body) -> bool:
+    return isinstance(tool, OtherItem) and tool.type.startswith(_WEB_SEARCH)
+
+
+def _qualify(namespace: str, name: str) -> str:
+    """The name of a function for the model."""
+    return f"{namespace}__{name}"

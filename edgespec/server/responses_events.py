@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgespec.server.http import format_event
@@ -14,8 +14,11 @@ from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 class ResponsesWriter:
     """One response, as a body or as events."""
 
-    def __init__(self, **fields: Any) -> None:
-        """`fields` of the request are repeated in the response."""
+    def __init__(self, namespaces: Mapping[str, Mapping[str, str]], **fields: Any) -> None:
+        """`namespaces`: from a function's name for the model to its `name` and `namespace`. `fields` of the request are
+        repeated in the response.
+        """
+        self._namespaces = namespaces
         self._head: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -54,7 +57,8 @@ class ResponsesWriter:
             self._items[-1]["content"][0]["text"] += part.text
             yield self._content_event("reasoning_text.delta", delta=part.text)
         elif isinstance(part, CallStart):
-            item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), "name": part.name}
+            name = self._namespaces.get(part.name, {"name": part.name})
+            item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), **name}
             yield from self._begin({**item, "arguments": "", "status": "in_progress"})
         elif isinstance(part, CallDelta):
             self._items[-1]["arguments"] += part.arguments
@@ -68,6 +72,16 @@ class ResponsesWriter:
         yield from self._close()
         response = self._response()
         yield self._event(f"response.{response['status']}", response=response)
+
+    def fail(self, error: dict[str, Any]) -> bytes:
+        """An error event and response.failed. `error` inside of the first is what OpenAI's clients raise an exception
+        for; the fields beside it are the documented ones.
+        """
+        reason = error["error"]
+        stated = {key: reason[key] for key in ("code", "message", "param")}
+        failure = {"code": reason["code"] or "server_error", "message": reason["message"]}
+        response = {**self._response(), "status": "failed", "error": failure, "output": self._items}
+        return self._event("error", **stated, **error) + self._event("response.failed", response=response)
 
     def _response(self) -> dict[str, Any]:
         end = self._end

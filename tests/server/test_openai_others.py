@@ -137,3 +137,39 @@ def test_responses(pair: Server) -> None:
     assert listed.status == "incomplete" or set(json.loads(listed.output_text)) <= {7}
     with pytest.raises(openai.BadRequestError, match="not stored"):
         client.responses.create(model=MODEL, input=PROMPT, previous_response_id="resp_1")
+
+
+def test_functions_in_a_namespace(pair: Server) -> None:
+    """The model calls them by a longer name; a call and its history have name and namespace, as Codex reads them."""
+    client = pair.openai()
+    city = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {"type": "function", "name": "get_weather", "parameters": city}
+    ask: Any = {
+        "model": MODEL,
+        "tools": [{"type": "namespace", "name": "maps", "description": "Places.", "tools": [function]}],
+        "tool_choice": "required",
+        "temperature": 0,
+        "max_output_tokens": 60,
+    }
+    called = client.responses.create(input=PROMPT, **ask)
+    (call,) = called.output
+    assert call.type == "function_call" and (call.name, call.namespace) == ("get_weather", "maps")
+    assert json.loads(call.arguments) == {"city": "Rome"}
+    asked: Any = {"role": "user", "content": PROMPT}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    by_name: Any = {**call.model_dump(exclude_none=True), "name": "maps__get_weather"}
+    del by_name["namespace"]
+    after, same = (
+        client.responses.create(input=[asked, each, result], **ask)
+        for each in (call.model_dump(exclude_none=True), by_name)
+    )
+    assert called.usage and after.usage and same.usage
+    assert after.usage.input_tokens == same.usage.input_tokens > called.usage.input_tokens
+    ask["tools"][0]["tools"].append({"type": "custom", "name": "patch"})
+    with pytest.raises(openai.BadRequestError, match="tools of type 'custom'"):
+        client.responses.create(input=PROMPT, **ask)
