@@ -95,7 +95,7 @@ _EMBEDDED = "embedded"
 def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> int:
     """Serve models at /v1 like OpenAI (chat, completions, responses) and Anthropic (messages).
 
-    Without REF, a small embedded model answers. The first request loads a model. The page at / shows statistics.
+    Without REF, a small embedded model answers. The first request loads a model. The page at / is a chat.
     """
     from edgespec.registry.schema import DEFAULT_ALIAS
     from edgespec.server.app import application
