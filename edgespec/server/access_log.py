@@ -10,6 +10,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.server.record import RECORD, RequestRecord
 
 CLIENT_CLOSED = 499  # nginx's status; no client reads it
+_KINDS = {  # of failures, by status; others are of kind 'invalid' below 500 and 'error' from there
+    401: "no_key",
+    403: "forbidden",
+    404: "not_found",
+    429: "busy",
+    CLIENT_CLOSED: "client_left",
+    503: "unavailable",
+    504: "timeout",
+}
 _POLLED = frozenset({"/health", "/metrics", "/props"})
 _LOG = logging.getLogger("edgespec.server")
 
@@ -24,6 +33,13 @@ class AccessLog:
         )
         self._tokens = Counter(
             "key_tokens", "Tokens by key, read and written.", ["key", "kind"], namespace="edgespec", registry=registry
+        )
+        self._failures = Counter(
+            "failures",
+            "Requests that failed, also amid a stream.",
+            ["model", "kind"],
+            namespace="edgespec",
+            registry=registry,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +66,10 @@ class AccessLog:
         self._requests.labels(key, str(record.status)).inc()
         self._tokens.labels(key, "prompt").inc(record.prompt_tokens)
         self._tokens.labels(key, "generated").inc(record.tokens)
+        if record.failure is not None:
+            status, _ = record.failure
+            kind = _KINDS.get(status, "invalid" if status < 500 else "error")
+            self._failures.labels(record.model, kind).inc()
         _LOG.log(_get_level(record), "%s", record.format())
 
 

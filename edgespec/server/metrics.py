@@ -70,7 +70,6 @@ class ServerMetrics:
         self._lock = threading.Lock()
         self._recent: deque[Call] = deque(maxlen=_MAX_RECENT)
         options: Any = {"namespace": "edgespec", "registry": self._registry}
-        self.refused = Counter("refused", "Requests refused because too many were waiting.", ["model"], **options)
         self._answers = Counter("answers", "Finished answers.", ["model", "ending"], **options)
         self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model", "cause"], **options)
         self._counters = {

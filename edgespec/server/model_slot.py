@@ -113,7 +113,6 @@ class ModelSlot:
         current_record().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
-            self._server_metrics.refused.labels(self.name).inc()
             mean_s = self._server_metrics.seconds_a_call(self.name)
             after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
             message = f"{limiter.waiting} requests are waiting for this model."

@@ -102,7 +102,7 @@ def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
             caller.close()
         server.until(TREE, is_busy=False, waiting=0)
         assert server.ask(TREE, max_tokens=3).status_code == 200
-        assert 'edgespec_refused_total{model="tree"} 1.0' in server.get("/metrics").text
+        assert 'edgespec_failures_total{kind="busy",model="tree"} 1.0' in server.get("/metrics").text
     with serving(tmp_path, *TOY, "--queue", "0", "--parallel", "1") as server:
         assert server.ask(TREE, max_tokens=3).status_code == 200, "nobody waits where nothing is under way"
 
