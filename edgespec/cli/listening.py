@@ -72,7 +72,8 @@ class Listening(NamedTuple):
 def listen(options: dict[str, Any]) -> Iterator[Listening]:
     """Listen as the options say. Raises InvalidRequest."""
     from edgespec.errors import InvalidRequest
-    from edgespec.server.listeners import listen_tcp, listen_unix, load_certificate
+    from edgespec.server.listeners import listen_tcp, listen_unix
+    from edgespec.server.tls import load_certificate
 
     certificate, key, unix = options["tls_cert"], options["tls_key"], options["unix"]
     if (certificate is None) != (key is None):

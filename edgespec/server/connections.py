@@ -8,7 +8,6 @@ import logging
 import resource
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgespec.server.census import Census
 from edgespec.server.http import HttpError, error_response
+from edgespec.server.tls import Handshake
 
 _HEAD_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
@@ -46,7 +47,7 @@ async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLCo
         backlog=_ACCEPTS,
     )
     asyncio.get_running_loop().set_exception_handler(_ExceptionHandler())
-    await HttpServer(config, tls).serve(list(listeners))
+    await HttpServer(config, census, tls).serve(list(listeners))
 
 
 def raise_descriptor_limit() -> int:
@@ -60,24 +61,6 @@ def raise_descriptor_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             soft = limit
     return soft if soft != resource.RLIM_INFINITY else max(_DESCRIPTORS)
-
-
-class Census:
-    """Counts connections. There may be `limit` of them, half as many from one address."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._counts: Counter[str] = Counter()
-
-    def enter(self, address: str) -> bool:
-        """Count a connection; whether it may stay. `leave` follows in both cases."""
-        self._counts[address] += 1
-        return self._counts[address] <= self._limit // 2 and self._counts.total() <= self._limit
-
-    def leave(self, address: str) -> None:
-        self._counts[address] -= 1
-        if not self._counts[address]:
-            del self._counts[address]
 
 
 class Connection(H11Protocol):
@@ -148,25 +131,28 @@ class HttpServer(uvicorn.Server):
     Every request is cancelled; the application answers it with an error.
     """
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, census: Census, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
+        self._census = census
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         plain = [each for each in sockets or () if self._tls is None or each.family == socket.AF_UNIX]
         await super().startup(plain)
         for each in sockets or ():
-            if each not in plain:
-                self.servers.append(await self._listen(each))
+            if self._tls is not None and each not in plain:
+                handshake = partial(Handshake, self._connect, self._census, self._tls)
+                loop = asyncio.get_running_loop()
+                self.servers.append(await loop.create_server(handshake, sock=each, backlog=_ACCEPTS))
             each.listen(_BACKLOG)
 
-    async def _listen(self, listener: socket.socket) -> asyncio.Server:
-        """As uvicorn does, but it has one setting of TLS for all sockets."""
+    def _connect(self) -> asyncio.Protocol:
+        """As uvicorn makes the protocol of a connection."""
         kind: Any = self.config.http_protocol_class
-        protocol = partial(kind, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        return await asyncio.get_running_loop().create_server(
-            protocol, sock=listener, ssl=self._tls, ssl_handshake_timeout=_HEAD_TIMEOUT_S, backlog=_ACCEPTS
+        protocol: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
+        return protocol
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self.server_state.tasks:

@@ -1,11 +1,10 @@
-"""The sockets that a server listens on, and the certificate of those that speak TLS."""
+"""The sockets that a server listens on."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,48 +78,3 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
         else:
             raise OSError(errno.EADDRINUSE, "another program listens there")
-
-
-def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS with a certificate and its private key, both in PEM format; intermediate certificates follow the first one.
-
-    Raises InvalidRequest for files that cannot be read, do not belong together, or whose certificate is not valid
-    today, which clients would tell as an obscure failure.
-    """
-    for path in (certificate, key):
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InvalidRequest(
-                f"cannot read {path}: {reason_of(error)}.", hint="Check its name and permissions."
-            ) from error
-        if b"ENCRYPTED" in data:
-            raise InvalidRequest(f"{path} has a passphrase.", hint="Write one without: openssl pkey -in FILE -out NEW")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key)
-        _shake_hands(context, certificate)
-    except ssl.SSLCertVerificationError as error:
-        raise InvalidRequest(
-            f"clients would refuse {certificate}: {error.verify_message}.", hint="Get a new certificate."
-        ) from error
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            message = f"{key} is not the private key of {certificate}."
-        else:
-            message = f"{certificate} and {key} are not a certificate and its private key in PEM format."
-        raise InvalidRequest(message, hint="Name the files that belong together.") from error
-    return context
-
-
-def _shake_hands(server: ssl.SSLContext, certificate: Path) -> None:
-    """A handshake in memory with a client that trusts this very certificate. Raises ssl.SSLError."""
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(certificate)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
-    for end in (*ends, *ends):
-        with suppress(ssl.SSLWantReadError):
-            end.do_handshake()

@@ -14,6 +14,7 @@ from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
+from edgespec.server.record import current_record
 from edgespec.server.residency import ResidencyBody
 from edgespec.server.routes import catch_errors, post
 
@@ -56,6 +57,7 @@ def model_routes(models: Models) -> list[Route]:
         require_manager()
         body = await read_body(request, UnloadRequest)
         slot = models.find(body.model)
+        current_record().model = slot.name
         await (slot.stop() if body.now else slot.unload())
         return JsonResponse({"success": True})
 

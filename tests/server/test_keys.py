@@ -89,7 +89,7 @@ def test_callers_by_name(tmp_path: Path) -> None:
             ask(server, laptop, max_tokens=3, temperature=-1, user="a secret")
         with pytest.raises(openai.AuthenticationError):
             ask(server, "wrong", max_tokens=3)
-        refused = server.post("/unload", json={"model": "tree"}, headers=headers)
+        refused = server.post("/models/unload", json={"model": "tree"}, headers=headers)
         assert refused.status_code == 403 and refused.json()["error"]["type"] == "permission_error"
         ollama = {"model": "tree", "keep_alive": 0}
         assert server.post("/api/generate", json=ollama, headers=headers).status_code == 403
@@ -100,7 +100,7 @@ def test_callers_by_name(tmp_path: Path) -> None:
             server.engines()[0].kill()
             assert "SIGKILL" in "".join(parts)
         for key in (admin, KEY):
-            assert server.post("/unload", json={"model": "tree"}, headers={"x-api-key": key}).status_code == 200
+            assert server.post("/models/unload", json={"model": "tree"}, headers={"x-api-key": key}).status_code == 200
         lines = wait_for_lines(server, 9)
         metrics = server.get("/metrics", headers=headers).text
         remove_key(path, "laptop")
@@ -120,10 +120,10 @@ def test_callers_by_name(tmp_path: Path) -> None:
     assert said[1].startswith(f'WARNING {chat} 400 key=laptop error="temperature: ') and "secret" not in said[1]
     assert said[2:] == [
         f'WARNING {chat} 401 error="the API key is missing or wrong."',
-        'WARNING POST /unload 403 key=laptop error="this caller may not manage models."',
+        'WARNING POST /models/unload 403 key=laptop error="this caller may not manage models."',
         'WARNING POST /api/generate 403 key=laptop error="this caller may not manage models."',
-        "INFO POST /unload 200 key=admin",
-        "INFO POST /unload 200 key=api-key",
+        "INFO POST /models/unload 200 key=admin model=tree",
+        "INFO POST /models/unload 200 key=api-key model=tree",
     ]
     assert 'edgespec_requests_total{key="laptop",status="200"} 3.0' in metrics
     assert 'edgespec_requests_total{key="",status="401"} 1.0' in metrics
