@@ -38,7 +38,7 @@ class GrammarCheck:
         with self._lock:
             fault = self._judge(grammar)
         if fault:
-            raise InvalidRequest(f"the answer's structure cannot be followed: {fault}.", hint="Simplify the schema.")
+            raise InvalidRequest(f"the answer's structure cannot be followed: {fault}.", hint="Correct or simplify it.")
 
     def close(self) -> None:
         """End the helper, also while a grammar is being compiled in it."""

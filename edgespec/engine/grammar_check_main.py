@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _MAX_EXTRA_BYTES = 2**30  # of memory, for all that compilation takes
 _MAX_FAULT = 300  # characters
+_NOISE = re.compile(
+    r"^(?:at )?(?:\d+\(\d+\): )*(?:failed to compile JSON schema: )?| <non-verbose/>| \(at .*\)$| \(in regex\)"
+)
+_DETAIL = re.compile(r"^error: (.+)$", re.MULTILINE)  # of a regular expression
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,18 @@ def compile_grammar(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
 
 
 def find_fault(matcher: LLMatcher) -> str:
-    """Why a matcher is in error, without the excerpt of the grammar that follows; "" where it is not."""
-    if not matcher.is_error():
-        return ""
-    first = matcher.get_error().strip().partition("\n")[0]
-    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(first.split()))[:_MAX_FAULT].rstrip(".: ") or "unknown error"
+    """Why a matcher is in error; "" where it is not."""
+    return describe_fault(matcher.get_error()) if matcher.is_error() else ""
+
+
+def describe_fault(error: str) -> str:
+    """What llguidance says of a fault, on one line, without excerpts of the grammar and places in it."""
+    if "NoExtensionBias" in error:
+        return "it allows no text"
+    text = _NOISE.sub("", " ".join(error.strip().partition("\n")[0].split())).rstrip(": ")
+    if (detail := _DETAIL.search(error)) is not None:
+        text = f"{text}: {detail[1]}"
+    return text[:_MAX_FAULT].rstrip(".: ") or "unknown error"
 
 
 def make_vocabulary(spelling: Spelling) -> LLTokenizer:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.arrays import Indices, Logits
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.engine.grammar_check_main import describe_fault
 from edgespec.engine.json_schema import adapt_schema
 from edgespec.engine.schema_bounds import MAX_CHARACTERS, MAX_DEPTH, check_bounds
 from edgespec.errors import InvalidRequest, reason_of
@@ -120,7 +121,8 @@ def grammar_structure(text: str) -> Structure:
     try:
         lark = gbnf_to_lark(text)
     except Exception as error:
-        raise InvalidRequest(f"the grammar cannot be read: {reason_of(error)[:200]}.", hint="Correct it.") from error
+        fault = reason_of(error).partition(", '")[0]  # without an excerpt
+        raise InvalidRequest(f"the grammar cannot be read: {fault[:200]}.", hint="Correct it.") from error
     return Structure(((Grammar(lark.removeprefix("%llguidance {}")),),))
 
 
@@ -236,10 +238,8 @@ class GrammarMask:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            reason = " ".join(self._matcher.get_error().split())[:300].rstrip(".")
-            raise InvalidRequest(
-                f"the answer's structure is too complex to follow: {reason}.", hint="Simplify the schema."
-            )
+            reason = describe_fault(self._matcher.get_error())
+            raise InvalidRequest(f"the answer's structure cannot be followed: {reason}.", hint="Simplify it.")
 
 
 def _list_bits(bits: npt.NDArray[np.uint8]) -> Indices:

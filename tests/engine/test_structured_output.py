@@ -135,9 +135,9 @@ def test_what_is_forced_is_drafted_for_nothing(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        ({"type": "wrong"}, "cannot be followed"),
-        ({"$ref": "http://example.com/schema"}, "cannot be followed"),
-        ({"type": "string", "pattern": "(["}, "cannot be followed"),
+        ({"type": "wrong"}, "cannot be followed: Invalid type: wrong.$"),
+        ({"$ref": "http://example.com/schema"}, "cannot be followed: Resource"),
+        ({"type": "string", "pattern": "(["}, "cannot be followed: regex parse error: unclosed character class.$"),
         ({"enum": ["x" * 300_000]}, "more than 262,144 characters"),
         ({"a": {1, 2}}, "cannot be read"),
     ],
