@@ -52,7 +52,7 @@ class Request:
     structure     the grammar of the answer; reasoning before it is free
     visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
                   reasoning are among them, reasoning is not split off
-    top_logprobs  alternatives of each token to report with TokenScores; None: no scores
+    top_logprobs  alternatives of each token to report as Scored; None: no scores
     scores_prompt whether PromptScores come first, with as many alternatives
     max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
                   reasoning is free
@@ -94,18 +94,13 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token: its bytes, the natural logarithm of its probability, and the same of the most probable ones there."""
+    """How probable a token is to the model itself, before sampling settings: its bytes, the natural logarithm of its
+    probability, and the same of the most probable ones there.
+    """
 
     text: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """How probable the tokens of the Step before were to the model itself, before sampling settings."""
-
-    tokens: tuple[Scored, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +115,4 @@ class PromptScores:
     tokens: tuple[Scored, ...]
 
 
-Event = PrefillProgress | Step | TokenScores | PromptScores | Piece | Notice | Finished
+Event = PrefillProgress | Step | Scored | PromptScores | Piece | Notice | Finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import chain
 from time import perf_counter
 
 from edgespec.controller.batch_cost import MarginalCost
@@ -13,7 +14,7 @@ from edgespec.core.logprobs import LogprobRecorder, TokenScore, score_text
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
-from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt, TokenScores
+from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt
 from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel
@@ -38,7 +39,7 @@ class Generation:
         self._text = text
         self._tokenizer = tokenizer
         self._meter = Meter(len(prompt), started_s)
-        self._pieces: list[Piece] = []  # of the step under way
+        self._pieces: list[list[Piece]] = []  # of each token of the step under way
         self._n_reasoning = 0  # tokens of it
 
     @property
@@ -49,7 +50,8 @@ class Generation:
     def run(
         self, session: Session, controller: Controller, verifier: Verifier, costs: ForwardCost, check: CheckCancelled
     ) -> Iterator[Event | Yield]:
-        """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps with their TokenScores and Pieces.
+        """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
+        Pieces. If scores are wanted, that of a token comes before its Pieces.
 
         Raises Cancelled, BackendError.
         """
@@ -77,9 +79,10 @@ class Generation:
                 self._meter.add_progress(event, perf_counter())
             elif isinstance(event, Step):
                 self._meter.add(event, self._n_reasoning)
-                if logprobs is not None:
-                    yield TokenScores(tuple(self._spell(score) for score in logprobs.take(len(event.tokens))))
-                yield from self._pieces
+                scored = logprobs.take(len(event.tokens)) if logprobs is not None else ()
+                for i, pieces in enumerate(self._pieces):
+                    yield from map(self._spell, scored[i : i + 1])
+                    yield from pieces
                 self._pieces, self._n_reasoning = [], 0
                 if self._text.channel != phase:
                     phase = self._text.channel
@@ -89,7 +92,7 @@ class Generation:
 
     def finish(self) -> Iterator[Event]:
         """The text that was held back, and that of a step which was cancelled during its commit."""
-        yield from self._pieces
+        yield from chain.from_iterable(self._pieces)
         yield from self._text.finish()
 
     def finished(self) -> Finished:
@@ -98,7 +101,7 @@ class Generation:
     def _emit(self, token: int, source: str) -> bool:
         """Take a token into the text; returns whether a stop string ends it."""
         self.emitted.append(token)
-        self._pieces += self._text.push(token, source)
+        self._pieces.append(self._text.push(token, source))
         self._n_reasoning += self._text.channel == "reasoning"
         return self._text.stopped
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
 _END_WINDOW = 16  # tokens in which the end of the reasoning may be spelled
 _EVERYTHING = 2**40
+_SCALARS = (str, int, float, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,10 @@ def _shared(one: list[int], other: list[int]) -> int:
 
 def is_shallow(value: object, depth: int) -> bool:
     """Whether a JSON value is nested at most `depth` deep."""
-    if isinstance(value, Mapping):
-        return depth > 0 and all(is_shallow(each, depth - 1) for each in value.values())
     if isinstance(value, list | tuple):
-        return depth > 0 and all(is_shallow(each, depth - 1) for each in value)
-    return True
+        inner: Iterable[object] = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    else:
+        return True
+    return depth > 0 and all(isinstance(each, _SCALARS) or is_shallow(each, depth - 1) for each in inner)

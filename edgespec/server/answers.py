@@ -7,27 +7,29 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from edgespec.engine.events import Request
+from edgespec.server.bodies import compute
 from edgespec.server.model_slot import ModelSlot, Turn
 from edgespec.server.models import Models
 from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.response import Part, Started, merge_deltas
+from edgespec.service.response import Part, ResponseStream, Started, merge_deltas
 
 
 async def generate_parts(
-    models: Models, name: str, specs: Sequence[GenerationSpec], copies: int
+    models: Models, name: str, specs: Sequence[GenerationSpec], copies: int, body_bytes: int
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of `copies` answers to each of `specs`, with the index of the answer. The parts of one come in order.
 
-    Raises any EdgespecError. It ends all the answers.
+    `body_bytes` is the size of the request's body. Raises any EdgespecError. It ends all the answers.
     """
     slot = models.choose(name)
     if len(specs) == copies == 1:
-        async with aclosing(_generate(slot, await models.enter(slot), specs[0], 0)) as batches:
+        async with aclosing(_generate(slot, await models.enter(slot), specs[0], 0, body_bytes)) as batches:
             async for parts in batches:
                 for part in parts:
                     yield 0, part
         return
-    answers = _Answers(models, slot, specs, copies)
+    answers = _Answers(models, slot, specs, copies, body_bytes)
     work = asyncio.create_task(answers.run())
     work.add_done_callback(lambda _: answers.found.put_nowait(None))
     try:
@@ -49,6 +51,7 @@ class _Answers:
     slot: ModelSlot
     specs: Sequence[GenerationSpec]
     copies: int
+    body_bytes: int
     found: asyncio.Queue[tuple[int, list[Part]] | None] = field(default_factory=asyncio.Queue)
 
     async def run(self) -> None:
@@ -75,20 +78,26 @@ class _Answers:
     ) -> None:
         turn = await self.models.enter(self.slot, is_new=index == 0)
         has_turn.set()
-        async with aclosing(_generate(self.slot, turn, spec, copy)) as batches:
+        async with aclosing(_generate(self.slot, turn, spec, copy, self.body_bytes)) as batches:
             async for parts in batches:
                 self.found.put_nowait((index, parts))
                 if any(not isinstance(part, Started) for part in parts):
                     is_read.set()
 
 
-async def _generate(slot: ModelSlot, turn: Turn, spec: GenerationSpec, copy: int) -> AsyncGenerator[list[Part], None]:
+async def _generate(
+    slot: ModelSlot, turn: Turn, spec: GenerationSpec, copy: int, body_bytes: int
+) -> AsyncGenerator[list[Part], None]:
     """The parts of one answer, in batches. The turn ends with it."""
     model_info = turn.model_info
-    try:
+
+    def prepare() -> tuple[Request, ResponseStream]:
         request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+        return request, spec.make_response(model_info, model_info.plain_speed, request.structure)
+
+    try:
+        request, response = await compute(body_bytes, prepare)
         speculation = spec.draft_length.apply(model_info.speculation)
-        response = spec.make_response(model_info, model_info.plain_speed, request.structure)
     except BaseException:
         slot.leave()
         raise

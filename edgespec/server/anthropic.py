@@ -236,6 +236,9 @@ class MessagesWriter:
     def finish(self) -> Iterator[bytes]:
         yield _format_event("message_stop")
 
+    def fail(self, error: dict[str, Any]) -> bytes:
+        return format_event(error)
+
     def _grow(self, empty: dict[str, Any], key: str, text: str) -> Iterator[bytes]:
         """Append `text` to the last block; begin with the block `empty` unless the last one is of the same type."""
         if not self._blocks or self._blocks[-1]["type"] != empty["type"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -34,6 +35,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(models.watch()), asyncio.create_task(models.preload(preload))]
+        gc.freeze()  # what has been imported stays: no collection has to look at it
         try:
             yield
         finally:

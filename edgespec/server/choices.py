@@ -39,16 +39,19 @@ class ChoicesWriter:
             yield self._chunk([], usage=count_usage(self._ordered_ends(), self._copies))
         yield DONE
 
+    def fail(self, error: dict[str, Any]) -> bytes:
+        return format_event(error)
+
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ends = self._ordered_ends()
         return {**self._head, "choices": choices, "usage": count_usage(ends, self._copies), **ends[0].extensions()}
 
-    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})
-
     def _ordered_ends(self) -> list[Done]:
         """The ends of the answers by index: they end in any order."""
         return [end for _, end in sorted(self._ends.items())]
+
+    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})
 
 
 def make_choice(

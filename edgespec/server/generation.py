@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgespec.server.answers import generate_parts
+from edgespec.server.bodies import compute
 from edgespec.server.http import EventStream, respond_unless_disconnected
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
@@ -33,6 +34,9 @@ class Writer(Protocol):
     def finish(self) -> Iterator[bytes]:
         """The events after all answers."""
 
+    def fail(self, error: dict[str, Any]) -> bytes:
+        """The last events of a stream that fails; `error` is the body that a whole answer would have."""
+
 
 class GenerationBody(Protocol):
     """A validated body that asks for `n` answers to each of its prompts, at once or as a stream."""
@@ -53,14 +57,16 @@ async def generate(
 ) -> Response:
     """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
     body.model = body.model or models.choose("").name  # which the answer repeats
-    specs, writer, copies = body.generation_specs(), body.writer(), body.n or 1
+    size = len(await request.body())
+    specs, writer, copies = await compute(size, body.generation_specs), body.writer(), body.n or 1
     warnings = body.keep(models.choose(body.model))
     specs = [replace(spec, warnings=(*spec.warnings, *warnings)) for spec in specs]
+    answers = generate_parts(models, body.model, specs, copies, size)
     if body.stream:
-        return stream(request.url.path, _events(generate_parts(models, body.model, specs, copies), writer))
+        return stream(request.url.path, _events(answers, writer), writer.fail)
 
     async def collect() -> dict[str, Any]:
-        async with aclosing(generate_parts(models, body.model, specs, copies)) as parts:
+        async with aclosing(answers) as parts:
             async for index, part in parts:
                 writer.add(index, part)
         return writer.response_body()

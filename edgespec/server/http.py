@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.engine.structured_output import is_shallow
 from edgespec.errors import (
     CacheError,
     DoesNotFit,
@@ -26,6 +25,7 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.server.access_log import CLIENT_CLOSED
+from edgespec.server.bodies import compute, parse_body
 from edgespec.server.error_bodies import format_error
 from edgespec.server.policy import Busy, TimedOut
 from edgespec.server.record import current_record
@@ -34,7 +34,6 @@ B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
 _KEEP_ALIVE_S = 5.0  # longest silence in a stream
-_MAX_DEPTH = 128
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 DONE = b"data: [DONE]\n\n"
@@ -80,23 +79,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
         raise HttpError(408, message, hint="Send it again.") from error
     except ClientDisconnect as error:
         raise HttpError(CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the body is not valid JSON.", hint="Send a JSON object.") from error
-    if not is_shallow(value, _MAX_DEPTH):
-        raise InvalidRequest(f"the body is nested more than {_MAX_DEPTH} levels deep.", hint="Simplify it.")
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise InvalidRequest(_describe(error), hint="Correct the body.") from error
-
-
-def _describe(error: ValidationError) -> str:
-    """The first fault of a body, without the values in it."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:200]
-    return f"{where or 'the body'}: {first['msg'][:300].rstrip('.')}."
+    return await compute(len(data), lambda: parse_body(data, kind))
 
 
 def get_status(error: EdgespecError) -> int:
@@ -176,11 +159,13 @@ class EventStream(Response):
     content_type = b"text/event-stream; charset=utf-8"
     keep_alive = b": keep-alive\n\n"
 
-    def __init__(self, path: str, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, path: str, events: AsyncGenerator[bytes, None], fail: Callable[[dict[str, Any]], bytes]) -> None:
+        """`fail` formats the body of an error as the last events."""
         self.status_code = 200
         self.background = None
         self._path = path
         self._events = events
+        self._fail = fail
         self._next: asyncio.Future[bytes | None] | None = None
         self._is_stopped = False
 
@@ -233,7 +218,8 @@ class EventStream(Response):
                     await send(_body_chunk(self.keep_alive))
                     continue
                 if (failure := _failure_of(pending)) is not None:  # the status is sent, so the error is an event
-                    await send(_body_chunk(format_error_event(self._path, failure)))
+                    error = format_error(self._path, _note_failure(failure), failure)
+                    await send(_body_chunk(self._fail(error)))
                     break
                 if (event := pending.result()) is None:
                     break
@@ -252,16 +238,6 @@ def _failure_of(done: asyncio.Future[bytes | None]) -> EdgespecError | None:
         return ServerStops()
     error = done.exception()
     return hide_internal_error(error) if error is not None else None
-
-
-def format_error_event(path: str, error: EdgespecError) -> bytes:
-    """The last event of a stream that fails, in the format of the interface at `path`."""
-    body = format_error(path, _note_failure(error), error)
-    if path.startswith("/api/"):
-        return dump_json(body) + b"\n"
-    if path.startswith("/v1/responses"):
-        body = {**body["error"], "type": "error", **body}
-    return format_event(body)
 
 
 def _body_chunk(data: bytes, *, more: bool = True) -> dict[str, Any]:

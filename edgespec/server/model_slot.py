@@ -24,9 +24,9 @@ from edgespec.service.engine_log import Death
 from edgespec.service.process import EngineProcess
 from edgespec.service.stream import Stream
 
-_STALLED_S = 10.0  # of silence; sound processes give a sign every second
 T = TypeVar("T")
 
+_STALLED_S = 10.0  # of silence; sound processes give a sign every second
 _GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
 _POLL_S = 0.05
 

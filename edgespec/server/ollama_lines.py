@@ -58,6 +58,9 @@ class LineWriter:
     def finish(self) -> Iterator[bytes]:
         yield from ()
 
+    def fail(self, error: dict[str, Any]) -> bytes:
+        return _format_line(error)
+
     def _line(
         self,
         text: str = "",

@@ -7,7 +7,7 @@ of llama.cpp's server.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from starlette.routing import Route
 from edgespec.engine.events import Request as EngineRequest
 from edgespec.engine.prompts import RawText
 from edgespec.server.anthropic import CountRequest
+from edgespec.server.bodies import compute
 from edgespec.server.chat import ChatRequest
 from edgespec.server.fields import Body, ModelName
 from edgespec.server.http import JsonResponse, read_body
@@ -24,7 +25,6 @@ from edgespec.server.models import Models
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.routes import Handler, post
 from edgespec.service.client import EngineClient
-from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.stream import Stream
 
 T = TypeVar("T")
@@ -47,14 +47,6 @@ class DetokenizeRequest(Body):
     tokens: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=2**20, fail_fast=True)]
 
 
-class PromptBody(Protocol):
-    """A validated body with one prompt."""
-
-    model: str
-
-    def generation_spec(self) -> GenerationSpec: ...
-
-
 def token_routes(models: Models) -> list[Route]:
     """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
 
@@ -63,17 +55,20 @@ def token_routes(models: Models) -> list[Route]:
         async with models.visit(slot) as turn:
             return await slot.read(ask, turn.ends_s)
 
-    async def read_prompt(body: PromptBody, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
-        """`ask` is called with what `body` asks of the engine."""
-        slot, spec = models.choose(body.model), body.generation_spec()
+    async def read_prompt(
+        request: Request, kind: type[Body], ask: Callable[[EngineClient, EngineRequest], Stream[T]]
+    ) -> T:
+        """`ask` is called with what the body, of this kind, asks of the engine."""
+        body: Any = await read_body(request, kind)
+        slot, size = models.choose(body.model), len(await request.body())
+        spec = await compute(size, body.generation_spec)
         async with models.visit(slot) as turn:
-            request = spec.build_request(turn.model_info, token_limit=1)
-            return await slot.read(lambda client: ask(client, request), turn.ends_s)
+            asked = await compute(size, lambda: spec.build_request(turn.model_info, token_limit=1))
+            return await slot.read(lambda client: ask(client, asked), turn.ends_s)
 
     def counter(kind: type[Body], **head: str) -> Handler:
         async def count(request: Request) -> Response:
-            body: Any = await read_body(request, kind)
-            return JsonResponse({**head, "input_tokens": await read_prompt(body, _count)})
+            return JsonResponse({**head, "input_tokens": await read_prompt(request, kind, _count)})
 
         return count
 
@@ -93,8 +88,8 @@ def token_routes(models: Models) -> list[Route]:
         return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
 
     async def apply_template(request: Request) -> Response:
-        body = await read_body(request, ChatRequest)
-        return JsonResponse({"prompt": await read_prompt(body, lambda client, each: client.render(each))})
+        prompt = await read_prompt(request, ChatRequest, lambda client, each: client.render(each))
+        return JsonResponse({"prompt": prompt})
 
     input_tokens = {"object": "response.input_tokens"}
     return [

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import PrefillProgress
-from edgespec.engine.events import Event, Finished, PromptScores, Scored, TokenScores
+from edgespec.engine.events import Event, Finished, PromptScores, Scored
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import AnswerPart, CallDelta, CallEnd, CallStart, Reader, Thought, ToolCall
 
@@ -151,10 +151,8 @@ class ResponseStream:
         if isinstance(event, PrefillProgress) and not self._has_started:
             self._has_started = True
             yield Started(event.total, event.reused)
-        elif isinstance(event, PromptScores):
+        elif isinstance(event, PromptScores | Scored):
             yield event
-        elif isinstance(event, TokenScores):
-            yield from event.tokens
         elif isinstance(event, Piece):
             if event.channel == "reasoning":
                 yield ReasoningDelta(event.text)

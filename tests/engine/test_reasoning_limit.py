@@ -21,7 +21,7 @@ from edgespec.core.scores import HostScores
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request, TokenScores
+from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.reasoning_limit import ReasoningLimit
 from edgespec.engine.structured_output import Structure, Text
 from edgespec.text.chat_template import Message
@@ -145,7 +145,7 @@ def answer(engine: Engine, request: Request, way: Speculation) -> tuple[str, str
     """Reasoning, text, the last event, the number of scores."""
     events = list(engine.generate(request, speculation=way))
     pieces = [event for event in events if isinstance(event, Piece)]
-    scores = sum(len(event.tokens) for event in events if isinstance(event, TokenScores))
+    scores = sum(isinstance(event, Scored) for event in events)
     assert isinstance(events[-1], Finished)
     by_channel = ("".join(p.text for p in pieces if p.channel == each) for each in ("reasoning", "answer"))
     return *by_channel, events[-1], scores  # type: ignore[return-value]

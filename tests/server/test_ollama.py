@@ -93,10 +93,11 @@ def test_tools_and_reasoning_of_past_and_present_answers(pair: Server) -> None:
     (spec,) = request.generation_specs()
     assert spec.thinking == Thinking(is_on=True, effort="low")
     writer, streamed = request.writer(), []
-    for part in (ReasoningDelta("A file."), CallEnd(0, ToolCall("read", '{"path":"a.txt"}'))):
+    cut = CallEnd(1, ToolCall("read", '{"path":"a'), is_cut=True)
+    for part in (ReasoningDelta("A file."), CallEnd(0, ToolCall("read", '{"path":"a.txt"}')), cut):
         streamed += [json.loads(line)["message"] for line in writer.chunks(0, part)]
     assert streamed[0]["thinking"] == "A file." and streamed[0]["content"] == ""
-    (written,) = streamed[1]["tool_calls"]
+    (written,) = [each for line in streamed[1:] for each in line["tool_calls"]]
     assert written["function"] == {"index": 0, **call["function"]}
 
 

@@ -59,7 +59,8 @@ def test_every_caller_is_told(tmp_path: Path) -> None:
 
 
 def is_told(body: dict[str, Any]) -> bool:
-    return body["error"]["message"] == "the server is shutting down. Try again later."
+    error = body["response"]["error"] if body.get("type") == "response.failed" else body["error"]
+    return error["message"] == "the server is shutting down. Try again later."
 
 
 def read_stream(server: Server, path: str, body: dict[str, Any], began: Semaphore) -> str:

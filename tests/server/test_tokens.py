@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_count(tmp_path: Path) -> None:
             assert server.model("tree")["answering"] == 1
         server.until("tree", answering=0)
         assert 'edgespec_answers_total{ending="cancelled",model="tree"} 1.0' in server.get("/metrics").text
-        assert server.post("/unload", json={"model": "tree"}).status_code == 200
+        assert server.post("/models/unload", json={"model": "tree"}).status_code == 200
 
 
 @pytest.mark.parametrize(
