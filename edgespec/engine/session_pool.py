@@ -67,8 +67,8 @@ class SlotPool:
         found = best
         if best is None or self._loses_much(best, common[best]):
             found = self._open_another(free)
-            if found is None:
-                return None
+        if found is None:
+            return None
         # During a prefill the cache holds less than the tokens of its prompt.
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
