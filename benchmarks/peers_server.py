@@ -103,11 +103,17 @@ class LlamaServer:
         """Start it and wait until it is ready; its log goes to the folder `logs`. Raises PeerFailed."""
         self.name = f"llama-server {mode}"
         self.idle_percent = 0.0
-        self._port = _free_port()
+        self.port = _free_port()
         self._log = logs / f"{mode}.log"
-        command = [binary, "--model", target, "--ctx-size", load.context_size]
-        command += ["--threads", load.threads, "--parallel", 1]
-        command += ["--host", "127.0.0.1", "--port", self._port, *options]
+        command = [
+            binary,
+            "--model",
+            target,
+            "--ctx-size",
+            (load.context_size or 0) * load.caches,
+        ]  # 0: the model's own
+        command += ["--threads", load.threads, "--parallel", load.caches]
+        command += ["--host", "127.0.0.1", "--port", self.port, *options]
         if draft is not None and mode.startswith("draft"):
             command += ["--model-draft", draft]
         if "--cache-ram" in help_text:
@@ -131,7 +137,7 @@ class LlamaServer:
             "stream": True,
             "return_tokens": True,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=MAX_WAIT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=MAX_WAIT_S)
         try:
             if self._is_busy_idle:
                 self._process.resume()
@@ -170,7 +176,7 @@ class LlamaServer:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + MAX_WAIT_S
         while self._process.poll() is None and time.monotonic() < deadline:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
             try:
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:

@@ -54,6 +54,7 @@ class Request:
                   reasoning are among them, reasoning is not split off
     top_logprobs  alternatives of each token to report as Scored; None: no scores
     scores_prompt whether PromptScores come first, with as many alternatives
+    reports_steps whether Steps are among the events
     max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
                   reasoning is free
     """
@@ -69,6 +70,7 @@ class Request:
     top_logprobs: int | None = None
     start: AnswerStart | None = None
     scores_prompt: bool = False
+    reports_steps: bool = True
     max_reasoning: int | None = None
 
 

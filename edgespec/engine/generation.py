@@ -74,7 +74,8 @@ class Generation:
             plain_time=costs.plain_time,
             check=check,
         ):
-            yield event
+            if request.reports_steps or not isinstance(event, Step):
+                yield event
             if isinstance(event, PrefillProgress):
                 self._meter.add_progress(event, perf_counter())
             elif isinstance(event, Step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -48,7 +48,7 @@ class ModelSlot:
         self.opening: asyncio.Task[ModelInfo] | None = None
         self.used_s = monotonic()
         self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
-        self._request = request
+        self.config = request
         self._policy = policy
         self._server_metrics = server_metrics
         self._client: EngineProcess | None = None
@@ -62,7 +62,7 @@ class ModelSlot:
     def context_size(self) -> int | None:
         """Tokens; None where that is not known before the model has been loaded."""
         model_info = self.model_info
-        return model_info.context_size if model_info is not None else self._request.load.context_size
+        return model_info.context_size if model_info is not None else self.config.load.context_size
 
     @property
     def has_process(self) -> bool:
@@ -130,7 +130,7 @@ class ModelSlot:
             self._client = EngineProcess(
                 "The next request loads it again.", self._policy.max_silence_s, self._note_death
             )
-        model_info = await self._client.open(self._request, self._server_metrics).wait()
+        model_info = await self._client.open(self.config, self._server_metrics).wait()
         self._server_metrics.note_open(self.name, model_info.context_size)
         self.limiter.max_concurrency = model_info.max_concurrency
         self.used_s = monotonic()
@@ -148,7 +148,7 @@ class ModelSlot:
         """
         assert self._client is not None
         try:
-            stream = self._client.stream(request, speculation)
+            stream = self._client.stream(replace(request, reports_steps=False), speculation)
         except BaseException:
             self.leave()
             raise
@@ -174,10 +174,11 @@ class ModelSlot:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(function, *values)
 
-        def put(event: Event) -> None:
-            if isinstance(event, Finished | Notice):
-                on_loop(self._count, event, began_s, record)
-            relay.put(event)
+        def put(events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, Finished | Notice):
+                    on_loop(self._count, event, began_s, record)
+            relay.put(*events)
 
         def finish(error: BaseException | None) -> None:
             if isinstance(error, PromptTooLong):

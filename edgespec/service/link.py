@@ -34,7 +34,7 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
-        self._outbox.put(pickle.dumps(message))
+        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:
         """The next message. Raises Silence, and EOFError or OSError once the process has ended."""
@@ -42,7 +42,7 @@ class Link:
             self.silent_s += _TICK_S * self._has_spoken
             if self.silent_s >= self._max_silence_s:
                 raise Silence
-        message = self._connection.recv()
+        message = pickle.loads(self._connection.recv_bytes())
         self.silent_s, self._has_spoken = 0.0, True
         return message
 

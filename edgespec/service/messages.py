@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.service.client import ModelInfo
 
@@ -18,13 +18,21 @@ class Call:
     has_reporter: bool = False
 
 
+class Events(NamedTuple):
+    """New events of streams, by their numbers."""
+
+    by_stream: dict[int, list[Any]]
+
+
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Events of a stream; `end` where they are its last."""
+class End:
+    """The end of a stream, with its last events. `model_info` is left out where it has not changed since."""
 
     number: int
     events: list[Any]
-    end: End | None = None
+    error: BaseException | None
+    model_info: ModelInfo | None
+    is_model_info_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +47,3 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class Beat:
     """The engine process lives, and the thread that owns its models goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """`model_info` is left out where it has not changed since the last end."""
-
-    error: BaseException | None
-    model_info: ModelInfo | None
-    is_model_info_new: bool

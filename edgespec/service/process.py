@@ -30,7 +30,7 @@ from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import ModelInfo
 from edgespec.service.engine_log import Death, EngineLog
 from edgespec.service.link import Link, Silence
-from edgespec.service.messages import Beat, Call, Events, Report
+from edgespec.service.messages import Beat, Call, End, Events, Report
 from edgespec.service.process_main import serve
 from edgespec.service.stream import Stream
 
@@ -217,16 +217,13 @@ class EngineProcess:
     def _describe(self, death: Death) -> BackendError:
         return BackendError(f"{death.reason}.", hint=self._restart_hint)
 
-    def _take(self, message: Beat | Report | Events) -> None:
-        if isinstance(message, Beat):
-            return
-        pending = self._pending[message.number]
-        if isinstance(message, Report):
-            getattr(pending.reporter, message.method)(*message.arguments)
-        elif (end := message.end) is None:
-            pending.stream.put(*message.events)
-        else:
-            if end.is_model_info_new:
-                self._model_info = end.model_info
-            del self._pending[message.number]
-            pending.stream.end(end.error, *message.events)
+    def _take(self, message: Beat | Report | Events | End) -> None:
+        if isinstance(message, Events):
+            for number, events in message.by_stream.items():
+                self._pending[number].stream.put(*events)
+        elif isinstance(message, Report):
+            getattr(self._pending[message.number].reporter, message.method)(*message.arguments)
+        elif isinstance(message, End):
+            if message.is_model_info_new:
+                self._model_info = message.model_info
+            self._pending.pop(message.number).stream.end(message.error, *message.events)

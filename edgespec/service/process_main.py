@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import pickle
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import perf_counter, sleep
@@ -15,13 +17,13 @@ from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.engine_log import Output
 from edgespec.service.messages import Beat, Call, End, Events, Report
 from edgespec.service.stream import Stream
+from edgespec.text.stream import Piece
 
 if TYPE_CHECKING:
     from edgespec.service.local import LocalEngine
 
 _BEAT_S = 1.0
-_SEND_EVERY_S = 0.01  # events of faster decoding are sent together
-_SLOW_TURN_S = 0.005  # after one that took so long, everything is sent before the next
+_SEND_EVERY_S = 0.005  # events of faster decoding are sent together
 
 
 def serve(link: Connection, output: Output) -> None:
@@ -45,55 +47,61 @@ def _beat(outbox: _Outbox, client: LocalEngine) -> None:
 
 
 class _Outbox:
-    """What the process sends: the one place that gathers events into messages."""
+    """What the process sends: the one place that gathers events into messages, one for all streams.
+
+    Every message wakes the other process, and takes both some of the time for a fast model's token.
+    """
 
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._lock = threading.RLock()
         self._events: dict[int, list[Any]] = {}
+        self._talking: set[int] = set()  # streams whose text has begun
         self._model_info: ModelInfo | None = None  # that the parent knows
         self._sent_s = self._turn_s = 0.0
-        self._is_slow = True  # whether the last turn was
+        self._is_urgent = False  # whether a text begins
 
-    def put(self, number: int, event: Any) -> None:
-        """Add an event of a stream. It is sent now, unless decoding is fast and something was sent lately."""
+    def put(self, number: int, events: Sequence[Any], *, takes_turns: bool) -> None:
+        """Add events of a stream. They are sent now, unless it takes short turns: then after this or a later one."""
         with self._lock:
-            self._events.setdefault(number, []).append(event)
-            if self._is_slow or perf_counter() - self._sent_s >= _SEND_EVERY_S:
-                self.flush()
+            self._events.setdefault(number, []).extend(events)
+            if number not in self._talking and any(isinstance(event, Piece) for event in events):
+                self._talking.add(number)
+                self._is_urgent = True
+            if not takes_turns or perf_counter() - max(self._sent_s, self._turn_s) >= _SEND_EVERY_S:
+                self._flush()
 
     def flush_after_turn(self) -> None:
         """All running jobs have advanced, and the next forward begins."""
         with self._lock:
             now_s = perf_counter()
-            self._is_slow, self._turn_s = now_s - self._turn_s >= _SLOW_TURN_S, now_s
-            if self._is_slow or now_s - self._sent_s >= _SEND_EVERY_S:
-                self.flush()
+            is_slow, self._turn_s = now_s - self._turn_s >= _SEND_EVERY_S, now_s
+            if self._is_urgent or is_slow or now_s - self._sent_s >= _SEND_EVERY_S:
+                self._flush()
 
     def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:
         """Send the end of a stream with its last events."""
-        with self._lock, suppress(OSError):
+        with self._lock:
+            self._talking.discard(number)
             is_new, self._model_info = model_info != self._model_info, model_info
-            end = End(error, model_info if is_new else None, is_new)
-            self._link.send(Events(number, self._events.pop(number, []), end))
+            self._send(End(number, self._events.pop(number, []), error, model_info if is_new else None, is_new))
 
     def report(self, number: int, method: str, *arguments: Any) -> None:
         """Send a call of the Reporter."""
-        with self._lock, suppress(OSError):
-            self._link.send(Report(number, method, arguments))
+        self._send(Report(number, method, arguments))
 
     def beat(self) -> None:
         """Send a sign of life."""
-        with self._lock, suppress(OSError):
-            self._link.send(Beat())
+        self._send(Beat())
 
-    def flush(self) -> None:
-        with self._lock, suppress(OSError):
-            if self._events:
-                self._sent_s = perf_counter()
-                events, self._events = self._events, {}
-                for number, each in events.items():
-                    self._link.send(Events(number, each))
+    def _flush(self) -> None:
+        if self._events:
+            self._send(Events(self._events))
+            self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
+
+    def _send(self, message: Beat | Report | Events | End) -> None:
+        with self._lock, suppress(OSError):  # the parent has died
+            self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 class _Server:
@@ -124,7 +132,8 @@ class _Server:
             self._outbox.end(number, _make_portable(error) if error else None, self._client.model_info)
 
         stream = self._streams[number] = getattr(self._client, call.method)(*arguments)
-        stream.forward(lambda event: self._outbox.put(number, event), end)
+        takes_turns = call.method == "stream"
+        stream.forward(lambda events: self._outbox.put(number, events, takes_turns=takes_turns), end)
 
 
 class _RemoteReporter:

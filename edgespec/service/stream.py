@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -37,7 +37,7 @@ class Stream(Generic[T]):
         self._is_over = False
         self._events: SimpleQueue[T | _End] = SimpleQueue()
         self._lock = threading.Lock()  # of the switch from the queue to `_receive`
-        self._receive: Callable[[T | _End], None] | None = None
+        self._receive: Callable[[Sequence[T], _End | None], None] | None = None
         self._wake_reader: Callable[[], None] | None = None  # of an event loop, while it may be waiting
 
     @staticmethod
@@ -65,12 +65,12 @@ class Stream(Generic[T]):
         """Add events. Waits while too many are unread, unless the stream is cancelled."""
         while self._is_full and not self.is_cancelled:
             sleep(_BACKOFF_S)
-        self._add(*events)
+        self._add(events)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:
         """Add the last events. The work is over; once."""
         self._is_over = True
-        self._add(*events, _End(error))
+        self._add(events, _End(error))
 
     # What the reader calls.
 
@@ -112,22 +112,18 @@ class Stream(Generic[T]):
             else:
                 await ready.wait()
 
-    def forward(self, put: Callable[[T], None], end: Callable[[BaseException | None], None]) -> None:
+    def forward(self, put: Callable[[Sequence[T]], None], end: Callable[[BaseException | None], None]) -> None:
         """Call `put` and `end` on the thread that works, from now on, instead of keeping events for a reader."""
 
-        def receive(event: T | _End) -> None:
-            if isinstance(event, _End):
-                end(event.error)
-            else:
-                put(event)
+        def receive(events: Sequence[T], last: _End | None) -> None:
+            if events:
+                put(events)
+            if last is not None:
+                end(last.error)
 
         with self._lock:
             self._receive = receive
-            events, last = self._take_all()
-            for event in events:
-                put(event)
-            if last is not None:
-                receive(last)
+            receive(*self._take_all())
 
     def result(self) -> T:
         """The only event."""
@@ -146,13 +142,15 @@ class Stream(Generic[T]):
     def _is_full(self) -> bool:
         return self._is_bounded and self._events.qsize() >= MAX_UNREAD
 
-    def _add(self, *events: T | _End) -> None:
+    def _add(self, events: Sequence[T], end: _End | None = None) -> None:
         with self._lock:
-            for event in events:
-                if self._receive is not None:
-                    self._receive(event)
-                else:
+            if self._receive is not None:
+                self._receive(events, end)
+            else:
+                for event in events:
                     self._events.put(event)
+                if end is not None:
+                    self._events.put(end)
             wake, self._wake_reader = self._wake_reader, None
         if wake is not None:
             wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgespec.text.detokenize import StreamDecoder
 from edgespec.text.reasoning import Channel, ReasoningFormat, ReasoningSplitter, Segment
@@ -12,8 +12,7 @@ from edgespec.text.stops import StopResult, StopStrings
 from edgespec.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text to show, its channel, and the drafter that proposed its token.
 
     `origin` is the round's `Decision.source`, or '' where the target chose the token.

@@ -37,6 +37,12 @@ def test_server(program: Program) -> None:
     assert result["engine_over_client"] > 0 and result["first_s"] > 0
 
 
+def test_server_load(program: Program) -> None:
+    result = program("benchmarks.server_load", "--streams", "1,2", "--calls", 1, "--tokens", 8, "--repeats", 1)
+    assert [(row["streams"], row["server"]) for row in result["rows"]] == [(1, "edgespec"), (2, "edgespec")]
+    assert all(0 < row["first_ms"] <= row["first_p95_ms"] and row["ratios"] == [1.0] for row in result["rows"])
+
+
 def test_tui(program: Program) -> None:
     result = program("benchmarks.tui", "--tokens", 8, "--repeats", 1)
     assert result["chat_over_run"] > 0 and len(result["pairs"]) == 1

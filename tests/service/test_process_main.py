@@ -2,37 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
-from edgespec.service.messages import Events
+import pytest
+
+from edgespec.service import process_main
+from edgespec.service.messages import End, Events
 from edgespec.service.process_main import _Outbox
+from edgespec.text.stream import Piece
 
 
-def received(link: object) -> list[object]:
-    found: list[object] = []
-    while link.poll(0):  # type: ignore[attr-defined]
-        message = link.recv()  # type: ignore[attr-defined]
-        assert isinstance(message, Events)
-        found += message.events
-    return found
+class Sent:
+    """An outbox at a time that the test sets, and what has arrived from it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1.0
+        self._ours, self._theirs = Pipe()
+        monkeypatch.setattr(process_main, "perf_counter", lambda: self.now_s)
+        self.outbox = _Outbox(self._theirs)
+
+    def put(self, *events: object, number: int = 0) -> None:
+        for event in events:
+            self.outbox.put(number, [event], takes_turns=True)
+
+    def turn(self, seconds: float) -> None:
+        """A forward has taken so long."""
+        self.now_s += seconds
+        self.outbox.flush_after_turn()
+
+    def messages(self) -> list[Events | End]:
+        return list(_receive(self._ours))
 
 
-def test_where_forwards_are_slow_no_event_waits_for_the_next_one() -> None:
-    ours, theirs = Pipe()
-    outbox = _Outbox(theirs)
-    outbox.put(0, "step")
-    outbox.put(0, "piece")
-    assert received(ours) == ["step", "piece"]
+def _receive(link: Connection) -> Iterator[Events | End]:
+    while link.poll(0):
+        message = link.recv()
+        assert isinstance(message, Events | End)
+        yield message
 
 
-def test_where_turns_are_fast_events_are_sent_together_and_none_is_lost() -> None:
-    ours, theirs = Pipe()
-    outbox = _Outbox(theirs)
-    outbox.flush_after_turn()
-    outbox.flush_after_turn()  # at once: decoding is fast
-    for i in range(50):
-        outbox.put(0, i)
-    early = received(ours)
-    assert len(early) < 50
-    outbox.end(0, None, None)
-    assert early + received(ours) == list(range(50))
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    return Sent(monkeypatch)
+
+
+def test_where_forwards_are_slow_no_event_waits_for_the_next_one(sent: Sent) -> None:
+    for i in range(3):
+        sent.now_s += 0.04
+        sent.put(f"step {i}", f"piece {i}", f"another {i}")
+        sent.turn(0)
+        arrived = [event for message in sent.messages() for event in message.by_stream[0]]  # type: ignore[union-attr]
+        assert arrived == [f"step {i}", f"piece {i}", f"another {i}"]
+
+
+def test_where_turns_are_fast_the_events_of_all_streams_are_one_message(sent: Sent) -> None:
+    sent.put("first")
+    sent.turn(0.001)
+    assert len(sent.messages()) == 1
+    for i in range(4):
+        sent.put(i)
+        sent.put(-i, number=1)
+        sent.turn(0.001)
+        assert not sent.messages()
+    sent.put(4)
+    sent.turn(0.0011)
+    assert sent.messages() == [Events({0: [0, 1, 2, 3, 4], 1: [0, -1, -2, -3]})]
+    sent.put(5)
+    sent.outbox.end(0, None, None)
+    (last,) = sent.messages()
+    assert isinstance(last, End) and last.events == [5], "none is lost"
+
+
+def test_the_first_text_of_a_stream_waits_for_nothing(sent: Sent) -> None:
+    sent.turn(0.001)
+    for number in (0, 1):
+        sent.messages()
+        sent.put(Piece("a", "answer", ""), number=number)
+        sent.turn(0.001)
+        assert sent.messages() == [Events({number: [("a", "answer", "")]})]
+        sent.put(Piece("b", "answer", ""), number=number)
+        sent.turn(0.001)
+        assert not sent.messages(), "later text waits for a few milliseconds"
+        sent.turn(0.005)
+
+
+def test_what_takes_no_turns_is_sent_at_once(sent: Sent) -> None:
+    sent.turn(0.001)
+    sent.messages()
+    sent.outbox.put(0, ["downloaded"], takes_turns=False)
+    assert sent.messages() == [Events({0: ["downloaded"]})]

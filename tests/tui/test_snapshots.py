@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def tab(name: str) -> Show:
 
 
 async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
-    plain = rounds([replace(piece, origin="") for piece in pieces_of(ANSWER)], drafted=0)
+    plain = rounds([piece._replace(origin="") for piece in pieces_of(ANSWER)], drafted=0)
     fast = rounds(pieces_of(ANSWER))
     script.generations = [[*fast, finished(fast)], [*plain, finished(plain)]]
     await app.run_command("race Fibonacci, please")
