@@ -134,6 +134,18 @@ def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = 
     return fetch_source(source, hub, progress)
 
 
+def fetch_all(
+    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
+) -> list[Path]:
+    """Download what `request` names and what drafts for it. Memory is not checked: a load does that.
+
+    Raises UnknownModel, HubError, CacheError, InvalidModelFile, DraftRefused, Cancelled.
+    """
+    planned = plan(replace(request, force=True, fetch_heads=True), registry, hub, reporter)
+    sources = dict.fromkeys([planned.target, *(each.source for each in planned.models)])
+    return [fetch(source, hub, reporter, check) for source in sources]
+
+
 def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
     """The requested runtime, else MLX on Apple Silicon if it is installed and has the model, else llama.cpp.
 

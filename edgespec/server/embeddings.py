@@ -1,22 +1,44 @@
-"""/v1/embeddings: OpenAI's interface for embeddings."""
+"""/v1/embeddings, and /api/embed and /api/embeddings of Ollama's interface."""
 
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import ModelName
+from edgespec.server.http import read_body, respond_unless_disconnected
+from edgespec.server.model_slot import ModelSlot
+from edgespec.server.models import Models
 from edgespec.server.residency import ResidencyBody
+from edgespec.server.routes import Handler
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)
 Ids = Annotated[list[Id], _ITEMS]
 _MAX_INPUTS = 2048  # OpenAI's limit
+
+
+class EmbeddingBody(Protocol):
+    """A validated body that asks for embeddings."""
+
+    model: str
+
+    def keep(self, slot: ModelSlot) -> tuple[str, ...]: ...
+
+    def inputs(self) -> Sequence[str | list[int]]:
+        """Raises InvalidRequest."""
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        """The body of the response. Raises InvalidRequest."""
 
 
 class EmbeddingRequest(ResidencyBody):
@@ -32,17 +54,11 @@ class EmbeddingRequest(ResidencyBody):
         inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
         if not inputs:
             raise InvalidRequest("input is empty.", hint="Send at least one text.")
-        if isinstance(inputs[0], int):
-            inputs = [inputs]
-        if len(inputs) > _MAX_INPUTS:
-            raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
-        return inputs
+        return _limit([inputs] if isinstance(inputs[0], int) else inputs)
 
     def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
         """The body of the response, one entry for each input. Raises InvalidRequest for other `dimensions`."""
-        size = len(embeddings[0].vector)
-        if self.dimensions not in (None, size):
-            raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
+        _check_size(embeddings, self.dimensions)
         tokens = sum(each.tokens for each in embeddings)
         return {
             "object": "list",
@@ -58,3 +74,73 @@ class EmbeddingRequest(ResidencyBody):
         if self.encoding_format == "base64":
             return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
         return list(vector)
+
+
+class OllamaEmbedRequest(ResidencyBody):
+    """The body of /api/embed."""
+
+    model: ModelName = ""
+    input: str | Annotated[list[str], _ITEMS]
+    dimensions: int | None = None
+    _start_ns: int = PrivateAttr(default_factory=perf_counter_ns)
+
+    def inputs(self) -> list[str]:
+        """Raises InvalidRequest."""
+        return _limit([self.input] if isinstance(self.input, str) else self.input)
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        """The body of the response; times are in nanoseconds. Raises InvalidRequest for other `dimensions`."""
+        _check_size(embeddings, self.dimensions)
+        return {
+            "model": self.model,
+            "embeddings": [each.vector for each in embeddings],
+            "total_duration": perf_counter_ns() - self._start_ns,
+            "load_duration": 0,
+            "prompt_eval_count": sum(each.tokens for each in embeddings),
+        }
+
+
+class OllamaEmbeddingsRequest(ResidencyBody):
+    """The body of /api/embeddings, the older path for one text."""
+
+    model: ModelName = ""
+    prompt: str
+
+    def inputs(self) -> list[str]:
+        return [self.prompt]
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        return {"embedding": embeddings[0].vector}
+
+
+def embedding_handler(
+    models: Models, kind: type[EmbeddingRequest | OllamaEmbedRequest | OllamaEmbeddingsRequest]
+) -> Handler:
+    """Answers requests with a body of this kind."""
+
+    async def handle(request: Request) -> Response:
+        body: EmbeddingBody = await read_body(request, kind)
+        inputs, slot = body.inputs(), models.choose(body.model)
+        body.keep(slot)
+
+        async def embed() -> dict[str, Any]:
+            async with models.turn(slot) as turn:
+                return body.response_body(await slot.embed(inputs, turn.ends_s) if inputs else [])
+
+        return await respond_unless_disconnected(request, embed())
+
+    return handle
+
+
+def _limit(inputs: list[Any]) -> list[Any]:
+    """Raises InvalidRequest."""
+    if len(inputs) > _MAX_INPUTS:
+        raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
+    return inputs
+
+
+def _check_size(embeddings: Sequence[Embedding], dimensions: int | None) -> None:
+    """Raises InvalidRequest."""
+    size = len(embeddings[0].vector) if embeddings else None
+    if size is not None and dimensions not in (None, size):
+        raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")

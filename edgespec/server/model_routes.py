@@ -8,28 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edgespec.server.embeddings import EmbeddingRequest
-from edgespec.server.fields import Body, ModelName
+from edgespec.server.embeddings import EmbeddingRequest, embedding_handler
 from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.openapi import document
 from edgespec.server.record import current_record
-from edgespec.server.residency import ResidencyBody
+from edgespec.server.residency import LoadRequest, UnloadRequest
 from edgespec.server.routes import catch_errors, post
-
-
-class LoadRequest(ResidencyBody):
-    """The body of /models/load."""
-
-    model: ModelName
-
-
-class UnloadRequest(Body):
-    """The body of /models/unload. `now`: end the model's process, whatever it does; its requests fail."""
-
-    model: ModelName
-    now: bool = False
 
 
 def model_routes(models: Models) -> list[Route]:
@@ -61,22 +47,11 @@ def model_routes(models: Models) -> list[Route]:
         await (slot.stop() if body.now else slot.unload())
         return JsonResponse({"success": True})
 
-    async def create_embeddings(request: Request) -> Response:
-        body = await read_body(request, EmbeddingRequest)
-        inputs, slot = body.inputs(), models.choose(body.model)
-        body.keep(slot)
-
-        async def embed() -> dict[str, Any]:
-            async with models.turn(slot) as turn:
-                return body.response_body(await slot.embed(inputs, turn.ends_s))
-
-        return await respond_unless_disconnected(request, embed())
-
     async def get_openapi(_request: Request) -> Response:
         return JsonResponse(document())
 
     return [
-        post("/v1/embeddings", create_embeddings),
+        post("/v1/embeddings", embedding_handler(models, EmbeddingRequest)),
         Route("/v1/models", list_models),
         post("/models/load", load_model),
         post("/models/unload", unload_model),

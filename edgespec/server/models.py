@@ -19,7 +19,8 @@ from edgespec.service.client import ModelInfo
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
-_TAG = ":latest"  # which Ollama's clients append
+TAG = ":latest"
+"""What Ollama's clients append to names."""
 
 
 class Models:
@@ -53,7 +54,7 @@ class Models:
         """The model of a call. Where the server was started with one, that answers to unknown names too, unless names
         are strict. Raises UnknownModel.
         """
-        return self._look_up(name) or self._only or self.find(name)
+        return self.look_up(name) or self._only or self.find(name)
 
     def describe(self, slot: ModelSlot) -> dict[str, Any]:
         """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status."""
@@ -62,14 +63,15 @@ class Models:
 
     def find(self, name: str) -> ModelSlot:
         """Raises UnknownModel."""
-        if (slot := self._look_up(name)) is None:
+        if (slot := self.look_up(name)) is None:
             names = ", ".join(sorted(self.slots))
             fault = f"there is no model '{name}' here." if name else "the request names no model."
             raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
 
-    def _look_up(self, name: str) -> ModelSlot | None:
-        name = name if name in self.slots or name in self._aliases else name.removesuffix(_TAG)
+    def look_up(self, name: str) -> ModelSlot | None:
+        """The model that has this name; None if there is none."""
+        name = name if name in self.slots or name in self._aliases else name.removesuffix(TAG)
         return self.slots.get(self._aliases.get(name, name))
 
     async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> Turn:

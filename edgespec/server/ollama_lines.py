@@ -47,19 +47,19 @@ class LineWriter:
 
     def chunks(self, index: int, part: Part) -> Iterator[bytes]:
         if isinstance(part, TextDelta):
-            yield _format_line(self._line(part.text))
+            yield format_line(self._line(part.text))
         elif isinstance(part, ReasoningDelta):
-            yield _format_line(self._line(reasoning=part.text))
+            yield format_line(self._line(reasoning=part.text))
         elif isinstance(part, CallEnd) and not part.is_cut:
-            yield _format_line(self._line(calls=[_format_call(part)]))
+            yield format_line(self._line(calls=[_format_call(part)]))
         elif isinstance(part, Done):
-            yield _format_line(self._line(**self._finish(part)))
+            yield format_line(self._line(**self._finish(part)))
 
     def finish(self) -> Iterator[bytes]:
         yield from ()
 
     def fail(self, error: dict[str, Any]) -> bytes:
-        return _format_line(error)
+        return format_line(error)
 
     def _line(
         self,
@@ -117,7 +117,8 @@ def _format_call(part: CallEnd) -> dict[str, Any]:
     return {"id": new_id("call_"), "function": function}
 
 
-def _format_line(data: dict[str, Any]) -> bytes:
+def format_line(data: dict[str, Any]) -> bytes:
+    """One line of a stream."""
     return dump_json(data) + b"\n"
 
 

@@ -1,18 +1,26 @@
-"""/api/tags, /api/ps and /api/show: the models, as Ollama describes them."""
+"""/api/tags, /api/ps, /api/show and /api/pull: the models, as Ollama describes them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
+from pydantic import AliasChoices, Field
+
+from edgespec.errors import InvalidRequest
+from edgespec.planner.plan import LoadConfig
+from edgespec.server.downloads import Progress
 from edgespec.server.fields import Body
 from edgespec.server.model_slot import ModelSlot
-from edgespec.server.models import Models
-from edgespec.server.ollama_lines import format_time
+from edgespec.server.models import TAG, Models
+from edgespec.server.ollama_lines import format_line, format_time
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
+_OLLAMAS_HUB = "hf.co/"  # before the name of a repository
 _LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
 _FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 
@@ -22,6 +30,41 @@ class ShowRequest(Body):
 
     model: str = ""
     name: str = ""
+
+
+class PullRequest(Body):
+    """The body of /api/pull. `name` is an older name of `model`."""
+
+    model: str = Field(default="", validation_alias=AliasChoices("model", "name"), max_length=512)
+    stream: bool = True
+
+    def config(self, models: Models) -> LoadConfig:
+        """What to download: a model of the server with its drafts, or what a reference names. Raises UnknownModel."""
+        if (slot := models.look_up(self.model)) is not None:
+            return slot.config
+        if not self.model:
+            raise InvalidRequest("the request names no model.", hint="Send a model.")
+        return LoadConfig(self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG))
+
+
+async def format_progress(
+    models: Models, name: str, progress: AsyncGenerator[Progress, None]
+) -> AsyncGenerator[bytes, None]:
+    """The lines of a download."""
+    async with aclosing(progress):
+        async for each in progress:
+            digest = sha256(each.file.encode()).hexdigest()
+            sizes = {"total": each.total, "completed": each.done}
+            yield format_line({"status": f"pulling {each.file}", "digest": f"sha256:{digest}", **sizes})
+    yield format_line(describe_success(models, name))
+
+
+def describe_success(models: Models, name: str) -> dict[str, Any]:
+    """The last line of a download."""
+    done: dict[str, Any] = {"status": "success"}
+    if models.look_up(name) is None:
+        done["warnings"] = [f"'{name}' is downloaded, but this server was not started with it."]
+    return done
 
 
 def list_tags(models: Models) -> dict[str, Any]:

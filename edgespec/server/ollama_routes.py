@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edgespec.server.downloads import Downloads
+from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_handler
 from edgespec.server.generation import generate
 from edgespec.server.guard import require_manager
-from edgespec.server.http import JsonResponse, read_body
+from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
-from edgespec.server.ollama_lines import LineStream
-from edgespec.server.ollama_models import API_VERSION, ShowRequest, list_running, list_tags, show
+from edgespec.server.ollama_lines import LineStream, format_line
+from edgespec.server.ollama_models import (
+    API_VERSION,
+    PullRequest,
+    ShowRequest,
+    describe_success,
+    format_progress,
+    list_running,
+    list_tags,
+    show,
+)
 from edgespec.server.routes import Handler, post
 
 
 def ollama_routes(models: Models) -> list[Route]:
     """Ollama's interface."""
+    downloads = Downloads()
 
     def handler(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
         async def handle(request: Request) -> Response:
@@ -41,6 +56,21 @@ def ollama_routes(models: Models) -> list[Route]:
         body = await read_body(request, ShowRequest)
         return JsonResponse(show(models, models.choose(body.model or body.name)))
 
+    async def pull_model(request: Request) -> Response:
+        require_manager()
+        body = await read_body(request, PullRequest)
+        progress = downloads.pull(body.config(models))
+        if body.stream:
+            return LineStream(request.url.path, format_progress(models, body.model, progress), format_line)
+
+        async def wait() -> dict[str, Any]:
+            async with aclosing(progress):
+                async for _ in progress:
+                    pass
+            return describe_success(models, body.model)
+
+        return await respond_unless_disconnected(request, wait())
+
     async def get_tags(_request: Request) -> Response:
         return JsonResponse(list_tags(models))
 
@@ -53,6 +83,9 @@ def ollama_routes(models: Models) -> list[Route]:
     return [
         post("/api/chat", handler(OllamaChatRequest)),
         post("/api/generate", handler(OllamaGenerateRequest)),
+        post("/api/embed", embedding_handler(models, OllamaEmbedRequest)),
+        post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
+        post("/api/pull", pull_model),
         post("/api/show", show_model),
         Route("/api/tags", get_tags),
         Route("/api/ps", get_running),

@@ -10,10 +10,11 @@ from edgespec import __version__
 from edgespec.server.anthropic import CountRequest, MessagesRequest
 from edgespec.server.chat import ChatRequest
 from edgespec.server.completions import CompletionRequest
-from edgespec.server.embeddings import EmbeddingRequest
+from edgespec.server.embeddings import EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
 from edgespec.server.fields import Body
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
-from edgespec.server.ollama_models import ShowRequest
+from edgespec.server.ollama_models import PullRequest, ShowRequest
+from edgespec.server.residency import LoadRequest, UnloadRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.token_routes import DetokenizeRequest, TokenizeRequest
 
@@ -31,10 +32,16 @@ _BODIES: dict[str, type[Body]] = {
     "/apply-template": ChatRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
+    "/api/embed": OllamaEmbedRequest,
+    "/api/embeddings": OllamaEmbeddingsRequest,
+    "/api/pull": PullRequest,
     "/api/show": ShowRequest,
+    "/models/load": LoadRequest,
+    "/models/unload": UnloadRequest,
 }
 _STREAMED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+    "/api/chat", "/api/generate", "/api/pull",
 )  # fmt: skip
 _GETS = {
     "/v1/models": "The models.",

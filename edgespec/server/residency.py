@@ -1,4 +1,4 @@
-"""How long a model stays loaded after a call: `keep_alive` of Ollama's interface, `ttl` of LM Studio's."""
+"""Loading and unloading, and how long a model stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from edgespec.server.fields import Body
+from edgespec.server.fields import Body, ModelName
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.record import current_record
 from edgespec.units import parse_duration
@@ -38,3 +38,16 @@ class ResidencyBody(Body):
             return (_NOT_ALLOWED,)
         slot.keep_alive_s = self.keep_alive
         return ()
+
+
+class LoadRequest(ResidencyBody):
+    """The body of /models/load."""
+
+    model: ModelName
+
+
+class UnloadRequest(Body):
+    """The body of /models/unload. `now`: end the model's process, whatever it does; its requests fail."""
+
+    model: ModelName
+    now: bool = False

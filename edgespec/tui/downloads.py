@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from textual.worker import Worker, get_current_worker
 
 from edgespec.errors import Cancelled
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, fetch, plan
+from edgespec.planner.plan import LoadConfig, fetch_all
 from edgespec.registry.schema import load_registry
 from edgespec.tui.bars import draw_bar
 from edgespec.tui.messages import Toast
@@ -72,12 +71,7 @@ class Downloads(Static):
                 raise Cancelled
 
         try:
-            hub = Hub.from_environment()
-            whole = replace(request, force=True, fetch_heads=True)  # memory is checked when the model is loaded
-            planned = plan(whole, load_registry(), hub, reporter)
-            for source in dict.fromkeys([planned.target, *(each.source for each in planned.models)]):
-                check()
-                fetch(source, hub, reporter, check)
+            fetch_all(request, load_registry(), Hub.from_environment(), reporter, check)
         except Cancelled:
             self.post_message(Toast(f"the download of {request.model} is stopped.", "Opening it again resumes it."))
         except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs

@@ -83,17 +83,21 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, port: int | None = 0, descriptors: int | None = None) -> Iterator[Server]:
+def serving(
+    folder: Path, *arguments: str, port: int | None = 0, descriptors: int | None = None, **variables: str
+) -> Iterator[Server]:
     """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error.
 
     `port`: None for none.
     `descriptors`: its limit of open files; None: that of the tests.
+    `variables` are added to its environment.
     """
     others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     for name in ("CONFIG", "CACHE", "DATA"):
         environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
     environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+    environment |= variables
     limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     ports = [] if port is None else ["--port", str(port)]
     child = subprocess.Popen([*limit, *COMMAND, "serve", *ports, *arguments], stdout=subprocess.PIPE, text=True,

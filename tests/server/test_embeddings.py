@@ -1,4 +1,4 @@
-"""/v1/embeddings, called with the openai client."""
+"""/v1/embeddings, called with the openai client, and Ollama's paths."""
 
 from __future__ import annotations
 
@@ -40,6 +40,21 @@ def test_usage_counts_tokens_and_ids_are_taken_for_texts(pair: Server) -> None:
     one, two = vectors(pair, [[7, 8, 9], [9, 8, 7]])
     assert np.abs(one - two).max() > 0.01
     np.testing.assert_array_equal(vectors(pair, [7, 8, 9])[0], one)
+
+
+def test_ollamas_paths(pair: Server) -> None:
+    wanted = vectors(pair, TEXTS[:2])
+    many = pair.post("/api/embed", json={"model": f"{MODEL}:latest", "input": TEXTS[:2], "truncate": True}).json()
+    np.testing.assert_allclose(many["embeddings"], wanted, atol=1e-7)
+    assert many["prompt_eval_count"] > 20 and many["total_duration"] > 1000
+    one = pair.post("/api/embed", json={"model": MODEL, "input": TEXTS[0]}).json()
+    np.testing.assert_array_equal(one["embeddings"], many["embeddings"][:1])
+    assert pair.post("/api/embed", json={"model": MODEL, "input": []}).json()["embeddings"] == []
+    older = pair.post("/api/embeddings", json={"model": MODEL, "prompt": TEXTS[0]}).json()
+    assert older == {"embedding": one["embeddings"][0]}
+    for body in ({"input": "word " * 5000}, {"input": "x", "dimensions": 8}, {"input": [1]}):
+        refused = pair.post("/api/embed", json={"model": MODEL, **body})
+        assert refused.status_code == 400 and isinstance(refused.json()["error"], str)
 
 
 def test_answers_go_on_meanwhile(pair: Server) -> None:
