@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,9 +109,10 @@ def test_a_build_that_is_killed_leaves_no_copy(environment: dict[str, str], cli:
 
 def test_a_disk_that_is_full(environment: dict[str, str], tmp_path: Path) -> None:
     """A limit on the size of files makes the write fail midway, as a full disk would."""
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n" + COMMAND[-1]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))"
+    limited = f"{limit}\nfrom edgespec.cli.main import main; main()"
     done = subprocess.run(
-        [*COMMAND[:-1], limited, "run", "x", "--draft", "qspec:2", *SHORT],
+        [sys.executable, "-c", limited, "run", "x", "--draft", "qspec:2", *SHORT],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 7 and "could not" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -125,7 +125,7 @@ def test_models_are_listed_loaded_and_unloaded(pair: Server) -> None:
         ("generate", {"prompt": PROMPT, "context": [1, 2]}, 400, "context is not supported."),
         ("generate", {"prompt": PROMPT, "options": {"top_p": 3}}, 400, "options.top_p: "),
         ("chat", {"messages": [{"role": "user", "content": "x = 1\n" * 2000}]}, 400, "This model's maximum context"),
-        ("pull", {"model": "llama3"}, 404, "unknown path."),
+        ("push", {"model": "llama3"}, 404, "unknown path."),
     ],
 )
 def test_errors(path: str, body: dict[str, Any], status: int, message: str, pair: Server) -> None:

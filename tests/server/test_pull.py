@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,16 @@ def test_a_model_that_is_not_served(server: Server) -> None:
 def test_a_download_is_shared_and_stops_when_all_have_left(server: Server, hub: HubServer) -> None:
     name = f"hf:{STALLED}/{FILE}"
     hub.fault(STALLED, FILE, Fault("stall", at=SIZE // 2))
-    with ThreadPoolExecutor(2) as threads:
-        headers, body = {"authorization": f"Bearer {KEY}"}, {"model": name}
-        with httpx.stream("POST", f"{server.url}/api/pull", json=body, headers=headers, timeout=60) as leaving:
-            assert leaving.status_code == 200 and hub.state.stalled.wait(60)
-            staying = threads.submit(pull, server, name)
+    ask: Any = {"json": {"model": name}, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
+    with httpx.stream("POST", f"{server.url}/api/pull", **ask) as staying:
+        with httpx.stream("POST", f"{server.url}/api/pull", **ask) as leaving:
+            lines = staying.iter_lines()
+            firsts = [next(lines), next(leaving.iter_lines())]
+            assert all(json.loads(line)["total"] == SIZE for line in firsts) and hub.state.stalled.wait(60)
         hub.fault(STALLED, FILE, None)
         hub.state.released.set()
-        assert json.loads(staying.result().text.splitlines()[-1])["status"] == "success"
+        *_, last = lines
+    assert json.loads(last)["status"] == "success"
     parts = [each.range for each in hub.downloads(FILE) if STALLED in each.path]
     assert len(set(parts)) == len(parts), "no part was downloaded twice"
 
