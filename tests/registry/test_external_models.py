@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -162,15 +161,13 @@ def test_a_file_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert not find_external_models([ModelFolder("lm studio", tmp_path)])
 
 
-def test_a_huge_tree_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_tree_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 300)
     for n in range(400):
         (tmp_path / f"{n}").mkdir()
     put(DRAFT, tmp_path / "0" / "late.gguf")
     deep = put(DRAFT, tmp_path.joinpath(*"abcdefgh") / "deep.gguf")
-    start = time.perf_counter()
     assert not find_external_models([ModelFolder("lm studio", tmp_path)])
-    assert time.perf_counter() - start < 1
     assert not find_external_models([ModelFolder("lm studio", tmp_path / "a")]), "too deep"
     assert [model.path for model in find_external_models([ModelFolder("lm studio", deep.parents[2])])] == [deep]
 

@@ -219,7 +219,7 @@ def test_closing_stops_an_endless_answer(kind: type[LocalEngine | EngineProcess]
     until_it_speaks(client.stream(endless()))
     began_s = monotonic()
     client.close()
-    assert monotonic() - began_s < 10
+    assert monotonic() - began_s < 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=["kill", "abort"])
