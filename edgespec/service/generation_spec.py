@@ -116,6 +116,7 @@ class GenerationSpec:
             *self.warnings,
             *self.thinking.plan(model_info.chat_template).warnings,
             *self.draft_length.warnings(model_info.speculation),
+            *(f"the tool '{each.name}' is strict only where a call is demanded." for each in self._unenforced_tools()),
             *(structure.unenforced if structure is not None else ()),
         )
         return ResponseStream(
@@ -125,6 +126,11 @@ class GenerationSpec:
             demanded=[tool.name for tool in self._callable_tools()] if self.must_call else (),
             warnings=warnings,
         )
+
+    def _unenforced_tools(self) -> list[Tool]:
+        """The strict tools that the model may call without a grammar."""
+        is_free = not self.must_call and self.structure is None
+        return [tool for tool in self.tools_in_use if is_free and tool.is_strict]
 
     def _needs_reader(self, tool_format: ToolFormat) -> bool:
         """Whether the text may hold tool calls, or headers around structured output."""

@@ -145,3 +145,14 @@ def test_a_web_search_is_not_available(pair: Server) -> None:
     tools: Any = [{"type": "web_search"}]
     made = pair.openai().responses.create(model="embedded", input=PROMPT, max_output_tokens=3, tools=tools)
     assert made.model_extra and made.model_extra["warnings"] == ["web_search is not available."]
+
+
+def test_strict_tools_that_are_not_enforced_are_named(pair: Server) -> None:
+    function = {"name": "resize", "strict": True, "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    for choice, warnings in (
+        ("auto", ["the tool 'resize' is strict only where a call is demanded."]),
+        ("required", []),
+    ):
+        answer = pair.ask("embedded", max_tokens=30, tools=tools, tool_choice=choice).json()
+        assert answer.get("warnings", []) == warnings
