@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgespec.engine.events import Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.arguments import read_arguments
@@ -131,13 +130,22 @@ class CountRequest(AnthropicThinkingBody):
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
         return GenerationSpec(
-            self.prompt(),
+            **self._continue(self.prompt()),
             tools=tuple(each.tool() for each in self.tools or ()),
             tool_choice=_TOOL_CHOICES[choice.type],
             forced_tool=choice.name if choice.type == "tool" else None,
             parallel_calls=None if is_single is None else not is_single,
             thinking=self.thinking_asked(),
         )
+
+    def _continue(self, prompt: tuple[Message, ...]) -> dict[str, Any]:
+        """The fields of a spec for `prompt`; a last message of the assistant is continued. Raises InvalidRequest."""
+        if prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
+            return {"prompt": prompt}
+        messages, start = split_start(prompt)
+        if start.text != start.text.rstrip():
+            raise InvalidRequest("the last assistant message ends with white space.", hint="Remove it.")
+        return {"prompt": messages, "start": start}
 
 
 class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
@@ -166,25 +174,14 @@ class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
         """Raises InvalidRequest."""
         refuse_fields(self, "container", "mcp_servers")
         form = self.output_format or (self.output_config.format if self.output_config else None)
-        spec = super().generation_spec()
         return replace(
-            spec,
-            **self._continue(spec.prompt),
+            super().generation_spec(),
             structure=json_structure(form.schema_) if form is not None else None,
             settings=Settings(self.temperature, self.top_p, self.top_k),
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             draft_length=self.draft_length(),
         )
-
-    def _continue(self, prompt: Prompt) -> dict[str, Any]:
-        """The fields of a spec that continues a last message of the assistant, if there is one."""
-        if not isinstance(prompt, tuple) or prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
-            return {}
-        messages, start = split_start(prompt)
-        if start.text != start.text.rstrip():
-            raise InvalidRequest("the last assistant message ends with white space.", hint="Remove it.")
-        return {"prompt": messages, "start": start}
 
 
 class MessagesWriter:

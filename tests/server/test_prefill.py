@@ -40,8 +40,11 @@ def test_messages(pair: Server) -> None:
     text = pair.openai().completions.create(prompt=PROMPT + START, **common).choices[0].text
     parts = [{"type": "text", "text": START[:9]}, {"type": "text", "text": START[9:]}]
     for messages in (ended(), [*USER, {"role": "assistant", "content": parts}]):
-        (block,) = client.messages.create(messages=messages, **common).content
+        made = client.messages.create(messages=messages, **common)
+        (block,) = made.content
         assert block.type == "text" and block.text == text
+        read = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+        assert client.messages.count_tokens(model="embedded", messages=messages).input_tokens == read
     with pytest.raises(anthropic.BadRequestError, match="ends with white space"):
         client.messages.create(messages=ended(START + " "), **common)
     form: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
