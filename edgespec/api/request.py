@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,12 +15,9 @@ from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, mak
 from edgespec.service.response import ResponseStream
 from edgespec.service.tools import Tool, make_tool
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import NAME_CHARACTER
 
 Messages = Sequence[Message | Mapping[str, Any]]
 Prompt = str | Messages
-
-_TOOL_NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ def _parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _build_tool(value: Mapping[str, Any]) -> Tool:
     function = value.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+    if not isinstance(function, Mapping) or not isinstance(name, str):
         raise InvalidRequest(
             "a tool has a function with a name.",
             hint='Give {"type": "function", "function": {"name": "...", "parameters": {...}}}.',

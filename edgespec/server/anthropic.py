@@ -12,7 +12,7 @@ from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.arguments import read_arguments
 from edgespec.server.control_fields import AnthropicThinkingBody, DraftingBody, EffortConfig
-from edgespec.server.fields import FEW, MANY, Body, ModelName, Name, Stops, Tokens, join_text, refuse_fields
+from edgespec.server.fields import FEW, MANY, AnyModelName, Body, Stops, Tokens, join_text, refuse_fields
 from edgespec.server.http import format_event
 from edgespec.server.residency import ResidencyBody
 from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
@@ -80,13 +80,13 @@ class AnthropicMessage(Body):
 
 class AnthropicTool(Body):
     type: str | None = None
-    name: Name
+    name: str
     description: str | None = None
     input_schema: dict[str, Any] = Field(default_factory=dict)
     strict: bool | None = None
 
     def tool(self) -> Tool:
-        """Raises InvalidRequest for a tool that Anthropic runs."""
+        """Raises InvalidRequest, also for a tool that Anthropic runs."""
         if self.type not in (None, "custom"):
             message = f"tools of type '{self.type[:100]}' are not supported."
             raise InvalidRequest(message, hint="Send tools that have an input_schema.")
@@ -95,7 +95,7 @@ class AnthropicTool(Body):
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = None
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -111,7 +111,7 @@ class OutputConfig(EffortConfig):
 class CountRequest(AnthropicThinkingBody):
     """The body of /v1/messages/count_tokens."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     messages: Annotated[list[AnthropicMessage], MANY, Field(min_length=1)]
     system: str | Annotated[list[TextBlock], MANY] | None = None
     tools: Annotated[list[AnthropicTool], FEW] | None = None

@@ -18,7 +18,6 @@ from edgespec.server.fields import (
     Body,
     Function,
     FunctionTool,
-    Name,
     Parts,
     Tokens,
     join_text,
@@ -67,7 +66,7 @@ class ChatMessage(Body):
 
 
 class NamedFunction(Body):
-    name: Name
+    name: str
 
 
 class NamedChoice(Body):

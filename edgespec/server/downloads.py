@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from edgespec.errors import Cancelled, InvalidRequest
@@ -44,7 +45,7 @@ class Downloads:
         if download is None:
             if len(self._running) >= _MAX_DOWNLOADS:
                 raise InvalidRequest(f"{_MAX_DOWNLOADS} models are being downloaded.", hint="Try again later.")
-            download = self._running[config] = _Download(config, lambda: self._running.pop(config, None))
+            download = self._running[config] = _Download(config, self._forget)
         download.n_callers += 1
         try:
             async for each in download.follow():
@@ -53,17 +54,21 @@ class Downloads:
             download.n_callers -= 1
             if not download.n_callers:
                 download.stop()
-                if self._running.get(config) is download:
-                    del self._running[config]
+                self._forget(config, download)
+
+    def _forget(self, config: LoadConfig, download: _Download) -> None:
+        """Another download of the same model may have taken its place."""
+        if self._running.get(config) is download:
+            del self._running[config]
 
 
 class _Download:
     """One download. As a Reporter it is called on its thread."""
 
-    def __init__(self, config: LoadConfig, forget: Callable[[], object]) -> None:
+    def __init__(self, config: LoadConfig, forget: Callable[[LoadConfig, _Download], None]) -> None:
         """`forget` is called on the event loop at the end."""
         self.n_callers = 0
-        self._forget = forget
+        self._forget = partial(forget, config, self)
         self._files: dict[str, Progress] = {}
         self._told_s = 0.0
         self._error: Exception | None = None

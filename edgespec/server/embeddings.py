@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edgespec.engine.embeddings import Embedding
 from edgespec.errors import InvalidRequest
-from edgespec.server.fields import ModelName
+from edgespec.server.fields import AnyModelName
 from edgespec.server.http import read_body, respond_unless_disconnected
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
@@ -44,7 +44,7 @@ class EmbeddingBody(Protocol):
 class EmbeddingRequest(ResidencyBody):
     """The body of /v1/embeddings."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -79,7 +79,7 @@ class EmbeddingRequest(ResidencyBody):
 class OllamaEmbedRequest(ResidencyBody):
     """The body of /api/embed."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     input: str | Annotated[list[str], _ITEMS]
     dimensions: int | None = None
     _start_ns: int = PrivateAttr(default_factory=perf_counter_ns)
@@ -103,7 +103,7 @@ class OllamaEmbedRequest(ResidencyBody):
 class OllamaEmbeddingsRequest(ResidencyBody):
     """The body of /api/embeddings, the older path for one text."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     prompt: str
 
     def inputs(self) -> list[str]:

@@ -10,10 +10,12 @@ from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.service.generation_spec import Settings
 from edgespec.service.tools import Tool, make_tool
-from edgespec.text.tool_formats import NAME_CHARACTER
 
-Name = Annotated[str, StringConstraints(pattern=rf"^{NAME_CHARACTER}{{1,256}}$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+AnyModelName = Annotated[
+    str, StringConstraints(max_length=512), BeforeValidator(lambda name: "" if name is None else name)
+]
+"""Without a name, or with null, the only model of a server answers."""
 _MAX_STOP = 256  # characters
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
@@ -62,7 +64,7 @@ class CompletionBody(SamplingBody):
     extensions, named as in llama.cpp's server.
     """
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
@@ -123,12 +125,13 @@ class ResponseFormat(Body):
 
 
 class Function(Body):
-    name: Name
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
     def tool(self) -> Tool:
+        """Raises InvalidRequest."""
         return make_tool(self.name, self.description, self.parameters, is_strict=bool(self.strict))
 
 

@@ -14,9 +14,9 @@ from edgespec.server.fields import (
     FEW,
     MANY,
     NO_LIMIT,
+    AnyModelName,
     Body,
     FunctionTool,
-    ModelName,
     SamplingBody,
     Stop,
     Stops,
@@ -71,7 +71,7 @@ def _explain(name: str) -> str:
 class OllamaBody(DraftingBody, ResidencyBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None

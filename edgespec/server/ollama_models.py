@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from edgespec.errors import InvalidRequest
+from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.downloads import Progress
 from edgespec.server.fields import Body
@@ -39,12 +40,18 @@ class PullRequest(Body):
     stream: bool = True
 
     def config(self, models: Models) -> LoadConfig:
-        """What to download: a model of the server with its drafts, or what a reference names. Raises UnknownModel."""
+        """What to download: a model of the server with its drafts, or what a reference names; no file of this machine.
+
+        Raises InvalidRequest, UnknownModel.
+        """
         if (slot := models.look_up(self.model)) is not None:
             return slot.config
         if not self.model:
             raise InvalidRequest("the request names no model.", hint="Send a model.")
-        return LoadConfig(self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG))
+        name = self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG)
+        if not isinstance(parse_reference(name), Alias | HubRepo | HubQuant | HubFile):
+            raise InvalidRequest("only models of the hub can be pulled.", hint="Name an alias or user/repo:QUANT.")
+        return LoadConfig(name)
 
 
 async def format_progress(

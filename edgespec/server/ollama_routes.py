@@ -32,7 +32,6 @@ from edgespec.server.routes import Handler, post
 
 def ollama_routes(models: Models) -> list[Route]:
     """Ollama's interface."""
-    downloads = Downloads()
 
     def handler(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
         async def handle(request: Request) -> Response:
@@ -56,6 +55,32 @@ def ollama_routes(models: Models) -> list[Route]:
         body = await read_body(request, ShowRequest)
         return JsonResponse(show(models, models.choose(body.model or body.name)))
 
+    async def get_tags(_request: Request) -> Response:
+        return JsonResponse(list_tags(models))
+
+    async def get_running(_request: Request) -> Response:
+        return JsonResponse(list_running(models))
+
+    async def get_version(_request: Request) -> Response:
+        return JsonResponse({"version": API_VERSION})
+
+    return [
+        post("/api/chat", handler(OllamaChatRequest)),
+        post("/api/generate", handler(OllamaGenerateRequest)),
+        post("/api/embed", embedding_handler(models, OllamaEmbedRequest)),
+        post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
+        post("/api/pull", pull_handler(models)),
+        post("/api/show", show_model),
+        Route("/api/tags", get_tags),
+        Route("/api/ps", get_running),
+        Route("/api/version", get_version),
+    ]
+
+
+def pull_handler(models: Models) -> Handler:
+    """Downloads models for callers who may manage them."""
+    downloads = Downloads()
+
     async def pull_model(request: Request) -> Response:
         require_manager()
         body = await read_body(request, PullRequest)
@@ -71,23 +96,4 @@ def ollama_routes(models: Models) -> list[Route]:
 
         return await respond_unless_disconnected(request, wait())
 
-    async def get_tags(_request: Request) -> Response:
-        return JsonResponse(list_tags(models))
-
-    async def get_running(_request: Request) -> Response:
-        return JsonResponse(list_running(models))
-
-    async def get_version(_request: Request) -> Response:
-        return JsonResponse({"version": API_VERSION})
-
-    return [
-        post("/api/chat", handler(OllamaChatRequest)),
-        post("/api/generate", handler(OllamaGenerateRequest)),
-        post("/api/embed", embedding_handler(models, OllamaEmbedRequest)),
-        post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
-        post("/api/pull", pull_model),
-        post("/api/show", show_model),
-        Route("/api/tags", get_tags),
-        Route("/api/ps", get_running),
-        Route("/api/version", get_version),
-    ]
+    return pull_model

@@ -14,10 +14,9 @@ from edgespec.server.control_fields import DraftingBody, EffortConfig, ThinkingB
 from edgespec.server.fields import (
     FEW,
     MANY,
+    AnyModelName,
     Body,
     JsonSchema,
-    ModelName,
-    Name,
     Parts,
     ResponseFormat,
     Tokens,
@@ -59,7 +58,7 @@ class OtherItem(Body):
 
 class ResponseTool(Body):
     type: Literal["function"]
-    name: Name
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -69,14 +68,14 @@ class Namespace(Body):
     """Functions under one name, as Codex offers its own. The model knows each as NAMESPACE__FUNCTION."""
 
     type: Literal["namespace"]
-    name: Name
+    name: str
     description: str | None = None
     tools: Annotated[list[ResponseTool | OtherItem], FEW]
 
 
 class NamedTool(Body):
     type: Literal["function"]
-    name: Name
+    name: str
 
 
 class TextFormat(Body):
@@ -97,7 +96,7 @@ class TextOptions(Body):
 class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
     """The body of /v1/responses."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     input: str | Annotated[list[InputMessage | InputCall | InputResult | OtherItem], MANY]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None

@@ -19,7 +19,7 @@ from edgespec.engine.prompts import RawText
 from edgespec.server.anthropic import CountRequest
 from edgespec.server.bodies import compute
 from edgespec.server.chat import ChatRequest
-from edgespec.server.fields import Body, ModelName
+from edgespec.server.fields import AnyModelName, Body
 from edgespec.server.http import JsonResponse, read_body
 from edgespec.server.models import Models
 from edgespec.server.responses import ResponsesRequest
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class TokenizeRequest(Body):
     """The body of /tokenize. `add_special` puts the token first that begins every text, if the model has one."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     content: str
     add_special: bool = False
     parse_special: bool = True
@@ -43,7 +43,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
-    model: ModelName = ""
+    model: AnyModelName = ""
     tokens: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=2**20, fail_fast=True)]
 
 

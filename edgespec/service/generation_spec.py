@@ -176,7 +176,7 @@ class GenerationSpec:
         named = [tool for tool in self.tools if tool.name == self.forced_tool]
         if not named:
             raise InvalidRequest(
-                f"tool_choice names '{self.forced_tool}', which is not among the tools.", hint="Add it to tools."
+                f"tool_choice names '{self.forced_tool[:100]}', which is not among the tools.", hint="Add it to tools."
             )
         return named
 

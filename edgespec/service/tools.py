@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from edgespec.errors import InvalidRequest
+from edgespec.text.tool_formats import NAME_CHARACTER
+
+_NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,14 @@ class Tool:
 def make_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, *, is_strict: bool = False
 ) -> Tool:
-    """A tool of a request body. Without a schema it takes any object."""
+    """A tool of a request. Without a schema it takes any object. Raises InvalidRequest for a name that the formats of
+    tool calls cannot hold.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"the tool name '{name[:100]}' cannot be called.",
+            hint="Use 1 to 256 ASCII letters, digits or _ . : / - in it.",
+        )
     return Tool(name, description or "", parameters or {"type": "object"}, is_strict)
 
 

@@ -1,4 +1,4 @@
-"""The names of models in calls."""
+"""The names of models and tools in calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ import pytest
 from tests.server.serving import PROMPT, SMALL, Server, serving
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]
+
+
+def test_a_name_of_null_is_none(small: Server) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2}),
+    ):
+        answer = small.post(path, json={"model": None, "max_tokens": 2, **body})
+        assert answer.status_code == 200 and answer.json()["model"] == "tree", answer.text
 
 
 def test_the_only_model_answers_to_any_name(small: Server) -> None:
@@ -44,3 +55,19 @@ def test_unknown_names_are_refused(arguments: tuple[str, ...], tmp_path: Path) -
             server.anthropic().messages.create(model="claude", max_tokens=3, messages=USER)
         response = server.post("/v1/completions", json={"prompt": PROMPT})
         assert response.status_code == 404 and "names no model" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["get weather", "météo", "", "x" * 257])
+def test_names_that_cannot_be_called(name: str, small: Server) -> None:
+    function = {"name": name, "parameters": {"type": "object"}}
+    chat: dict[str, Any] = {"messages": USER, "max_tokens": 3}
+    for path, body in (
+        ("v1/chat/completions", {**chat, "tools": [{"type": "function", "function": function}]}),
+        ("v1/chat/completions", {**chat, "functions": [function]}),
+        ("v1/responses", {"input": PROMPT, "tools": [{"type": "function", **function}]}),
+        ("v1/messages", {**chat, "tools": [{"name": name, "input_schema": function["parameters"]}]}),
+        ("api/chat", {"messages": USER, "tools": [{"type": "function", "function": function}]}),
+    ):
+        response = small.post(f"/{path}", json={"model": "tree", **body})
+        said = f"the tool name '{name[:100]}' cannot be called. Use 1 to 256 ASCII letters"
+        assert response.status_code == 400 and said in response.text, response.text

@@ -85,6 +85,9 @@ def test_a_download_is_shared_and_stops_when_all_have_left(server: Server, hub: 
         ("", 400, "names no model"),
         ("me/absent-GGUF:Q8_0", 503, "no repository me/absent-GGUF"),
         ("no such alias", 404, "no such alias"),
+        ("/etc/passwd", 400, "only models of the hub can be pulled."),
+        ("./models.toml", 400, "only models of the hub can be pulled."),
+        ("package:python-6m/draft.gguf", 400, "only models of the hub can be pulled."),
     ],
 )
 def test_faults(server: Server, model: str, status: int, message: str) -> None:
