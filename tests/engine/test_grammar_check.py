@@ -36,7 +36,7 @@ def hostile(n: int = 1000) -> Structure:
 
 @pytest.fixture
 def compiler() -> Iterator[GrammarCompiler]:
-    with closing(GrammarCompiler(TOY.tokenizer, deadline_s=0.5)) as made:
+    with closing(GrammarCompiler(TOY.tokenizer, deadline_s=1.5)) as made:
         yield made
 
 
@@ -59,7 +59,7 @@ def helpers() -> list[psutil.Process]:
 def test_a_grammar_is_refused_at_the_deadline(compiler: GrammarCompiler) -> None:
     assert not compiler.compile(json_structure(SMALL)).result().is_error()
     (first,) = helpers()
-    with pytest.raises(InvalidRequest, match=r"needs more than 0.5 seconds"):
+    with pytest.raises(InvalidRequest, match=r"needs more than 1.5 seconds"):
         compiler.compile(hostile()).result()
     assert not first.is_running() and not helpers(), "what compiled it was killed"
     refused = compiler.compile(hostile())
@@ -127,8 +127,8 @@ def test_schemas_have_bounds(what: str, schema: Any) -> None:
         json_part({"type": "object", **schema})
 
 
-def test_schemas_within_the_bounds_compile(compiler: GrammarCompiler) -> None:
-    properties = many(MAX_PROPERTIES - MAX_OPTIONAL)
+def test_schemas_within_the_bounds_compile() -> None:
+    compiler, properties = GrammarCompiler(TOY.tokenizer, deadline_s=60), many(MAX_PROPERTIES - MAX_OPTIONAL)
     for schema in (
         {"type": "object", "properties": properties, "required": list(properties)},
         {"type": "object", "properties": many(MAX_OPTIONAL)},
@@ -136,3 +136,4 @@ def test_schemas_within_the_bounds_compile(compiler: GrammarCompiler) -> None:
         {"enum": [f"value {i}" for i in range(MAX_CONSTANTS)]},
     ):
         assert not compiler.compile(json_structure(schema)).result().is_error()
+    compiler.close()
