@@ -129,6 +129,7 @@ def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=log_level.upper(), datefmt="%Y-%m-%d %H:%M:%S"
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request of a download
     try:
         asyncio.run(serve(app, listening.sockets, listening.tls))
     except KeyboardInterrupt:  # raised again by uvicorn after its shutdown

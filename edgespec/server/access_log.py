@@ -75,8 +75,10 @@ class AccessLog:
 
 def _get_level(record: RequestRecord) -> int:
     status = record.failure[0] if record.failure is not None else record.status
+    if record.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
+        return logging.DEBUG
     if status >= 500:
         return logging.ERROR
     if status >= 400 and status != CLIENT_CLOSED:
         return logging.WARNING
-    return logging.DEBUG if record.path in _POLLED else logging.INFO
+    return logging.INFO
