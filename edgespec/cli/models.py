@@ -50,8 +50,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
-    sources = [planned.target, *(each.source for each in planned.models)]
-    for source in (each for i, each in enumerate(sources) if each not in sources[:i]):  # a head may be in the target
+    for source in planned.sources:
         if verify and isinstance(source, HubGguf | HubMlx):
             hub.verify(source.model, lambda name: click.echo(f"checking {name}", err=True))
         click.echo(str(fetch(source, hub, reporter)))

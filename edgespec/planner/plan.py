@@ -89,6 +89,11 @@ class Plan:
         return [each.model for each in self.drafters if each.model is not None]
 
     @property
+    def sources(self) -> list[Source]:
+        """What has to be downloaded, each once: a head may be in the target's own file."""
+        return list(dict.fromkeys([self.target, *(each.source for each in self.models)]))
+
+    @property
     def findings(self) -> list[str]:
         """Sentences that say which heads 'auto' has found; a load says them once a head is loaded."""
         return [each.found for each in self.drafters if each.found]
@@ -142,8 +147,7 @@ def fetch_all(
     Raises UnknownModel, HubError, CacheError, InvalidModelFile, DraftRefused, Cancelled.
     """
     planned = plan(replace(request, force=True, fetch_heads=True), registry, hub, reporter)
-    sources = dict.fromkeys([planned.target, *(each.source for each in planned.models)])
-    return [fetch(source, hub, reporter, check) for source in sources]
+    return [fetch(source, hub, reporter, check) for source in planned.sources]
 
 
 def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
