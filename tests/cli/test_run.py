@@ -69,7 +69,7 @@ def test_rounds_are_explained_in_columns_as_wide_as_the_drafters_names() -> None
 
 
 def test_json_is_one_object_with_everything(cli: Cli) -> None:
-    done = cli("run", PROMPT, "--max-tokens", "12", "--seed", "7", "--json", "--threads", "1")
+    done = cli("run", PROMPT, "--max-tokens", "12", "--seed", "7", "--json", "--threads", "1", "--no-memory")
     result = json.loads(done.stdout)
     assert set(result) == {"text", "tokens", "finish_reason", "backend", "model", "draft", "seed", "metrics"}
     assert set(result["metrics"]) == METRICS
@@ -175,8 +175,9 @@ def test_models_by_path_and_stop_strings(cli: Cli) -> None:
 
 
 def test_interrupt_stops_keeps_the_text_and_exits_130(environment: dict[str, str], tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [*COMMAND, "run", PROMPT, "--max-tokens", "4000", "--backend", "toy", "--model", "linear", "--draft", "none"],
+    child = subprocess.Popen(  # at temperature 0 the toy's text repeats and never ends
+        [*COMMAND, "run", PROMPT, "--max-tokens", "900000", "--ctx", "1000000", "--temperature", "0",
+         "--backend", "toy", "--model", "linear", "--draft", "none"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path, text=True,
     )  # fmt: skip
     assert child.stdout is not None
