@@ -78,6 +78,14 @@ class Structure:
         return tuple(dict.fromkeys(each for part in parts for each in part.unenforced))
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Parts of an answer, any number of them: what follows `opening` has the structure, the text around is free."""
+
+    opening: str
+    structure: Structure
+
+
 def texts(parts: Iterable[str]) -> tuple[Text, ...]:
     return tuple(Text(part) for part in parts)
 
@@ -177,6 +185,10 @@ class GrammarMask:
         """The tokens that the grammar forces after `prefix`, as the tokenizer would spell them."""
         return self._matcher.compute_ff_tokens() if self._follow(prefix) else []
 
+    def ends(self, answer: list[int]) -> bool:
+        """Whether nothing can follow the tokens `answer`, which begin where the structure does."""
+        return self._advance(answer) and self._matcher.is_stopped()
+
     def _mask(self, logits: Logits) -> Logits:
         """The logits with -inf for what the grammar forbids; unchanged where only the best counts and is allowed."""
         allowed = self._read_bits()
@@ -209,7 +221,9 @@ class GrammarMask:
         answer = list(prefix[self._start :])
         if self._after and not self._find_begin(answer):
             return False
-        wanted = answer[self._begin :]
+        return self._advance(answer[self._begin :])
+
+    def _advance(self, wanted: list[int]) -> bool:
         common = _shared(self._consumed, wanted)
         if len(self._consumed) > common:
             self._matcher.rollback(len(self._consumed) - common)

@@ -18,10 +18,14 @@ _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "th
 
 
 class DraftingBody(Body):
-    """How many tokens are drafted at once; see DraftLength. The names with a dot are those of llama.cpp's server."""
+    """How many tokens are drafted at once; see DraftLength. The names with a dot are those of llama.cpp's server.
+
+    Where `memory` is false, the memory neither keeps this call's texts nor drafts from earlier ones.
+    """
 
     draft_max: Count | None = Field(default=None, validation_alias=AliasChoices("draft_max", "speculative.n_max"))
     draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
+    memory: bool | None = None
 
     def draft_length(self) -> DraftLength:
         """Raises InvalidRequest."""

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.events import AnswerStart, Prompt, Request
+from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
 from edgespec.engine.schema_bounds import MAX_DEPTH, check_bounds
-from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part, texts
+from edgespec.engine.structured_output import Block, Part, Structure, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
@@ -63,6 +63,7 @@ class GenerationSpec:
     warnings        what of the request is not followed, in sentences
     draft_length    how many tokens are drafted at once
     thinking        what is asked of the reasoning; `variables` take precedence
+    memory          see Request
     """
 
     prompt: Prompt
@@ -82,6 +83,7 @@ class GenerationSpec:
     scores_prompt: bool = False
     draft_length: DraftLength = field(default_factory=DraftLength)
     thinking: Thinking = field(default_factory=Thinking)
+    memory: MemoryUse | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -112,11 +114,12 @@ class GenerationSpec:
         tool_format, reader = detect_tool_format(model_info.chat_template), None
         if self._needs_reader(tool_format):
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
+        unenforced = () if tool_format.is_marked else self._free_strict_tools()
         warnings = (
             *self.warnings,
             *self.thinking.plan(model_info.chat_template).warnings,
             *self.draft_length.warnings(model_info.speculation),
-            *(f"the tool '{each.name}' is strict only where a call is demanded." for each in self._unenforced_tools()),
+            *(f"the tool '{each.name}' is strict only where a call is demanded." for each in unenforced),
             *(structure.unenforced if structure is not None else ()),
         )
         return ResponseStream(
@@ -127,8 +130,8 @@ class GenerationSpec:
             warnings=warnings,
         )
 
-    def _unenforced_tools(self) -> list[Tool]:
-        """The strict tools that the model may call without a grammar."""
+    def _free_strict_tools(self) -> list[Tool]:
+        """The strict tools that the model may call outside of a structure."""
         is_free = not self.must_call and self.structure is None
         return [tool for tool in self.tools_in_use if is_free and tool.is_strict]
 
@@ -144,6 +147,7 @@ class GenerationSpec:
         thinking = self.thinking.plan(model_info.chat_template)
         prompt, variables = self.prompt, {**thinking.variables, **self.variables}
         structure = add_answer_header(self.structure, tool_format) if self.structure is not None else None
+        block: Block | None = None
         if tools := self.tools_in_use:
             descriptions = [tool.to_dict() for tool in tools]
             variables["tools"] = descriptions
@@ -154,6 +158,8 @@ class GenerationSpec:
                 structure = build_call_structure(tool_format, self._callable_tools(), parallel_calls=is_parallel)
             elif structure is not None:
                 structure = either(structure, build_call_structure(tool_format, tools))
+            elif tool_format.is_marked and self._free_strict_tools():
+                block = build_call_block(tool_format, tools, parallel_calls=self.parallel_calls is not False)
         longest = model_info.sampling.max_tokens if self.max_tokens is None else self.max_tokens
         return Request(
             prompt,
@@ -163,11 +169,13 @@ class GenerationSpec:
             stop=() if self.must_call else self.stop,
             variables=variables,
             structure=structure,
+            block=block,
             visible=tool_format.visible if self._needs_reader(tool_format) else (),
             top_logprobs=self.top_logprobs,
             start=self.start,
             scores_prompt=self.scores_prompt,
             max_reasoning=thinking.max_reasoning,
+            memory=self.memory,
         )
 
     def _callable_tools(self) -> Sequence[Tool]:
@@ -206,6 +214,20 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
         alternatives.append((*texts(before), json_part(schema, is_strict=tool.is_strict), *texts(frame.after)))
     between = texts(frame.between) if parallel_calls and frame.between is not None else None
     return Structure(tuple(alternatives), texts(frame.first), texts(frame.last), between)
+
+
+def build_call_block(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Block:
+    """The calls of `tools` that an answer may have among its text, in a format that marks them. Raises InvalidRequest.
+
+    `parallel_calls`: where the format puts several calls into one block, there may be several.
+    """
+    has_several = parallel_calls and bool(tool_format.frame.first)
+    structure = build_call_structure(tool_format, tools, parallel_calls=has_several)
+    if structure.first:
+        return Block(tool_format.opening, replace(structure, first=structure.first[1:]))
+    return Block(
+        tool_format.opening, replace(structure, alternatives=tuple(each[1:] for each in structure.alternatives))
+    )
 
 
 def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structure:

@@ -56,19 +56,19 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for `messages`; `variables` (JSON values) are visible to the template (`enable_thinking`).
 
-        With `add_generation_prompt` the prompt ends where the assistant's reply begins. If the template refuses a
-        conversation with system messages, or leaves one of them out, it is rendered again with those after the first
-        message as parts of user messages, and then with all of them so.
+        The prompt ends where the assistant's reply begins, or with the last message if the variable
+        `add_generation_prompt` is false. If the template refuses a conversation with system messages, or leaves one of
+        them out, it is rendered again with those after the first message as parts of user messages, and then with all
+        of them so.
 
         Raises InvalidRequest with the template's own message if it refuses, and TemplateError if it is malformed,
         fails, or exceeds its limits.
         """
-        values = {"tools": None, "documents": None, **(variables or {}), "add_generation_prompt": add_generation_prompt}
+        values = {"tools": None, "documents": None, "add_generation_prompt": True, **(variables or {})}
         refusal: _Refusal | None = None
         for each in _foldings(messages):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from edgespec.text.stops import find_unfinished
@@ -134,6 +135,7 @@ _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
 )
 
 
+@lru_cache(maxsize=16)
 def detect_format(template_source: str) -> ReasoningFormat | None:
     """The format a model writes, judged by its chat template; None if the template has no markers of reasoning."""
     return next((found for markers, found in _FORMATS if all(each in template_source for each in markers)), None)

@@ -88,6 +88,7 @@ class TextStream:
         self._answer = _Origins()  # of the text that enters the stop strings
         self._stop: str | None = None
         self._origin = ""  # of the latest token
+        self._is_whole = reasoning is None and not stops  # nothing is split off or held back
 
     @property
     def channel(self) -> Channel:
@@ -123,6 +124,8 @@ class TextStream:
         return pieces + self._release(self._stops.finish())
 
     def _split(self, text: str) -> list[Piece]:
+        if self._is_whole:
+            return [Piece(text, "answer", self._origin)] if text else []
         self._decoded.add(len(text), self._origin)
         return self._route(self._splitter.push(text))
 

@@ -147,12 +147,26 @@ def test_a_web_search_is_not_available(pair: Server) -> None:
     assert made.model_extra and made.model_extra["warnings"] == ["web_search is not available."]
 
 
-def test_strict_tools_that_are_not_enforced_are_named(pair: Server) -> None:
-    function = {"name": "resize", "strict": True, "parameters": {"type": "object", "properties": {}}}
-    tools = [{"type": "function", "function": function}]
-    for choice, warnings in (
-        ("auto", ["the tool 'resize' is strict only where a call is demanded."]),
-        ("required", []),
-    ):
-        answer = pair.ask("embedded", max_tokens=30, tools=tools, tool_choice=choice).json()
-        assert answer.get("warnings", []) == warnings
+def test_strict_tools_that_the_model_may_call(pair: Server) -> None:
+    """The embedded model repeats the beginning of calls that it has read, not the calls: the grammar writes them."""
+    ask: Any = {"role": "user", "content": '<tool_call>\n{"name": "f", "arguments": {"n": 7}}\n</tool_call>\n' * 6}
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    client = pair.openai()
+    for is_strict in (False, True):
+        tool: Any = {"type": "function", "function": {"name": "resize", "strict": is_strict, "parameters": schema}}
+        body: dict[str, Any] = {"model": "embedded", "messages": [ask], "tools": [tool], "temperature": 0}
+        answer = client.chat.completions.create(max_tokens=60, **body)
+        message = answer.choices[0].message
+        assert "warnings" not in (answer.model_extra or {})
+        if not is_strict:
+            assert not message.tool_calls and "<tool_call>\n<tool_call>" in (message.content or "")
+            continue
+        first: Any = (message.tool_calls or [])[0].to_dict()["function"]
+        assert first["name"] == "resize" and json.loads(first["arguments"])["n"] in (1, 2)
+        deltas = [
+            call.function.arguments or ""
+            for chunk in client.chat.completions.create(max_tokens=60, stream=True, **body)
+            for call in (chunk.choices[0].delta.tool_calls if chunk.choices else None) or ()
+            if call.index == 0 and call.function
+        ]
+        assert len(deltas) > 2 and "".join(deltas) == first["arguments"]

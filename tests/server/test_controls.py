@@ -17,8 +17,9 @@ from tests.server.serving import PROMPT, Server, serving
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
 )
 ALWAYS = "{{ messages[0].content }}<think>\n{# </think> #}"
 LEVELS = "Reasoning: {{ reasoning_effort }}<|channel|>analysis<|message|>"
@@ -75,7 +76,8 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("thinker")
     llama(folder / "thinker.gguf", template=TEMPLATE)
     options = ("--draft", "ngram", "--draft-max", "3", "--threads", "1", "--ctx", "512", "--backend", "llamacpp")
-    with serving(folder, "thinker=./thinker.gguf", *options) as server:
+    llama(folder / "always.gguf", template=ALWAYS)
+    with serving(folder, "thinker=./thinker.gguf", "always=./always.gguf", *options) as server:
         yield server
 
 
@@ -104,6 +106,36 @@ def test_reasoning_of_chats(thinker: Server) -> None:
     content = scored["choices"][0]["logprobs"]["content"]
     assert len(content) == 40 and "</think>" in "".join(each["token"] for each in content)
     assert all(each["logprob"] <= 0 for each in content)
+
+
+def test_whether_a_model_reasons_is_shown(thinker: Server, pair: Server) -> None:
+    """Also of a template without a switch; the embedded model has none."""
+    for server, name, reasons in ((thinker, "thinker", True), (thinker, "always", True), (pair, "embedded", False)):
+        assert server.post("/api/generate", json={"model": name}).json()["done_reason"] == "load"
+        assert ("thinking" in server.post("/api/show", json={"model": name}).json()["capabilities"]) == reasons, name
+
+
+def test_a_prompt_without_the_beginning_of_an_answer(thinker: Server) -> None:
+    """As in llama.cpp's server; an answer follows the last message then."""
+
+    def show(**more: Any) -> str:
+        return str(
+            thinker.post("/apply-template", json={"model": "thinker", "messages": USER, **more}).json()["prompt"]
+        )
+
+    turn = f"<user>{PROMPT}"
+    assert show() == show(add_generation_prompt=True) == f"{turn}<assistant><think>\n"
+    assert show(add_generation_prompt=False) == turn
+    begun = [*USER, {"role": "assistant", "content": "x"}]
+    assert show(messages=begun, add_generation_prompt=False) == f"{turn}<assistant>x"
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    assert show(messages=begun, **more) == f"{turn}<assistant><think>\n</think>x"
+    extra = {"add_generation_prompt": False}
+    made = thinker.openai().chat.completions.create(model="thinker", messages=USER, max_tokens=4, extra_body=extra)
+    n_read = len(
+        thinker.post("/tokenize", json={"model": "thinker", "content": turn, "add_special": True}).json()["tokens"]
+    )
+    assert made.usage and made.usage.prompt_tokens == n_read and made.choices[0].message.content
 
 
 def test_reasoning_in_other_interfaces(thinker: Server) -> None:

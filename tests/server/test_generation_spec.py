@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart, ToolCall, 
 from edgespec.text.tool_formats.hermes import HERMES
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+MODEL_INFO = ModelInfo("m", "toy", {}, SamplingDefaults(), None, None, None, 64, Speculation(), False, (), 1, None)
 
 
 class Place(BaseModel):
@@ -119,18 +122,41 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     assert "".join(map(str, found)) == '{"done": true}'
 
 
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_strict_tool_that_may_be_called(family: str, compiler: GrammarCompiler) -> None:
+    """A format that marks its calls has them enforced behind the mark; another has a warning."""
+    strict = {"type": "function", "function": {**FUNCTION["function"], "strict": True}}  # type: ignore[dict-item]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [strict]}
+    spec = ChatRequest.model_validate(body).generation_spec()
+    model_info = replace(MODEL_INFO, chat_template=TEMPLATES[family])
+    block = spec.build_request(model_info, token_limit=64).block
+    (done,) = [*spec.make_response(model_info).parts(Finished("stop", (), 0, Meter(7, 0.0).metrics()))][1:]
+    assert isinstance(done, Done)
+    if block is None:
+        assert family in {"llama", "harmony"}
+        assert done.warnings == ("the tool 'f' is strict only where a call is demanded.",)
+        return
+    assert not done.warnings
+    frame = detect_tool_format(TEMPLATES[family]).frame
+    call = "{}" if frame.holds_name else '{"name": "f", "arguments": {}}'
+    text = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "f")
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    tokens = tokenizer.encode(text.removeprefix(block.opening), parse_special=False)
+    mask = compiler.constrain(block.structure, Sampler(SamplingParams(), tokenizer.vocab_size), 0)
+    assert text.startswith(block.opening) and mask.ends(tokens) and not mask.ends(tokens[:-1])
+
+
 def test_tools_with_a_structure_in_a_request() -> None:
     request = ChatRequest.model_validate({
         "model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
     })  # fmt: skip
-    model_info = ModelInfo("m", "toy", {}, SamplingDefaults(), None, None, None, 64, Speculation(), False, (), 1, None)
-    structure = request.generation_spec().build_request(model_info, token_limit=64).structure
+    structure = request.generation_spec().build_request(MODEL_INFO, token_limit=64).structure
     assert structure is not None and len(structure.alternatives) == 2
     only = (
         request.model_copy(update={"tool_choice": "none"})
         .generation_spec()
-        .build_request(model_info, token_limit=64)
+        .build_request(MODEL_INFO, token_limit=64)
         .structure
     )
     assert only is not None and len(only.alternatives) == 1

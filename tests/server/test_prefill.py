@@ -57,13 +57,12 @@ def test_messages(pair: Server) -> None:
     [
         ({"messages": USER, "continue_final_message": True}, "only a last message of the assistant"),
         ({"messages": ended(), "continue_final_message": True, "add_generation_prompt": True}, "contradict"),
-        ({"messages": ended(), "add_generation_prompt": False}, "contradict"),
         ({"messages": ended(prefix=True), "continue_final_message": False}, "contradict"),
         ({"messages": [*ended(prefix=True), *USER]}, "prefix belongs to the last message"),
         ({"messages": ended(prefix=True), "response_format": {"type": "json_object"}}, "beginning is given"),
         ({"messages": ended(prefix=True), "tools": [FUNCTION], "tool_choice": "required"}, "beginning is given"),
     ],
-    ids=["of the user", "and a prompt", "no prompt", "and not", "elsewhere", "with json", "with a call"],
+    ids=["of the user", "and a prompt", "and not", "elsewhere", "with json", "with a call"],
 )
 def test_contradictions(change: dict[str, Any], why: str, pair: Server) -> None:
     response = pair.post("/v1/chat/completions", json={"model": "embedded", "max_tokens": 3, **change})

@@ -75,8 +75,7 @@ def test_chatml() -> None:
         "<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert render(CHATML, USER, enable_thinking=False).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    done = ChatTemplate(CHATML, "", "").render([USER], add_generation_prompt=False)
-    assert done == "<|im_start|>user\nHi<|im_end|>\n"
+    assert render(CHATML, USER, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_llama() -> None:

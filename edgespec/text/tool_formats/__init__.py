@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Protocol
 
 from edgespec.text.reasoning import detect_format
@@ -65,6 +66,7 @@ class Reader(Protocol):
     def finish(self) -> Iterable[AnswerPart | Thought]: ...
 
 
+@lru_cache(maxsize=16)
 def detect_tool_format(template: str | None) -> ToolFormat:
     """The format a model writes, judged by its chat template; Hermes' where the template has no known marker."""
     source = template or ""

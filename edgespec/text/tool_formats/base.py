@@ -117,6 +117,11 @@ class ToolFormat:
     visible: tuple[str, ...] = ()
     answer_header: tuple[str, ...] = ()
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether every call begins with `opening`, and nothing else does."""
+        return not self.bare and not self.answer_header
+
 
 def make_call(name: str, arguments: Any) -> ToolCall | None:
     """A call with `arguments`, an object or its JSON; None if they are anything else."""
