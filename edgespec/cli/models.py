@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from edgespec.backends import FileBackend
     from edgespec.backends.devices import Memory
     from edgespec.hub.cache import CachedModel
-    from edgespec.hub.reference import Reference
     from edgespec.planner.catalogue import Entry as CatalogueEntry
     from edgespec.registry.schema import Registry
 
@@ -153,22 +152,16 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model; an alias removes its target alone."""
-    from edgespec.errors import UnknownModel
     from edgespec.hub.hub import Hub
-    from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, parse_reference
-    from edgespec.planner.plan import LoadConfig, choose_backend
+    from edgespec.planner.plan import LoadConfig
+    from edgespec.planner.removal import resolve_download
     from edgespec.registry.schema import load_registry
 
-    reference: Reference = parse_reference(model)
-    if isinstance(reference, Alias):
-        request, registry = LoadConfig(model, parse_backend(backend)), load_registry()
-        pair = registry.get(reference.name).pair(choose_backend(request, registry, Hub.from_environment()))
-        reference = pair.target if pair else reference
-    if not isinstance(reference, HubRepo | HubQuant | HubFile):
-        raise UnknownModel(f"{model} is not a downloaded model.", hint="`edgespec list` shows the downloaded models.")
+    hub = Hub.from_environment()
+    reference = resolve_download(LoadConfig(model, parse_backend(backend)), load_registry(), hub)
     if not yes:
         click.confirm(f"Remove {reference} from the cache?", abort=True, err=True)
-    freed = Hub.from_environment().remove(reference)
+    freed = hub.remove(reference)
     click.echo(f"freed {gib(freed)}", err=True)
 
 

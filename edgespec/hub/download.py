@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
 import re
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +23,15 @@ from edgespec.errors import CacheError, HubError, InvalidModelFile
 from edgespec.hub.errors import FREE_SPACE
 from edgespec.units import gib
 
-# Called with the file's path, the bytes present and the total; at the start, and about once per MiB.
+# Called with the file's path, the bytes present and the total; at the start, about once per MiB, and every half second
+# while nothing arrives. What it raises ends the download.
 Progress = Callable[[str, int, int], None]
 
 CHUNK_BYTES = 2**20
 SPARE_BYTES = 64 * 2**20
 ATTEMPTS = 5
 _PAUSE_S = 1.0
+_STALL_S = 0.5
 _ETAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -150,13 +155,14 @@ def _download(remote: RemoteBlob, partial: Path, progress: Progress | None) -> N
         while have < remote.size:
             before = have
             try:
-                for chunk in _stream_range(remote.url, have, remote.size - 1):
-                    _write(file.fileno(), chunk[: remote.size - have])
-                    have = min(have + len(chunk), remote.size)
-                    if progress:
-                        progress(remote.path, have, remote.size)
-                    if have == remote.size:
-                        break
+                with closing(_read_beside(_stream_range(remote.url, have, remote.size - 1))) as chunks:
+                    for chunk in chunks:
+                        _write(file.fileno(), chunk[: remote.size - have])
+                        have = min(have + len(chunk), remote.size)
+                        if progress:
+                            progress(remote.path, have, remote.size)
+                        if have == remote.size:
+                            break
                 failures = failures + 1 if have == before else 0
                 if failures >= ATTEMPTS:
                     raise httpx.ReadError("the server sends no more bytes")
@@ -172,6 +178,45 @@ def _write(descriptor: int, chunk: bytes) -> None:
     view = memoryview(chunk)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _read_beside(chunks: Iterator[bytes]) -> Generator[bytes]:
+    """`chunks`, read on a thread of their own, and b"" whenever none has come for half a second.
+
+    A reader that leaves does not wait for the thread, which ends with the next chunk or the client's timeout. Raises
+    what `chunks` raises.
+    """
+    found: queue.Queue[bytes | Exception | None] = queue.Queue(1)
+    has_left = threading.Event()
+
+    def put(each: bytes | Exception | None) -> bool:
+        while not has_left.is_set():
+            with suppress(queue.Full):
+                found.put(each, timeout=_STALL_S)
+                return True
+        return False
+
+    def read() -> None:
+        try:
+            if all(map(put, chunks)):
+                put(None)
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            put(error)
+
+    threading.Thread(target=read, name="edgespec-download-bytes", daemon=True).start()
+    try:
+        while True:
+            try:
+                each = found.get(timeout=_STALL_S)
+            except queue.Empty:
+                each = b""
+            if each is None:
+                return
+            if isinstance(each, Exception):
+                raise each
+            yield each
+    finally:
+        has_left.set()
 
 
 def _stream_range(url: str, first: int, last: int) -> Iterator[bytes]:

@@ -80,6 +80,7 @@ class DraftFinder:
     reference  what names the target
     own_head   the head in the target's own file
     may_fetch  whether 'auto' takes a head that must be downloaded
+    has_memory  whether earlier texts are kept
     """
 
     backend: FileBackend
@@ -89,6 +90,7 @@ class DraftFinder:
     registry: Registry
     hub: Hub
     may_fetch: bool = False
+    has_memory: bool = False
 
     def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
@@ -97,7 +99,9 @@ class DraftFinder:
         """
         found = []
         for spec in drafter_specs().values():
-            if spec.needs == "nothing":
+            if not spec.in_auto or (spec.needs == "memory" and not self.has_memory):
+                continue
+            if spec.needs in ("nothing", "memory"):
                 found.append(PlannedDrafter(spec))
             elif spec.needs == "model" and (reference := self._paired(spec)) is not None:
                 try:
@@ -117,6 +121,11 @@ class DraftFinder:
         """Those that the user named. Raises DraftRefused."""
         found = []
         for term in terms:
+            if term.spec.needs == "memory" and not self.has_memory:
+                raise DraftRefused(
+                    f"the drafter {term.spec.name} needs the memory of earlier texts, which is off.",
+                    hint="Use --draft ngram, or turn it on.",
+                )
             if term.spec.needs not in ("model", "head"):
                 found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
             elif term.reference is not None:

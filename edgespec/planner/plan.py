@@ -16,6 +16,7 @@ from edgespec.errors import DoesNotFit
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import parse_reference
+from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.planner.draft_finder import DraftFinder
 from edgespec.planner.draft_finder import PlannedDrafter as PlannedDrafter
 from edgespec.planner.draft_finder import PlannedModel as PlannedModel
@@ -24,6 +25,14 @@ from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Registry, SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Where the texts of earlier answers are kept, and how many bytes of them at most."""
+
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,7 @@ class LoadConfig:
     acceptance  the acceptance rule, see engine.drafting.Speculation
     force       load even if it does not fit in memory
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
+    memory      where earlier texts are kept; None: they are not, and nothing drafts from them
     """
 
     model: str | None = None
@@ -49,6 +59,7 @@ class LoadConfig:
     load: LoadOptions = field(default_factory=LoadOptions)
     force: bool = False
     fetch_heads: bool = False
+    memory: MemoryOptions | None = None
 
 
 class Reporter(Protocol):
@@ -117,7 +128,9 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     if own_head is not None and not own_head.in_target:
         raise refuse_target(str(request.model), own_head)
     target = PlannedModel(parse_reference(request.model or DEFAULT_ALIAS), resolved.target, facts)
-    finder = DraftFinder(backend, target, own_head, resolved, registry, hub, request.fetch_heads)
+    finder = DraftFinder(
+        backend, target, own_head, resolved, registry, hub, request.fetch_heads, request.memory is not None
+    )
     drafters = finder.find_all(reporter.notice) if request.draft == AUTO else finder.find(parse_draft(request.draft))
     options = _set_context_size(request.load, facts, reporter)
     drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)

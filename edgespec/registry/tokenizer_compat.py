@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from edgespec.text.tokenizer import Tokenizer
 
 _CONTROL, _UNUSED = 3, 5  # tokenizer.ggml.token_type
 _PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:reserved|unused|dummy)[^>]*>", re.IGNORECASE)
+_HASHED = 16  # one token of so many counts: some runtimes take 8 us to spell one
 _MARK = re.compile(r"<[^<>]+>")
 _IDS = {"bos_token_id": "first token (BOS)", "eos_token_id": "last token (EOS)", "eot_token_id": "end of turn"}
 
@@ -61,6 +63,16 @@ def find_tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetad
         return None
     ours, theirs = _read_vocabulary(target), _read_vocabulary(draft)
     return None if ours is None or theirs is None else _compare(ours, theirs)
+
+
+def identify_tokenizer(tokenizer: Tokenizer) -> str:
+    """A hash of the vocabulary: the spellings of every sixteenth token, padding left out.
+
+    It is the same for all quantizations of a model and on all runtimes, so that they can use each other's texts.
+    """
+    tokens = range(0, tokenizer.vocab_size, _HASHED)
+    spelled = _drop_padding({token: tokenizer.special_text(token) for token in tokens})
+    return sha256("\0".join(f"{token} {text}" for token, text in spelled.items()).encode()).hexdigest()
 
 
 def _compare(target: Vocabulary, draft: Vocabulary) -> str | None:

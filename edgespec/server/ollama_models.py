@@ -1,4 +1,4 @@
-"""/api/tags, /api/ps, /api/show and /api/pull: the models, as Ollama describes them."""
+"""/api/tags, /api/ps, /api/show, /api/pull and /api/delete: the models, as Ollama describes them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from edgespec.server.fields import Body
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import TAG, Models
 from edgespec.server.ollama_lines import format_line, format_time
+from edgespec.text.reasoning import detect_format
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
@@ -33,14 +34,13 @@ class ShowRequest(Body):
     name: str = ""
 
 
-class PullRequest(Body):
-    """The body of /api/pull. `name` is an older name of `model`."""
+class DeleteRequest(Body):
+    """The body of /api/delete. `name` is an older name of `model`."""
 
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"), max_length=512)
-    stream: bool = True
 
     def config(self, models: Models) -> LoadConfig:
-        """What to download: a model of the server with its drafts, or what a reference names; no file of this machine.
+        """What is meant: a model of the server with its drafts, or what a reference names; no file of this machine.
 
         Raises InvalidRequest, UnknownModel.
         """
@@ -50,8 +50,14 @@ class PullRequest(Body):
             raise InvalidRequest("the request names no model.", hint="Send a model.")
         name = self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG)
         if not isinstance(parse_reference(name), Alias | HubRepo | HubQuant | HubFile):
-            raise InvalidRequest("only models of the hub can be pulled.", hint="Name an alias or user/repo:QUANT.")
+            raise InvalidRequest(f"{self.model} is not a model of the hub.", hint="Name an alias or user/repo:QUANT.")
         return LoadConfig(name)
+
+
+class PullRequest(DeleteRequest):
+    """The body of /api/pull."""
+
+    stream: bool = True
 
 
 async def format_progress(
@@ -102,7 +108,7 @@ def list_running(models: Models) -> dict[str, Any]:
 def show(models: Models, slot: ModelSlot) -> dict[str, Any]:
     """One model. Its chat template is known while it is loaded."""
     template = (slot.model_info.chat_template if slot.model_info is not None else None) or ""
-    capabilities = ["completion", "tools", *(["thinking"] if "enable_thinking" in template else [])]
+    capabilities = ["completion", "tools", *(["thinking"] if detect_format(template) is not None else [])]
     # Clients read the context under the name of the architecture.
     described = {"general.architecture": "edgespec", "general.basename": slot.name}
     return {

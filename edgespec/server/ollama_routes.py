@@ -19,6 +19,7 @@ from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.ollama_lines import LineStream, format_line
 from edgespec.server.ollama_models import (
     API_VERSION,
+    DeleteRequest,
     PullRequest,
     ShowRequest,
     describe_success,
@@ -27,7 +28,8 @@ from edgespec.server.ollama_models import (
     list_tags,
     show,
 )
-from edgespec.server.routes import Handler, post
+from edgespec.server.removal import remove_model
+from edgespec.server.routes import Handler, catch_errors, post
 
 
 def ollama_routes(models: Models) -> list[Route]:
@@ -55,6 +57,12 @@ def ollama_routes(models: Models) -> list[Route]:
         body = await read_body(request, ShowRequest)
         return JsonResponse(show(models, models.choose(body.model or body.name)))
 
+    async def delete_model(request: Request) -> Response:
+        require_manager()
+        body = await read_body(request, DeleteRequest)
+        await remove_model(models, body.config(models))
+        return Response()
+
     async def get_tags(_request: Request) -> Response:
         return JsonResponse(list_tags(models))
 
@@ -71,6 +79,7 @@ def ollama_routes(models: Models) -> list[Route]:
         post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
         post("/api/pull", pull_handler(models)),
         post("/api/show", show_model),
+        Route("/api/delete", catch_errors(delete_model), methods=["DELETE"]),
         Route("/api/tags", get_tags),
         Route("/api/ps", get_running),
         Route("/api/version", get_version),

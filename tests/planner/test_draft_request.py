@@ -111,6 +111,7 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     shown = describe_words()
     heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
     assert shown.startswith(
-        f"auto, none, ngram, model[:REF], {heads} (trained heads of the target), pard[:REF], layerskip[:K], "
+        f"auto, none, ngram, suffix, recycling, jacobi, model[:REF], {heads} (trained heads of the target), "
+        "pard[:REF], layerskip[:K], "
     )
     assert " skip" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory
-from edgespec.planner.plan import LoadConfig, Plan, plan
+from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
@@ -126,7 +127,7 @@ def test_a_mistyped_drafter_leads_to_the_list(paired: Registry, heard: Heard) ->
     for draft, meant in (("ngrm", "ngram"), ("ngram+qspek:3", "qspec"), ("pard:modle", "model")):
         with pytest.raises(UnknownModel, match=r"model called|not a model reference") as caught:
             planned(paired, heard, draft)
-        assert f"Did you mean --draft {meant}? Drafters: ngram, model, " in caught.value.hint
+        assert f"Did you mean --draft {meant}? Drafters: ngram, " in caught.value.hint
 
 
 def test_auto_drops_the_last_draft_model_first(
@@ -166,3 +167,17 @@ def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: He
     alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
     assert any(line.startswith("  draft model: ") for line in alone)
     assert "drafted by none" in next(format_plan(describe_plan(planned(paired, heard, "none"))))
+
+
+def test_earlier_texts_are_drafted_from_where_they_are_kept(folder: Path, paired: Registry, heard: Heard) -> None:
+    kept = LoadConfig("here", "llamacpp", load=LoadOptions(threads=1), memory=MemoryOptions(folder / "memory"))
+    forgotten = replace(kept, memory=None)
+
+    def names(config: LoadConfig) -> list[str]:
+        return [each.spec.name for each in plan(config, paired, Hub.from_environment(), heard).drafters]
+
+    assert "suffix" in names(kept) and "suffix" not in names(forgotten)
+    assert names(forgotten) == [name for name in names(kept) if name in names(forgotten)]
+    assert names(replace(kept, draft="suffix")) == ["suffix"]
+    with pytest.raises(DraftRefused, match="the drafter suffix needs the memory of earlier texts, which is off"):
+        names(replace(forgotten, draft="suffix"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from edgespec.backends import BackendName, open_model, open_tokenizer
+from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, identify_tokenizer
 from tests.formats.ggufs import model_file, write_gguf
+from tests.models import DRAFT, REPOSITORY
 
 TOKENS = ["<s>", "</s>", "a", "b", "c"]
 
@@ -104,3 +108,28 @@ def test_padding_of_one_may_be_a_mark_of_the_other() -> None:
     assert find_tokenizer_mismatch(Loaded((*TOKENS, "[PAD5]")), Loaded((*TOKENS, "d"))) == (
         "only the draft has token 5, 'd': 6 tokens against 6"
     )
+
+
+def test_a_vocabulary_has_one_identity_on_all_runtimes() -> None:
+    """The model of the PARD fixture in both formats, and the packaged pair, whose vocabulary it has."""
+
+    def identify(backend: BackendName, path: Path) -> str:
+        model = open_model(backend, path, LoadOptions(context_size=64, threads=1), progress=print, check=lambda: None)
+        with closing(model):
+            identity = identify_tokenizer(model.tokenizer)
+        if backend != "toy":
+            with open_tokenizer(backend, path) as tokenizer:
+                assert identify_tokenizer(tokenizer) == identity
+        return identity
+
+    pard = REPOSITORY / "tests" / "fixtures" / "pard"
+    found = {identify("mlx", pard), identify("llamacpp", pard / "model.gguf"), identify("llamacpp", DRAFT)}
+    assert len(found) == 1
+    assert identify("toy", Path("tree")) not in found
+
+
+def test_padding_is_no_part_of_a_vocabularys_identity() -> None:
+    spelled = tuple(f"word {i}" for i in range(64))
+    padded = Loaded((*spelled, *(f"[PAD{i}]" for i in range(64, 200))))
+    assert identify_tokenizer(Loaded(spelled)) == identify_tokenizer(padded)
+    assert identify_tokenizer(Loaded(spelled)) != identify_tokenizer(Loaded(("other", *spelled[1:])))

@@ -16,7 +16,7 @@ from tests.hub.hubstate import Fault
 from tests.models import TARGET
 from tests.server.serving import KEY, SMALL, Server, serving
 
-OTHER, SERVED, STALLED = "me/other-GGUF", "me/python-GGUF", "me/stalled-GGUF"
+OTHER, SERVED, STALLED, LEFT = "me/other-GGUF", "me/python-GGUF", "me/stalled-GGUF", "me/left-GGUF"
 FILE = "python-Q8_0.gguf"
 SIZE = TARGET.stat().st_size
 
@@ -24,7 +24,7 @@ SIZE = TARGET.stat().st_size
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     root = tmp_path_factory.mktemp("hub")
-    for repo in (OTHER, SERVED, STALLED):
+    for repo in (OTHER, SERVED, STALLED, LEFT):
         (root / repo).mkdir(parents=True)
         (root / repo / FILE).write_bytes(TARGET.read_bytes())
     with HubServer(root) as running:
@@ -32,10 +32,20 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 
 @pytest.fixture(scope="module")
-def server(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model outside of the cache, which a test moves away."""
+    path = tmp_path_factory.mktemp("own") / FILE
+    path.write_bytes(TARGET.read_bytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(hub: HubServer, moved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--draft", "none", "--threads", "1", "--ctx", "128", "--api-key", KEY, "--strict-names")
     folder = tmp_path_factory.mktemp("server")
-    with serving(folder, f"coder=hf:{SERVED}/{FILE}", *options, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0") as made:
+    models = f"coder=hf:{SERVED}/{FILE}", f"local={moved}"
+    with serving(folder, *models, *options, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0",
+                 HF_HUB_DOWNLOAD_TIMEOUT="3600") as made:  # fmt: skip
         yield made
 
 
@@ -64,6 +74,8 @@ def test_a_model_that_is_not_served(server: Server) -> None:
 
 def test_a_download_is_shared_and_stops_when_all_have_left(server: Server, hub: HubServer) -> None:
     name = f"hf:{STALLED}/{FILE}"
+    hub.state.stalled.clear()
+    hub.state.released.clear()
     hub.fault(STALLED, FILE, Fault("stall", at=SIZE // 2))
     ask: Any = {"json": {"model": name}, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
     with httpx.stream("POST", f"{server.url}/api/pull", **ask) as staying:
@@ -79,15 +91,62 @@ def test_a_download_is_shared_and_stops_when_all_have_left(server: Server, hub: 
     assert len(set(parts)) == len(parts), "no part was downloaded twice"
 
 
+def test_a_stalled_download_stops_when_all_have_left(server: Server, hub: HubServer) -> None:
+    """The hub holds the connection; the file's lock is free all the same, and the next caller goes on."""
+    name = f"hf:{LEFT}/{FILE}"
+    hub.state.stalled.clear()
+    hub.state.released.clear()
+    hub.fault(LEFT, FILE, Fault("stall", at=SIZE // 2))
+    headers = {"authorization": f"Bearer {KEY}"}
+    url = f"{server.url}/api/pull"
+    with httpx.stream("POST", url, json={"model": name}, headers=headers, timeout=60) as leaving:
+        next(leaving.iter_lines())
+        assert hub.state.stalled.wait(60)
+    hub.fault(LEFT, FILE, None)
+    assert pull(server, name, stream=False).json()["status"] == "success"
+    assert not hub.state.released.is_set()
+    last = [each.range or "" for each in hub.downloads(FILE) if LEFT in each.path][-1]
+    assert last.endswith(f"-{SIZE - 1}") and not last.startswith("bytes=0-"), "what had arrived is kept"
+    hub.state.released.set()
+
+
+def test_a_model_is_deleted(server: Server, hub: HubServer, moved: Path) -> None:
+    """Not while it is loaded, whatever it is called. A loaded model whose own file is gone does not matter."""
+
+    def delete(model: str) -> httpx.Response:
+        return httpx.request("DELETE", f"{server.url}/api/delete", json={"model": model}, headers=headers, timeout=60)
+
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert httpx.request("DELETE", f"{server.url}/api/delete", json={"model": "coder"}).status_code == 401
+    assert pull(server, f"hf.co/{OTHER}:Q8_0", stream=False).json()["status"] == "success"
+    assert server.post("/models/load", json={"model": "local"}, headers=headers).status_code == 200
+    moved.unlink()
+    assert delete(f"hf.co/{OTHER}:Q8_0").status_code == 200
+    gone = delete(f"hf.co/{OTHER}:Q8_0")
+    assert gone.status_code == 404 and "is not downloaded" in gone.json()["error"]
+    load = {"json": {"model": "coder"}, "headers": headers}
+    assert server.post("/models/load", **load).status_code == 200
+    for name in ("coder:latest", f"hf.co/{SERVED}:Q8_0", f"hf:{SERVED}/{FILE}"):
+        refused = delete(name)
+        assert refused.status_code == 409 and "the loaded model 'coder' uses" in refused.json()["error"], refused.text
+    assert server.post("/models/unload", **load).status_code == 200
+    n_downloads = len(hub.downloads(FILE))
+    assert delete("coder").status_code == 200
+    assert server.post("/models/load", **load).status_code == 200
+    assert len(hub.downloads(FILE)) > n_downloads, "the next load downloads it again"
+    for name, status in (("/etc/passwd", 400), ("no such alias", 404), ("embedded", 404), ("", 400)):
+        assert delete(name).status_code == status, name
+
+
 @pytest.mark.parametrize(
     ("model", "status", "message"),
     [
         ("", 400, "names no model"),
         ("me/absent-GGUF:Q8_0", 503, "no repository me/absent-GGUF"),
         ("no such alias", 404, "no such alias"),
-        ("/etc/passwd", 400, "only models of the hub can be pulled."),
-        ("./models.toml", 400, "only models of the hub can be pulled."),
-        ("package:python-6m/draft.gguf", 400, "only models of the hub can be pulled."),
+        ("/etc/passwd", 400, "is not a model of the hub."),
+        ("./models.toml", 400, "is not a model of the hub."),
+        ("package:python-6m/draft.gguf", 400, "is not a model of the hub."),
     ],
 )
 def test_faults(server: Server, model: str, status: int, message: str) -> None:
