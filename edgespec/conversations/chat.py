@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import AnswerStart, Request
+from edgespec.engine.events import AnswerStart, MemoryUse, Request
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
@@ -58,14 +58,19 @@ class Chat:
         """The system message, if any."""
         return (Message("system", self.system),) if self.system else ()
 
-    def request(self, recommended: SamplingDefaults | None = None, start: AnswerStart | None = None) -> Request:
+    def request(
+        self,
+        recommended: SamplingDefaults | None = None,
+        start: AnswerStart | None = None,
+        memory: MemoryUse | None = None,
+    ) -> Request:
         """The request for an answer to the last question, or for what follows `start`, the answer so far."""
         messages = self.messages[self.left_out :]
         if start is not None and messages[-1].role == "assistant":
             messages.pop()
         prompt = (*self.system_messages, *messages)
         max_tokens = self.max_tokens or (recommended.max_tokens if recommended else None)
-        return Request(prompt, self.sampling, max_tokens, self.seed, self._stop, start=start)
+        return Request(prompt, self.sampling, max_tokens, self.seed, self._stop, start=start, memory=memory)
 
     def undo(self) -> str | None:
         """Remove the last question and its answer; returns the question, or None without one."""

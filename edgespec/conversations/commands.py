@@ -45,6 +45,7 @@ _COMMANDS = (
     SlashCommand("retry", "", "answer the last question again"),
     SlashCommand("continue", "", "go on with an answer that was cut"),
     SlashCommand("undo", "", "remove the last question and its answer"),
+    SlashCommand("incognito", "", "start a conversation of which nothing is saved, or end it for one that is"),
     SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file"),
     SlashCommand("load", "FILE", "read a file of /save"),
     SlashCommand("exit", "", "quit"),

@@ -46,7 +46,7 @@ def matches(text: str, words: list[str]) -> bool:
 
 def index_turn(db: sqlite3.Connection, turn: int, conversation: int, text: str) -> None:
     """Add a finished turn to the index, which holds the text as words are compared with it."""
-    db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?, ?)", (turn, conversation, _to_indexed(text)))
+    db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?, ?)", (turn, conversation, _drop_nuls(_fold(text))))
 
 
 def find_turns(db: sqlite3.Connection, words: list[str]) -> dict[int, int]:
@@ -72,12 +72,13 @@ def snippet(text: str, words: list[str]) -> str:
     return ("…" if start else "") + " ".join(shown.split()) + ("…" if end < len(text) else "")
 
 
-def _to_indexed(text: str) -> str:
-    return _fold(text).replace("\0", "\ufffd")  # GLOB reads up to the first NUL
+def _drop_nuls(text: str) -> str:
+    return text.replace("\0", "\ufffd")  # GLOB reads up to the first NUL
 
 
 def _to_pattern(word: str) -> str:
-    escaped = "".join(f"[{c}]" if c in "*?[" else c for c in _to_indexed(word))
+    """Of a folded word: folding it again may change it."""
+    escaped = "".join(f"[{c}]" if c in "*?[" else c for c in _drop_nuls(word))
     return f"*{escaped}*"
 
 

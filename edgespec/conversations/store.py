@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from edgespec.conversations.database import data_folder, open_database, prepare, to_cache_error
+from edgespec.conversations.database import data_folder, open_database, prepare
+from edgespec.conversations.memory import forget_conversation
 from edgespec.conversations.model import Conversation, Role, Spans, Turn, drop_surrogates, make_title
 from edgespec.conversations.rows import (
     INSERT_TURN,
@@ -23,13 +24,12 @@ from edgespec.conversations.rows import (
 )
 from edgespec.conversations.search import SearchHit, find_turns, index_turn, matches, snippet, split_words
 from edgespec.conversations.tree import SELECT_NEWEST_LEAF, list_branches
+from edgespec.databases import to_cache_error
 from edgespec.errors import CacheError, InvalidRequest
 
 _LISTED = (
     "WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC LIMIT ?"
 )
-
-
 _NAMES = (  # a title that the user did not give is a part of the first message
     "SELECT id, coalesce(name, '') FROM conversations"
     " WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC"
@@ -172,7 +172,9 @@ class Store:
         return self._change(conversation, "model", drop_surrogates(model))
 
     def remove(self, conversation: Conversation) -> None:
-        """Delete a conversation with all its branches; does nothing if it no longer exists."""
+        """Delete a conversation with all its branches, here and in the memory; does nothing if it no longer exists."""
+        if not self.is_in_memory:
+            forget_conversation(self._path.with_name("memory"), conversation.id)
         with self._transaction():
             self._db.execute("DELETE FROM turns WHERE conversation = ?", (conversation.id,))
             self._db.execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))

@@ -1,0 +1,1 @@
+"""Earlier texts as tokens, on disk and in memory, and what followed the end of a text in them."""

@@ -1,0 +1,364 @@
+"""A memory as an engine uses it: at once, after a build, after a restart, without a usable folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.memory.cold import MIN_BUILD
+from edgespec.memory.live import LiveTexts
+from edgespec.memory.memory import Memory
+from edgespec.memory.segments import find_longest
+from edgespec.memory.store import TextStore
+from edgespec.memory.suffixes import encode_end
+from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, split_new
+from tests.memory.texts import N_LONG, find_bytes, has_text, make_tokens
+
+LIMIT = 2**30
+SEGMENTS = "*.segment"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[Memory]:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    yield memory
+    memory.close()
+
+
+class Counter:
+    """Something that a drafter learns."""
+
+    def __init__(self, saved: bytes | None) -> None:
+        self.n = int(saved or b"0")
+
+    def dump(self) -> bytes:
+        return str(self.n).encode()
+
+
+def build(memory: Memory) -> None:
+    memory.set_idle(True)
+    memory.flush()
+    memory.set_idle(False)
+
+
+def test_a_text_is_found_at_once_after_a_build_and_after_a_restart(folder: Path) -> None:
+    tokens = make_tokens(0)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    space = memory.space("")
+    assert memory.space("") is space
+    assert space.find(tokens, 1) is None and space.find([], 1) is None
+    space.add(tokens, 50, None)
+    live = space.find(tokens[:100], 1)
+    assert live is not None and live.places[0].is_live and (live.length, live.n) == (32, 1)
+    assert space.read(live.places[0], 10**9) == tokens[100:]
+    memory.flush()
+    assert not list(folder.glob(SEGMENTS)), "the engine is not idle"
+    build(memory)
+    assert len(list(folder.glob(SEGMENTS))) == 1
+    cold = space.find(tokens[:100], 1)
+    assert cold is not None and not cold.places[0].is_live and space.read(cold.places[0], 5) == tokens[100:105]
+    assert space.read(live.places[0], 5) == tokens[100:105], "a place stays valid"
+    space.add(make_tokens(1, 500), 50, None)
+    memory.close()
+
+    memory = Memory(folder, "tokenizer", LIMIT)
+    space = memory.space("")
+    assert has_text(space, tokens) and has_text(space, make_tokens(1, 500))
+    assert memory.take_notice() is None
+    memory.close()
+
+
+def test_indexes_are_built_when_an_engine_is_closed_that_was_never_idle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.memory.memory._CLOSING_S", 60.0)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("").add(make_tokens(0), 50, None)
+    memory.close()
+    assert len(list(folder.glob(SEGMENTS))) == 1
+
+
+def test_many_short_answers_are_a_few_indexes() -> None:
+    live = LiveTexts(SpaceKey("tokenizer", ""))
+    for number in range(100):
+        tokens = np.array(make_tokens(number, 100), np.uint32)
+        live.add(split_new(tokens, 50, KnownBlocks(), Origin(None, 0.0)))
+    assert len(live.texts()) == 100 and len(live.segments) < 6
+    end = encode_end(make_tokens(40, 100)[:80])
+    assert [each.length for each in [find_longest(live.segments, end, 1)] if each is not None] == [32]
+
+
+def test_kinds(memory: Memory) -> None:
+    space = memory.space("")
+    tokens = make_tokens(0, 300)
+    space.add(tokens, 128, None)
+    for end, kind in ((1, "prompt"), (127, "prompt"), (128, "answer"), (299, "answer")):
+        matches = space.find(tokens[:end], 1)
+        assert matches is not None and matches.places[0].kind == kind, end
+
+
+def test_the_next_turn_of_a_conversation_is_stored_without_what_is_known(folder: Path, memory: Memory) -> None:
+    space = memory.space("")
+    tokens = make_tokens(0, 1000)
+    for n in (300, 640, 641, 1000):
+        space.add(tokens[:n], n - 30, "1")
+        space.add(tokens[:n], n - 30, "2")
+    memory.flush()
+    store = TextStore.open(folder)
+    assert sum(each.n_tokens for each in store.status()) == 300 + (640 - 256) + 1 + (1000 - 640)
+    store.close()
+    for end in (40, 250, 650, 990):
+        matches = space.find(tokens[:end], 9)
+        assert matches is not None and (matches.length, matches.n) == (min(end, 32), 1)
+        assert space.read(matches.places[0], 3) == tokens[end : end + 3]
+    assert len(space.live.segments) == 1, "the indexes of small texts are merged"
+
+
+def test_the_same_block_after_another_beginning_is_stored_again(memory: Memory) -> None:
+    space = memory.space("")
+    first, second, common = make_tokens(0, 128), make_tokens(1, 128), make_tokens(2, 128)
+    space.add([*first, *common], 0, None)
+    space.add([*second, *common], 0, None)
+    for beginning in (first, second):
+        assert has_text(space, [*beginning, *common], end=126)
+
+
+def test_namespaces_and_tokenizers_do_not_see_each_other(folder: Path, memory: Memory) -> None:
+    tokens = make_tokens(0)
+    memory.space("a").add(tokens, 0, None)
+    build(memory)
+    other = Memory(folder, "other tokenizer", LIMIT)
+    assert has_text(memory.space("a"), tokens)
+    assert memory.space("b").find(tokens, 1) is None and other.space("a").find(tokens, 1) is None
+    other.close()
+
+
+def test_files_are_private(folder: Path, memory: Memory) -> None:
+    memory.space("").add(make_tokens(0), 0, None)
+    build(memory)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert set(modes.values()) == {0o600} and len(modes) == 5, modes
+
+
+def test_many_texts_make_few_segments(folder: Path, memory: Memory) -> None:
+    space = memory.space("")
+    texts = [make_tokens(seed, MIN_BUILD) for seed in range(11)]
+    for text in texts:
+        space.add(text, 0, None)
+        build(memory)
+    assert len(space.cold.segments) <= 3 and len(list(folder.glob(SEGMENTS))) == len(space.cold.segments)
+    assert all(has_text(space, text) for text in texts)
+
+
+def test_what_a_drafter_has_learned_outlives_the_engine(folder: Path) -> None:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    learned = memory.space("").table("counter", Counter)
+    assert memory.space("").table("counter", Counter) is learned and learned.n == 0
+    learned.n = 7
+    memory.space("another").table("counter", Counter).n = 8
+    memory.close()
+    memory = Memory(folder, "tokenizer", LIMIT)
+    assert memory.space("").table("counter", Counter).n == 7
+    assert memory.space("another").table("counter", Counter).n == 8
+    assert memory.space("new").table("counter", Counter).n == 0
+    memory.close()
+
+
+def test_texts_that_were_of_no_use_for_longest_are_removed(folder: Path) -> None:
+    memory = Memory(folder, "tokenizer", limit_bytes=12 * 4 * N_LONG)  # four texts with their indexes
+    space = memory.space("")
+    texts = [make_tokens(seed) for seed in range(4)]
+    for text in texts[:3]:
+        space.add(text, 0, None)
+        build(memory)
+    assert has_text(space, texts[0])
+    space.add(texts[3], 0, None)
+    build(memory)
+    assert [has_text(space, text) for text in texts] == [True, False, True, True]
+    assert sum(file.stat().st_size for file in folder.glob(SEGMENTS)) < 9 * 3 * N_LONG
+    memory.close()
+
+
+def test_the_limit_holds_under_load_and_what_was_removed_is_stored_again(folder: Path) -> None:
+    memory = Memory(folder, "tokenizer", limit_bytes=12 * 4 * N_LONG)  # four texts with their indexes
+    space = memory.space("")
+    for seed in (0, 1, 2, 3, 4, 0):  # the engine is never idle
+        space.refresh()
+        space.add(make_tokens(seed), 0, None)
+        memory.flush()
+    store = TextStore.open(folder)
+    assert sum(each.n_tokens for each in store.status()) <= 4 * N_LONG
+    assert list(store.export())[-1].tokens == make_tokens(0)
+    store.close()
+    memory.close()
+
+
+def test_what_was_learned_does_not_outgrow_the_limit(folder: Path) -> None:
+    memory = Memory(folder, "tokenizer", limit_bytes=100)
+    memory.space("").table("counter", Counter).n = 10**200
+    memory.close()
+    for seed in range(2):
+        memory = Memory(folder, "tokenizer", limit_bytes=100)
+        memory.space("other").add(make_tokens(seed, 100), 0, None)
+        memory.flush()
+        assert memory.take_notice() is None
+        memory.close()
+    memory = Memory(folder, "tokenizer", LIMIT)
+    assert memory.space("").table("counter", Counter).n == 0
+    memory.close()
+
+
+def test_a_source_may_be_any_string(folder: Path, memory: Memory) -> None:
+    memory.space("").add(make_tokens(0, 100), 0, "lone \ud800")
+    memory.flush()
+    store = TextStore.open(folder)
+    assert store.forget("lone \ud800") == 100
+    store.close()
+
+
+def test_the_order_of_texts_needs_no_clock(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = memory.space("")
+    common = make_tokens(0, 40)
+    for i, now in enumerate((2e9, 1e9, 0.0)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        space.add([*make_tokens(i + 1), *common, i], 0, None)
+        build(memory)
+    matches = space.find(common, 3)
+    assert matches is not None and [space.read(place, 1) for place in matches.places] == [[2], [1], [0]]
+    assert [place.time for place in matches.places] == [0.0, 1e9, 2e9]
+
+
+def test_without_a_folder_texts_are_kept_in_memory(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    memory = Memory(blocked / "memory", "tokenizer", LIMIT)
+    notice = memory.take_notice()
+    assert notice is not None and "Earlier texts are not stored." in notice and memory.take_notice() is None
+    memory.space("").add(make_tokens(0), 0, None)
+    memory.space("").table("counter", Counter).n = 1
+    build(memory)
+    assert has_text(memory.space(""), make_tokens(0))
+    memory.close()
+    assert blocked.read_text() == "not a folder"
+
+
+def test_a_damaged_database_is_set_aside(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "memory.db").write_bytes(b"not a database " * 1000)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    notice = memory.take_notice()
+    assert notice is not None and "It is renamed to memory.db.damaged-1, and a new file is used." in notice
+    memory.space("").add(make_tokens(0, 5000), 0, None)
+    memory.flush()
+    assert memory.take_notice() is None
+    memory.close()
+    assert find_bytes(folder, make_tokens(0, 5000)) == {"memory.db"}
+
+
+def test_damaged_tokens_are_not_read(folder: Path) -> None:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("").add(make_tokens(0, 5000), 0, None)
+    memory.close()
+    data = bytearray((folder / "memory.db").read_bytes())
+    place = data.index(np.array(make_tokens(0)[3000:3004], np.uint32).tobytes())
+    data[place] ^= 1
+    (folder / "memory.db").write_bytes(data)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    build(memory)
+    assert memory.space("").find(make_tokens(0)[:100], 1) is None
+    memory.space("").add(make_tokens(1), 0, None)
+    build(memory)
+    assert has_text(memory.space(""), make_tokens(1)) and memory.take_notice() is None
+    memory.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "empty"])
+def test_segments_are_built_again(folder: Path, damage: str) -> None:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("").add(make_tokens(0), 0, None)
+    build(memory)
+    memory.close()
+    (segment,) = folder.glob(SEGMENTS)
+    data = segment.read_bytes()
+    if damage == "missing":
+        segment.unlink()
+    else:
+        flipped = data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
+        segment.write_bytes({"truncated": data[:-1], "flipped": flipped, "empty": b""}[damage])
+    memory = Memory(folder, "tokenizer", LIMIT)
+    space = memory.space("")
+    assert not space.cold.segments and has_text(space, make_tokens(0))
+    build(memory)
+    assert len(space.cold.segments) == 1 and not space.live.segments and has_text(space, make_tokens(0))
+    (built,) = folder.glob(SEGMENTS)
+    assert built.name != segment.name and len(built.read_bytes()) == len(data)
+    memory.close()
+
+
+def test_a_segment_that_cannot_be_opened_for_now_is_kept(folder: Path) -> None:
+    """As where too many files are open."""
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("").add(make_tokens(0), 0, None)
+    build(memory)
+    memory.close()
+    (segment,) = folder.glob(SEGMENTS)
+    whole = segment.rename(folder / "whole")
+    segment.symlink_to(segment.name)  # OSError: too many links
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("").add(make_tokens(1, 500), 0, None)
+    build(memory)
+    assert has_text(memory.space(""), make_tokens(1, 500))
+    memory.close()
+    assert segment.is_symlink()
+    whole.replace(segment)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    assert len(memory.space("").cold.segments) == 1 and has_text(memory.space(""), make_tokens(0))
+    memory.close()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from edgespec.memory.memory import Memory
+from tests.memory.texts import has_text, make_tokens
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+memory = Memory(Path(sys.argv[1]), "tokenizer", 2**30)
+space = memory.space("")
+space.add(make_tokens(0), 0, None)
+memory.flush()
+assert memory.take_notice() is None
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+memory.set_idle(True)
+for seed in (1, 2):
+    space.add(make_tokens(seed), 0, None)
+    memory.flush()
+print(memory.take_notice())
+print(memory.take_notice(), [has_text(space, make_tokens(seed)) for seed in range(3)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+memory.close()
+"""
+
+
+def test_a_full_disk(folder: Path) -> None:
+    """Files may not grow, then they may again: texts are found all the time, and stored as soon as that is possible."""
+    command = [sys.executable, "-c", FULL_DISK, str(folder)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    notice, rest = child.stdout.splitlines()
+    assert "cannot be" in notice and "Earlier texts are not stored." in notice
+    assert rest == "None [True, True, True]"
+    memory = Memory(folder, "tokenizer", LIMIT)
+    assert all(has_text(memory.space(""), make_tokens(seed)) for seed in range(3))
+    memory.close()

@@ -1,0 +1,263 @@
+"""What commands do with the stored texts; what is left of those that were forgotten, in files and in engines."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CacheError
+from edgespec.memory import rows
+from edgespec.memory.cold import plan_build
+from edgespec.memory.database import Database
+from edgespec.memory.memory import Memory
+from edgespec.memory.segments import build_segment
+from edgespec.memory.store import TextStore
+from edgespec.memory.texts import SpaceKey
+from tests.memory.texts import find_bytes, has_text, make_tokens
+
+LIMIT = 2**30
+LEARNED = bytes(range(100, 200))
+
+
+class Learned:
+    def __init__(self, saved: bytes | None) -> None:
+        self.saved = saved
+
+    def dump(self) -> bytes:
+        return LEARNED
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[TextStore]:
+    store = TextStore.open(folder)
+    yield store
+    store.close()
+
+
+def fill(folder: Path) -> Memory:
+    """An engine's memory with texts 0 to 3, the first two of conversation "1"; 2 and 3 are of another namespace."""
+    memory = Memory(folder, "tokenizer", LIMIT)
+    for seed, (namespace, source) in enumerate((("", "1"), ("", "1"), ("key", "2"), ("key", None))):
+        memory.space(namespace).add(make_tokens(seed), 5000, source)
+        memory.space(namespace).table("learned", Learned)
+    memory.set_idle(True)
+    memory.flush()
+    memory.set_idle(False)
+    return memory
+
+
+def add(store: TextStore, documents: list[tuple[str, list[int]]], limit_bytes: int = LIMIT) -> int:
+    """Store documents; returns the number of tokens that are new."""
+    corpus = store.open_corpus("tokenizer", limit_bytes=limit_bytes)
+    n_new = sum(corpus.add(Path(source), tokens) for source, tokens in documents)
+    corpus.finish()
+    return n_new
+
+
+def left(folder: Path) -> list[bool]:
+    """Whether anything of the texts 0 to 3 is in the files."""
+    return [bool(find_bytes(folder, make_tokens(seed))) for seed in range(4)]
+
+
+def test_nothing_is_left_of_a_forgotten_conversation(folder: Path, store: TextStore) -> None:
+    memory = fill(folder)
+    assert left(folder) == [True] * 4
+    space = memory.space("")
+    small = make_tokens(4, 500)
+    space.add(small, 0, "1")
+    memory.flush()
+    assert space.live.segments and has_text(space, small)
+    assert store.forget("1") == 40_500 and store.forget("1") == 0
+    assert left(folder) == [False, False, True, True] and not find_bytes(folder, small)
+    learned = space.table("learned", Learned)
+    space.refresh()
+    assert space.find(make_tokens(0), 1) is None and space.find(small[:100], 1) is None
+    assert has_text(memory.space("key"), make_tokens(2))
+    assert space.table("learned", Learned) is not learned
+    memory.close()
+    assert left(folder) == [False, False, True, True]
+
+
+def test_nothing_is_left_of_a_namespace_and_of_all(folder: Path, store: TextStore) -> None:
+    fill(folder).close()
+    assert any(LEARNED in file.read_bytes() for file in folder.iterdir())
+    assert store.clear("key") == 40_000
+    assert left(folder) == [True, True, False, False]
+    assert [status.namespace for status in store.status()] == [""]
+    assert store.clear() == 40_000
+    assert left(folder) == [False] * 4 and store.status() == []
+    assert not any(LEARNED in file.read_bytes() for file in folder.iterdir())
+    assert not list(folder.glob("*.segment")) and store.size() < 100_000
+
+
+def test_files_of_killed_processes_and_damaged_ones_are_removed_too(folder: Path, store: TextStore) -> None:
+    fill(folder).close()
+    text = bytes(make_tokens(0, 100)[0].to_bytes(4, "little")) * 100
+    for name in (".1-2-ab.segment.cd", "1-2-ab.segment", "memory.db.damaged-1", "memory.db.damaged-1-wal"):
+        (folder / name).write_bytes(text)
+    memory = Memory(folder, "tokenizer", LIMIT)
+    memory.space("")
+    memory.flush()
+    memory.close()
+    kept = {file.name for file in folder.iterdir() if text in file.read_bytes()}
+    assert kept == {"memory.db.damaged-1", "memory.db.damaged-1-wal"}
+    store.forget("1")
+    assert not any(text in file.read_bytes() for file in folder.iterdir())
+
+
+def test_what_was_learned_from_texts_that_are_forgotten_meanwhile_is_not_saved(folder: Path, store: TextStore) -> None:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    space = memory.space("")
+    asked: list[bytes] = []
+
+    class Forgetting(Learned):
+        def dump(self) -> bytes:
+            if not asked:  # another process forgets, and a generation begins
+                store.clear()
+                space.refresh()
+            asked.append(LEARNED)
+            return LEARNED
+
+    space.add(make_tokens(0, 500), 0, None)
+    space.table("learned", Forgetting)
+    memory.close()
+    assert asked == [LEARNED]
+    assert not any(LEARNED in file.read_bytes() for file in folder.iterdir())
+
+
+def test_a_text_that_is_forgotten_before_it_is_stored_is_not_stored(folder: Path, store: TextStore) -> None:
+    """A conversation is deleted while an engine answers in it, and while another process holds the database."""
+    memory = fill(folder)
+    space = memory.space("")
+    space.refresh()
+    store.forget("1")
+    space.add(make_tokens(7), 0, "1")
+    space.add(make_tokens(8), 0, "another")
+    memory.flush()
+    assert not find_bytes(folder, make_tokens(7)) and find_bytes(folder, make_tokens(8))
+    assert not has_text(space, make_tokens(7))
+    space.refresh()
+    assert not has_text(space, make_tokens(7)) and has_text(space, make_tokens(8))
+    space.add(make_tokens(9), 0, "1")
+    memory.flush()
+    assert find_bytes(folder, make_tokens(9))
+    memory.close()
+
+
+def test_a_segment_that_is_built_while_its_text_is_forgotten_is_not_written(folder: Path, store: TextStore) -> None:
+    key = SpaceKey("tokenizer", "")
+    database = Database.open(folder)
+    add(store, [("a", make_tokens(0)), ("b", make_tokens(1))])
+    plan = plan_build(rows.list_unindexed(database, key), [])
+    assert plan is not None and plan.n_tokens == 40_000
+    epoch = rows.read_epoch(database)
+    data = build_segment(key, rows.read_texts(database, key, plan.first, plan.last))
+    store.forget("a")
+    rows.add_segment(database, key, plan, data, epoch)
+    assert not rows.list_segments(database, key) and not list(folder.glob("*.segment"))
+    database.close()
+
+
+def test_removing_says_so_where_another_process_still_reads(folder: Path, store: TextStore) -> None:
+    fill(folder).close()
+    reader = sqlite3.connect(folder / "memory.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM texts").fetchone()
+    impatient = TextStore.open(folder, wait_s=0.01)
+    with pytest.raises(CacheError, match="another process reads it"):
+        impatient.clear()
+    reader.close()
+    impatient.clear()
+    impatient.close()
+    assert left(folder) == [False] * 4
+
+
+def test_documents(folder: Path, store: TextStore) -> None:
+    first, second = make_tokens(0), make_tokens(1, 100)
+    corpus = store.open_corpus("tokenizer")
+    added = [(Path("/a/a.py"), first), (Path("/a/b.py"), second), (Path("/empty"), [])]
+    assert [corpus.add(*each) for each in added] == [20_000, 100, 0]
+    assert [corpus.add(Path("/a/a.py"), first), corpus.add(Path("/ab"), second)] == [0, 0]
+    memory = Memory(folder, "tokenizer", LIMIT)
+    matches = memory.space("").find(first[:40], 1)
+    assert matches is not None and matches.places[0].kind == "corpus"
+    memory.space("").add(make_tokens(2, 300), 0, "1")
+    memory.close()
+    (status,) = store.status()
+    assert (status.n_texts, status.n_tokens, status.n_corpus_tokens, status.n_documents) == (3, 20_400, 20_100, 2)
+    assert store.forget_path(Path("/a/a")) == 0 and store.forget_path(Path("/a/a.py")) == 20_000
+    assert store.forget_path(Path("/a")) == 100 and store.forget_path(Path("/")) == 0
+    assert store.open_corpus("tokenizer").add(Path("/a/a.py"), first) == 20_000
+    assert store.clear(only_documents=True) == 20_000 and not find_bytes(folder, first)
+    assert [record.source for record in store.export()] == ["1"]
+
+
+def test_tokenizers_are_named_until_they_have_no_texts(store: TextStore) -> None:
+    for name in ("other", "python-6m"):
+        store.name_tokenizer("tokenizer", name)
+    for tokenizer in ("tokenizer", "another"):
+        store.open_corpus(tokenizer).add(Path("/a"), make_tokens(0, 100))
+    assert [(each.tokenizer, each.model) for each in store.status()] == [("another", None), ("tokenizer", "python-6m")]
+    store.clear()
+    store.open_corpus("tokenizer").add(Path("/a"), make_tokens(0, 100))
+    assert [each.model for each in store.status()] == [None]
+
+
+def test_an_export_has_all_tokens_by_kind(folder: Path, store: TextStore) -> None:
+    memory = Memory(folder, "tokenizer", LIMIT)
+    tokens = make_tokens(0, 500)
+    memory.space("key").add(tokens[:300], 200, "1")
+    memory.space("key").add(tokens, 350, "1")
+    memory.close()
+    records = [(each.kind, each.tokens) for each in store.export()]
+    assert records == [
+        ("prompt", tokens[:200]),
+        ("answer", tokens[200:300]),
+        ("prompt", tokens[256:350]),
+        ("answer", tokens[350:]),
+    ]
+    assert {(each.tokenizer, each.namespace, each.source) for each in store.export()} == {("tokenizer", "key", "1")}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from edgespec.memory.memory import Memory
+from tests.memory.texts import make_tokens
+memory = Memory(Path(sys.argv[1]), "tokenizer", 2**30)
+memory.set_idle(True)
+for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 6):
+    memory.space("").add(make_tokens(seed), 0, None)
+    memory.flush()
+memory.close()
+assert memory.take_notice() is None
+"""
+
+
+def test_two_engines_at_once(folder: Path) -> None:
+    """Both store and build; each finds what the other one's segments have, and after it all texts are found."""
+    memory = Memory(folder, "tokenizer", LIMIT)
+    space = memory.space("")
+    commands = [[sys.executable, "-c", WRITER, str(folder), str(first)] for first in (0, 100)]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [child.communicate()[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], errors
+    space.refresh()
+    seeds = [*range(6), *range(100, 106)]
+    assert sum(has_text(space, make_tokens(seed)) for seed in seeds) >= 10  # the last ones may have no segment yet
+    memory.set_idle(True)
+    memory.flush()
+    assert all(has_text(space, make_tokens(seed)) for seed in seeds)
+    named = {file.name for file in folder.glob("*.segment")}
+    assert len(named) == len(space.cold.segments) <= 3
+    memory.close()
