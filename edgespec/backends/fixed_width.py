@@ -137,6 +137,9 @@ class _FirstRows:
             raise IndexError(f"row {row} of {self._n}")
         return self._scores.logits(row)
 
+    def host_logits(self, row: int) -> Logits | None:
+        return self._scores.host_logits(row)
+
 
 class FixedWidthDraft(AttachedDraft):
     """A self-draft, whose own forwards have any width."""

@@ -23,6 +23,7 @@ from edgespec.core.scores import Scores
 
 Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
+MATCH_GROWTH = 0.5  # tokens by which each token of a draft extends the match before it: less is known of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Drafter(Protocol):
     block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_lazy     whether `draft_unread` makes chains in this generation
+    fills_rows  whether it drafts beside others only where further rows of a forward take little time
     """
 
     name: str
@@ -61,6 +63,7 @@ class Drafter(Protocol):
     block_size: int = 1
     is_drawn: bool = False
     is_lazy: bool = False
+    fills_rows: bool = False
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.

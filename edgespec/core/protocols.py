@@ -78,7 +78,8 @@ class Round:
     draft     what the target has scored
     path      the accepted nodes of the draft, cut where the text ends
     n_tested  depths at which a drafted token was compared: the accepted ones, plus 1 after a rejection
-    scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only
+    scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only. None where plain
+              steps are so short that learning from scores would not pay, and for several rounds together
     """
 
     text: Sequence[int]
@@ -86,7 +87,7 @@ class Round:
     draft: Draft
     path: tuple[int, ...]
     n_tested: int
-    scores: Scores
+    scores: Scores | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ class Scores(Protocol):
     def logits(self, row: int) -> Logits:
         """[V] raw logits of one row; a view that the caller must not write to."""
 
+    def host_logits(self, row: int) -> Logits | None:
+        """`logits(row)` where they are in host memory already, so that nothing is waited for or copied; else None."""
+
 
 class HostScores:
     """Scores over `rows` of logits, n x [V], that are in host memory and not overwritten."""
@@ -61,4 +64,7 @@ class HostScores:
         return None
 
     def logits(self, row: int) -> Logits:
+        return self._rows[row]
+
+    def host_logits(self, row: int) -> Logits | None:
         return self._rows[row]

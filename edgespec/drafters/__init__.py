@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
+
+if TYPE_CHECKING:
+    from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
 SELF = "self"  # the drafter of self-drafts
@@ -31,6 +34,18 @@ _HEADS = {
 RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean something else where drafters are named
 
 
+@dataclass
+class SlotMemory:
+    """The earlier texts that the present generation of a slot may use; the engine sets it before each `begin`.
+
+    space  None where it may use none
+    epoch  of `space` when the generation began
+    """
+
+    space: MemorySpace | None = None
+    epoch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SlotResources:
     """What a drafter of one slot is made from.
@@ -41,6 +56,7 @@ class SlotResources:
     mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
     saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
     head        a session of the trained head that was loaded for this drafter, likewise
+    memory      the memory of earlier texts, whose `space` may change from generation to generation
     """
 
     target: Session
@@ -49,6 +65,7 @@ class SlotResources:
     mask_token: int | None = None
     saved: bytes | None = None
     head: DraftSession | BlockSession | None = None
+    memory: SlotMemory = field(default_factory=SlotMemory)
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -64,17 +81,20 @@ class DrafterSpec:
     name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
     summary  one line for help, the drafter list and `doctor`
     open     makes the drafter of one slot; raises EdgespecError or ValueError
-    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', or a part of the 'target'
+    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', or the
+             'memory' of earlier texts
     draws    whether it can draw its tokens at random, for the rejection rules
     words    what names it in `--draft`, if not `name`
+    in_auto  whether 'auto' takes it, where it is available
     """
 
     name: str
     summary: str
     open: Callable[[SlotResources], Drafter]
-    needs: Literal["nothing", "model", "head", "target"] = "nothing"
+    needs: Literal["nothing", "model", "head", "target", "memory"] = "nothing"
     draws: bool = False
     words: tuple[str, ...] = ()
+    in_auto: bool = True
 
     @property
     def all_words(self) -> tuple[str, ...]:
@@ -100,6 +120,13 @@ def find_spec(word: str) -> DrafterSpec | None:
 def _built_in() -> Mapping[str, DrafterSpec]:
     specs = (
         DrafterSpec("ngram", "what followed the same tokens earlier in the text", _open_ngram),
+        DrafterSpec("suffix", "what followed the same tokens in earlier texts", _open_suffix, needs="memory"),
+        DrafterSpec(
+            "recycling", "what the target found probable after the same token before", _open_recycling, in_auto=False
+        ),
+        DrafterSpec(
+            "jacobi", "guesses that the target improves, in rows that cost nothing", _open_jacobi, in_auto=False
+        ),
         DrafterSpec("model", "a small model of the same family", _open_model, needs="model", draws=True),
         *(
             DrafterSpec(kind, summary, partial(_open_head, kind), needs="head", draws=True)
@@ -153,6 +180,26 @@ def _open_ngram(resources: SlotResources) -> Drafter:
     from edgespec.drafters.ngram import NgramDrafter
 
     return NgramDrafter()
+
+
+def _open_suffix(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.suffix import SuffixDrafter
+
+    return SuffixDrafter(resources.memory)
+
+
+def _open_recycling(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.recycling import RecyclingDrafter, SuccessorTable
+
+    load = partial(SuccessorTable.load, resources.vocab_size)
+    memory = resources.memory
+    return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table("recycling", load))
+
+
+def _open_jacobi(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.jacobi import JacobiDrafter
+
+    return JacobiDrafter()
 
 
 def _open_model(resources: SlotResources) -> Drafter:

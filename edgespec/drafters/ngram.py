@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgespec.core.draft_tree import DraftTree
-from edgespec.core.drafter import Confidence, Drafter, Outcome, TokenDraw
+from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 
 MAX_NGRAM = 5  # n-gram sizes in the index
 WATCHED = 3  # tokens of the n-grams that are always watched
 MAX_MATCH = 64  # tokens; longer matches count as this long
-_REACH = 3  # tokens that a chain may propose for each token of the match; more of them are seldom right
+_PART = 8  # tokens of a chain that are added at a time
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
 
 
@@ -225,7 +225,7 @@ class NgramDrafter(Drafter):
         self._read(text)
         others = {source for votes in tree.votes for source in votes} - {self.name} if len(tree) else ()
         if not len(tree) or tree.deepest(self.name) < 0:
-            self._add_matches(tree, limit)
+            yield from self._add_matches(tree, limit)
         for other in sorted(others):
             self._continue_path(tree, tree.deepest(other), limit.depth)
         yield
@@ -259,14 +259,21 @@ class NgramDrafter(Drafter):
             if self._watch is None:
                 self._outcomes += outcomes
 
-    def _add_matches(self, tree: DraftTree, limit: Budget) -> None:
-        """What followed the longest match of the text's end; all matches, if the budget is for a tree."""
+    def _add_matches(self, tree: DraftTree, limit: Budget) -> Iterator[None]:
+        """What followed the longest match of the text's end; all matches, if the budget is for a tree.
+
+        A chain comes in parts, since the caller may stop after each.
+        """
         lookup = self._lookup
         if limit.nodes <= limit.depth:
-            if lookup.length:
-                n = min(limit.depth, _REACH * lookup.length + 2)
-                tokens = lookup.read_continuation(lookup.end, n)
-                tree.add_chain(tokens, self.name, _confidences(lookup.length, len(tokens)))
+            node, n = -1, limit.depth if lookup.length else 0
+            tokens, confidences = lookup.read_continuation(lookup.end, n), _confidences(lookup.length, n)
+            for start in range(0, n, _PART):
+                node = tree.add_chain(
+                    tokens[start : start + _PART], self.name, confidences[start : start + _PART], node
+                )
+                if start + _PART < n:
+                    yield
             return
         for end, length in lookup.find_matches():
             if len(tree) >= limit.nodes:
@@ -282,5 +289,5 @@ class NgramDrafter(Drafter):
 
 
 def _confidences(length: int, n: int) -> list[float]:
-    """[n] after a match of `length` tokens, which each looked-up token extends by a half."""
-    return [float(length + i // 2) for i in range(n)]
+    """[n] after a match of `length` tokens."""
+    return [length + MATCH_GROWTH * i for i in range(n)]

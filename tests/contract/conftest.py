@@ -13,6 +13,7 @@ from tests.contract.runtimes import (
     MLX,
     SELF_DRAFTS,
     SHARED,
+    STREAMS,
     Runtime,
     fixed_model,
     llama_model,
@@ -22,7 +23,7 @@ from tests.contract.runtimes import (
     toys,
 )
 
-SLOTS = 8
+SLOTS = {"shared": 8, "streams": 64}
 PROMPT_BESIDE = list(range(40, 90))
 
 _TOYS = {runtime.name: runtime for runtime in toys()}
@@ -34,6 +35,7 @@ _TOYS = {runtime.name: runtime for runtime in toys()}
         *_TOYS,
         *(f"llama.cpp-{name}" for name in LLAMA),
         *(f"shared-{name}" for name in SHARED),
+        *(f"streams-{name}" for name in STREAMS),
         *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
         *(f"mlx-{name}" for name in MLX),
         *(f"fixed {name} on {library}" for library, names in FIXED_WIDTH.items() for name in names),
@@ -57,15 +59,16 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         fixed.close()
         return
     library, kind = name.split("-", 1)
-    if library == "shared":
-        model = llama_model(kind, tmp_path_factory.mktemp(library), SLOTS)
+    if library in SLOTS:
+        model = llama_model(kind, tmp_path_factory.mktemp(library), SLOTS[library])
+        assert model.has_streams == (library == "streams")
         held = model.open_session(shared=True)  # another text, beside which the others are
 
         def shared(check: CheckCancelled) -> Session:
             return model.open_session(check, shared=True)
 
         prefill(held, PROMPT_BESIDE)
-        yield Runtime(name, shared, SHARED[kind])
+        yield Runtime(name, shared, (SHARED if library == "shared" else STREAMS)[kind])
         held.close()
         model.close()
         return

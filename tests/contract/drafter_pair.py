@@ -128,15 +128,22 @@ class Pair:
         self.computed = head if session is None else Computed(session)
         computed: Any = None if session is None else self.computed
         resources = SlotResources(
-            self.target, subject.vocab_size, computed, subject.loaded.mask_token, head=cast(DraftSession, head)
+            self.target,
+            subject.vocab_size,
+            computed,
+            subject.loaded.mask_token,
+            head=cast(DraftSession, head),
+            memory=subject.open_slot_memory(),
         )
         self.drafter = subject.loaded.spec.open(resources)
+        self.listeners: list[Drafter] = []  # that hear what `drafter` hears
         self.text: list[int] = []
 
     def begin(self, prompt: Sequence[int], root: int, draw: TokenDraw | None = None) -> None:
         read_prompt(self.target, prompt)
         self.target.checkpoint()
-        self.drafter.begin(prompt, draw)
+        for drafter in (self.drafter, *self.listeners):
+            drafter.begin(prompt, draw)
         self.text = [*prompt, root]
 
     def expand(self, limit: Budget = LIMIT, units: int | None = None) -> DraftTree:
@@ -155,7 +162,11 @@ class Pair:
         emitted = (*draft.tokens[list(path)].tolist(), next_token)
         self.text += emitted
         n_tested = len(path) + bool(draft.children(node))
-        outcomes = self.drafter.observe(Round(list(self.text), emitted, draft, path, n_tested, scores))
+        scores.argmax()  # the loop has read them
+        done = Round(list(self.text), emitted, draft, path, n_tested, scores)
+        outcomes = self.drafter.observe(done)
+        for each in self.listeners:
+            each.observe(done)
         self.target.commit(path)
         return outcomes
 
@@ -175,24 +186,34 @@ class Pair:
 
 
 class Reference:
-    """Freshly opened drafters, beside one session of the target."""
+    """Freshly opened drafters, beside one session of the target.
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._target = subject.target.open_session(lambda: None)
+    A drafter that learns from scores is compared with one that hears of the same rounds and is asked here alone.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._subject = pair.subject
+        self._target = pair.subject.target.open_session(lambda: None)
+        self._twin = self._subject.open(self._target) if pair.subject.learns_from_scores else None
+        if self._twin is not None:
+            pair.listeners.append(self._twin)
 
     def check(self, found: DraftTree, text: Sequence[int], limit: Budget = LIMIT) -> None:
-        """`found` is what a drafter proposes that knows nothing but `text`."""
-        drafter = self._subject.open(self._target)
-        read_prompt(self._target, text[:-1])
-        drafter.begin(text[:-1], None)
+        """`found` is what a drafter proposes that knows nothing but `text`, or has heard of the same rounds."""
+        drafter = self._twin or self._subject.open(self._target)
+        if drafter is not self._twin:
+            read_prompt(self._target, text[:-1])
+            drafter.begin(text[:-1], None)
         wanted = DraftTree()
         for _ in drafter.expand(wanted, text, limit):
             pass
-        drafter.close()
+        if drafter is not self._twin:
+            drafter.close()
         check_same(found, wanted, drafter, self._subject.tolerance)
 
     def close(self) -> None:
+        if self._twin is not None:
+            self._twin.close()
         self._target.close()
 
 

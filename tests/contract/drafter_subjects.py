@@ -19,9 +19,11 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.drafters import SELF, DrafterSpec, drafter_specs
+from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
+from edgespec.memory.memory import Memory
+from edgespec.text.tokenizer import Tokenizer
 from tests.backends.dflash_heads import Dialect, make_dflash
 from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.backends.medusa_heads import make_hydra, make_medusa
@@ -32,9 +34,11 @@ from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
 PARD = REPOSITORY / "tests" / "fixtures" / "pard"
-PLUGIN = REPOSITORY / "tests" / "plugin" / "edgespec-suffix"
+PLUGIN = REPOSITORY / "tests" / "plugin" / "edgespec-automaton"
 MASK = json.loads((PARD / "config.json").read_text())["pard_token"]
 TOYS = ("toy-linear", "toy-tree", "toy-recurrent")
+LETTERS = [97, 98, 99, 97, 98, 99, 100, 97, 98, 101, 102, 97, 98, 99, 103, 104, 103, 105, 106, 103]
+TEXT = "for value in values:\n    print(value)\n\n\ndef add(a, b):\n    return a + b, [1, 2, 3]\n"
 SHARED = "shared llama.cpp"  # several sessions over one context, which adopt each other's prefixes
 METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
@@ -48,7 +52,8 @@ HEADS = {
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
 
-WITHOUT_ATTACHED = ("ngram", "model", "pard", "suffix")  # the last one is the plugin
+WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "jacobi", "model", "pard", "automaton")  # the last is the plugin
+LEARNING = ("recycling", "jacobi")  # from scores
 NAMES = [
     *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
     *(f"{each} on {runtime}" for runtime in METHODS for each in (*WITHOUT_ATTACHED, *METHODS[runtime])),
@@ -66,6 +71,7 @@ class Subject:
 
     tolerance  by which a probability may change with the number of rows of a forward
     is_exact   whether the target's scores do not depend on the number of rows
+    memory     earlier texts, for a drafter that needs them: TEXT, and in a namespace "letters" LETTERS
     """
 
     name: str
@@ -73,10 +79,16 @@ class Subject:
     loaded: LoadedDrafter
     tolerance: float
     is_exact: bool
+    memory: Memory | None = None
 
     @property
     def drafter(self) -> str:
         return self.loaded.spec.name
+
+    @property
+    def learns_from_scores(self) -> bool:
+        """Whether what it proposes depends on the scores that it has seen, not on the text alone."""
+        return self.drafter in LEARNING
 
     @property
     def takes_trees(self) -> bool:
@@ -87,7 +99,11 @@ class Subject:
         return self.target.tokenizer.vocab_size
 
     def open(self, target: Session, check: CheckCancelled = lambda: None) -> Drafter:
-        return self.loaded.open(target, self.vocab_size, None, check)
+        return self.loaded.open(target, self.vocab_size, None, check, self.open_slot_memory())
+
+    def open_slot_memory(self) -> SlotMemory:
+        """A slot's, with the letters."""
+        return SlotMemory(self.memory.space("letters") if self.memory is not None else None)
 
     def replaced(self, spec: DrafterSpec) -> Subject:
         """The same with another way to open the drafter."""
@@ -100,6 +116,7 @@ class Loader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._models: dict[tuple[str, str], Model | AttachedDraft | AttachedHead] = {}
+        self._memories: dict[str, Memory] = {}
 
     def load(self, name: str) -> Subject:
         """A subject of NAMES."""
@@ -116,11 +133,21 @@ class Loader:
         mask = None if drafter != "pard" else ord("@") if runtime in TOYS else MASK
         tolerance = _TOLERANCE.get(name, _TOLERANCE.get(runtime, 0.0))
         is_exact = runtime not in ("mlx", SHARED)
-        return Subject(name, target, LoadedDrafter(spec, drafter, source, mask), tolerance, is_exact)
+        memory = self._open_memory(name, target.tokenizer) if spec.needs == "memory" else None
+        return Subject(name, target, LoadedDrafter(spec, drafter, source, mask), tolerance, is_exact, memory)
 
     def close(self) -> None:
         for each in reversed(self._models.values()):
             each.close()
+        for memory in self._memories.values():
+            memory.close()
+
+    def _open_memory(self, name: str, tokenizer: Tokenizer) -> Memory:
+        if name not in self._memories:
+            memory = self._memories[name] = Memory(self._folder / f"memory of {name}", name, 2**20)
+            memory.space("letters").add(LETTERS, 0, None)
+            memory.space("").add(tokenizer.encode(TEXT, parse_special=False), 0, None)
+        return self._memories[name]
 
     def _model(self, runtime: str, which: str) -> Model:
         key = runtime, which

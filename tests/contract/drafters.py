@@ -27,7 +27,8 @@ from tests.contract.drafter_subjects import Subject
 
 def keeps_in_step(subject: Subject, seed: int = 0) -> None:
     """After any verdict the next proposals are those of a drafter that was opened for the text."""
-    pair, reference, rng = Pair(subject), Reference(subject), np.random.default_rng(seed)
+    pair, rng = Pair(subject), np.random.default_rng(seed)
+    reference = Reference(pair)
     pair.begin(PROMPT, 97)
     n_proposed = 0
     for _ in range(MAX_ROUNDS):
@@ -43,7 +44,8 @@ def keeps_in_step(subject: Subject, seed: int = 0) -> None:
 
 def hears_of_every_round(subject: Subject, seed: int = 0) -> None:
     """Rounds of others, of a grammar or of nobody leave it in step."""
-    pair, reference, rng = Pair(subject), Reference(subject), np.random.default_rng(seed)
+    pair, rng = Pair(subject), np.random.default_rng(seed)
+    reference = Reference(pair)
     pair.begin(PROMPT, 97)
     for _ in range(MAX_ROUNDS):
         for _ in range(int(rng.integers(1, 4))):
@@ -57,7 +59,8 @@ def hears_of_every_round(subject: Subject, seed: int = 0) -> None:
 
 def may_stop_anywhere(subject: Subject, seed: int = 0) -> None:
     """Whichever unit was the last, the next proposals are the same; so too if nothing was verified."""
-    pair, reference, rng = Pair(subject), Reference(subject), np.random.default_rng(seed)
+    pair, rng = Pair(subject), np.random.default_rng(seed)
+    reference = Reference(pair)
     pair.begin(PROMPT, 97)
     for units in (0, 1, 2, 3, 1):
         tree = pair.expand(units=units)
@@ -98,7 +101,8 @@ def knows_what_is_unread(subject: Subject, seed: int = 0) -> None:
 
 def reuses_prefixes(subject: Subject, seed: int = 0) -> None:
     """The next generation continues the text, goes back in it, or is about something else."""
-    pair, reference, rng = Pair(subject), Reference(subject), np.random.default_rng(seed)
+    pair, rng = Pair(subject), np.random.default_rng(seed)
+    reference = Reference(pair)
     pair.begin(PROMPT, 97)
     play_round(pair, rng, pair.expand())
     said = list(pair.text)

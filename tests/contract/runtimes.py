@@ -71,6 +71,7 @@ def toys() -> list[Runtime]:
 # f16 cache, whose rounding depends on the number of rows.
 LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
 SHARED = {"packaged": 0.15, "llama": 0.02, "sliding-window": 0.02}  # several sessions over one context
+STREAMS = {"llama": 0.02}  # more of them, each with cells of its own
 
 
 FIXED = CONTEXT + WIDTH - 1  # tokens of a context of which CONTEXT can be used

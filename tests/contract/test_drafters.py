@@ -28,7 +28,7 @@ from tests.contract.drafter_subjects import (
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     folder = tmp_path_factory.mktemp("drafters")
-    with installed(folder / "plugin", "suffix = edgespec_suffix:SPEC"):
+    with installed(folder / "plugin", "automaton = edgespec_automaton:SPEC"):
         opened = Loader(folder)
         yield opened
         opened.close()
@@ -76,7 +76,7 @@ ANSWERS = [
     drafter_answers.survives_cancels,
 ]
 # On MLX these draft by the classes and sessions of ngram, eagle3 and qspec.
-ALIKE = tuple(f"{each} on mlx" for each in ("suffix", "eagle", "mtp", "sparse:4,250"))
+ALIKE = tuple(f"{each} on mlx" for each in ("suffix", "automaton", "eagle", "mtp", "sparse:4,250"))
 FAILING = [name for name in NAMES if not name.endswith(tuple(HEADS))]
 FAILING += [f"{each} on llama.cpp" for each in (*WITHOUT_ATTACHED, *METHODS["llama.cpp"], "eagle3", "dflash")]
 FAILING += [f"{each} on mlx" for each in ("model", "layerskip:1", "eagle3", "dflash")]  # one of each class of drafters

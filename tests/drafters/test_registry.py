@@ -15,8 +15,11 @@ from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.core.drafter import Drafter
 from edgespec.drafters import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
 from edgespec.drafters.block import BlockDrafter
+from edgespec.drafters.jacobi import JacobiDrafter
 from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.drafters.suffix import SuffixDrafter
 
 Install = Callable[[str, str], None]
 V = 8
@@ -48,7 +51,7 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 
 HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]
-BUILT_IN = ["ngram", "model", *HEADS, "pard", SELF]
+BUILT_IN = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
@@ -64,6 +67,9 @@ def test_the_built_in_drafters() -> None:
     assert all(spec.name == name and spec.summary for name, spec in specs.items())
     kinds: dict[str, type[Drafter]] = {
         "ngram": NgramDrafter,
+        "suffix": SuffixDrafter,
+        "recycling": RecyclingDrafter,
+        "jacobi": JacobiDrafter,
         "model": SequentialDrafter,
         **dict.fromkeys(HEADS, SequentialDrafter),
         "pard": BlockDrafter,
@@ -73,6 +79,7 @@ def test_the_built_in_drafters() -> None:
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
     assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", SELF]
+    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling", "jacobi"]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 

@@ -1,1 +1,1 @@
-"""A drafter in a distribution of its own, `edgespec-suffix`."""
+"""A drafter in a distribution of its own, `edgespec-automaton`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgespec_suffix import SPEC, SuffixDrafter
+from edgespec_automaton import SPEC, AutomatonDrafter
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
@@ -23,7 +23,7 @@ from edgespec.errors import BackendError
 REQUEST = Request("the sea shore ", SamplingParams(temperature=0), max_tokens=60)
 
 
-class FailingDrafter(SuffixDrafter):
+class FailingDrafter(AutomatonDrafter):
     """Fails when it hears of the first round."""
 
     def observe(self, done: Round) -> Sequence[Outcome]:
@@ -68,7 +68,7 @@ def test_the_text_is_that_of_plain_decoding(draft_max: int | None) -> None:
 def test_a_failure_costs_the_proposals_alone(draft_max: int | None) -> None:
     events = generate(replace(SPEC, open=lambda _: FailingDrafter()), draft_max)
     assert tokens(events) == tokens(generate(None))
-    assert notices(events) == ["The drafter suffix failed and was left out: 'nothing is known'."]
+    assert notices(events) == ["The drafter automaton failed and was left out: 'nothing is known'."]
 
 
 def test_an_error_of_the_runtime_is_reported_after_one_of_a_drafter() -> None:
@@ -87,4 +87,4 @@ def test_an_error_of_the_runtime_is_reported_after_one_of_a_drafter() -> None:
 def test_a_drafter_of_another_name_than_its_spec_is_refused() -> None:
     events = generate(replace(SPEC, name="tree", words=()))
     assert tokens(events) == tokens(generate(None))
-    assert notices(events) == ["The drafter tree cannot be used: it calls itself 'suffix'."]
+    assert notices(events) == ["The drafter tree cannot be used: it calls itself 'automaton'."]

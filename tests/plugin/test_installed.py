@@ -1,4 +1,4 @@
-"""edgespec and the distribution `edgespec-suffix`, each from its wheel in a fresh environment: the drafter is there.
+"""edgespec and the distribution `edgespec-automaton`, each from its wheel in a fresh environment: the drafter is there.
 
 Nothing is downloaded: the other packages are those of the environment that runs the tests.
 """
@@ -38,7 +38,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert child.returncode == 0, child.stderr
 
-    for source in (REPOSITORY, Path(__file__).parent / "edgespec-suffix"):
+    for source in (REPOSITORY, Path(__file__).parent / "edgespec-automaton"):
         call("build", "--wheel", "--out-dir", wheels, source)
     call("venv", "--python", sys.executable, fresh)
     call("pip", "install", "--no-deps", "--python", fresh, *sorted(wheels.glob("*.whl")))
@@ -75,7 +75,7 @@ def generate(run: Run, *options: str) -> tuple[str, list[tuple[set[str], int, in
 
 
 def test_the_environment_is_the_fresh_one(environment: Path, tmp_path: Path) -> None:
-    code = "import edgespec, edgespec_suffix; print(edgespec.__file__); print(edgespec_suffix.__file__)"
+    code = "import edgespec, edgespec_automaton; print(edgespec.__file__); print(edgespec_automaton.__file__)"
     command = [str(environment / "bin" / "python"), "-c", code]
     child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert all(Path(line).is_relative_to(environment) for line in child.stdout.splitlines())
@@ -84,21 +84,21 @@ def test_the_environment_is_the_fresh_one(environment: Path, tmp_path: Path) -> 
 def test_auto_loads_it_and_it_drafts_beside_others(run: Run) -> None:
     """When the autopilot asks whom depends on the machine's speed; a fixed length asks all in every round."""
     loaded = json.loads(run("run", PROMPT, "--json", "--max-tokens", "8", "--draft", "auto").stdout)["draft"]
-    assert {"ngram", "suffix"} < set(loaded.split("+"))
-    _, rounds = generate(run, "--draft", "suffix+ngram", "--draft-max", "3", "--draft-tree", "6")
-    assert sum(accepted for names, _, accepted in rounds if "suffix" in names) >= 8
-    assert any(names != {"suffix"} for names, drafted, _ in rounds if drafted)
+    assert {"ngram", "automaton"} < set(loaded.split("+"))
+    _, rounds = generate(run, "--draft", "automaton+ngram", "--draft-max", "3", "--draft-tree", "6")
+    assert sum(accepted for names, _, accepted in rounds if "automaton" in names) >= 8
+    assert any(names != {"automaton"} for names, drafted, _ in rounds if drafted)
 
 
 def test_it_drafts_alone(run: Run) -> None:
     """Without a fixed length the autopilot may ask it in no round: that depends on the machine's speed."""
     plain, _ = generate(run, "--draft", "none")
     for options, least in (((), 0), (("--draft-max", "4"), 8), (("--draft-max", "3", "--draft-tree", "6"), 8)):
-        text, rounds = generate(run, "--draft", "suffix", *options)
+        text, rounds = generate(run, "--draft", "automaton", *options)
         assert text == plain
-        assert {name for names, drafted, _ in rounds for name in names if drafted} <= {"suffix"}
+        assert {name for names, drafted, _ in rounds for name in names if drafted} <= {"automaton"}
         assert sum(accepted for _, _, accepted in rounds) >= least
 
 
 def test_doctor_names_it(run: Run) -> None:
-    assert re.search(r"\bsuffix\b", run("doctor").stdout)
+    assert re.search(r"\bautomaton\b", run("doctor").stdout)

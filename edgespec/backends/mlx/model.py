@@ -179,6 +179,16 @@ def load(
     return MlxModel(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
 
 
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model folder, without its weights. Raises InvalidModelFile, BackendUnavailable."""
+    folder = read_folder(path)
+    try:
+        wrapper = load_hf_tokenizer(path, {"trust_remote_code": False})
+        return HfTokenizer(wrapper, folder.integer("vocab_size") or len(wrapper))
+    except (Exception, SystemExit) as error:  # of transformers, for a damaged file
+        raise _load_error(path, error) from error
+
+
 def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     folder = read_folder(path)
     try:

@@ -62,6 +62,9 @@ class MlxScores:
         z: Logits = self._rows[row]
         return z
 
+    def host_logits(self, row: int) -> Logits | None:
+        return None if self._rows is None else self._rows[row]
+
     def _announce(self, tokens: Any, *more: Any) -> bool:
         """Start on `tokens` and `more`, then call `on_token`; returns whether there was one to call."""
         on_token, self._on_token = self._on_token, None

@@ -48,6 +48,9 @@ class ToyScores:
     def logits(self, row: int) -> Logits:
         return self.model.logits(self.prefixes[row])
 
+    def host_logits(self, row: int) -> Logits | None:
+        return self.logits(row)
+
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         return None
 

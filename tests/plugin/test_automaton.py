@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from edgespec_suffix import SuffixAutomaton, SuffixDrafter
+from edgespec_automaton import AutomatonDrafter, SuffixAutomaton
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,13 +23,13 @@ def find_longest(text: Sequence[int]) -> int:
     return max((k for k in range(1, n) if any(text[e - k : e] == text[n - k :] for e in range(k, n))), default=0)
 
 
-def propose(drafter: SuffixDrafter, text: Sequence[int], depth: int) -> DraftTree:
+def propose(drafter: AutomatonDrafter, text: Sequence[int], depth: int) -> DraftTree:
     tree = DraftTree()
     assert list(drafter.expand(tree, text, Budget(depth, depth))) == [None]
     return tree
 
 
-def observe(drafter: SuffixDrafter, text: Sequence[int], n: int) -> Sequence[Outcome]:
+def observe(drafter: AutomatonDrafter, text: Sequence[int], n: int) -> Sequence[Outcome]:
     """The outcomes of a round that emitted the last `n` tokens of `text` without a draft."""
     return drafter.observe(Round(text, tuple(text[-n:]), NO_DRAFT, (), 0, HostScores(np.zeros((1, 4), np.float32))))
 
@@ -57,7 +57,7 @@ def test_a_continuation_is_what_followed_the_match(text: list[int], n: int) -> N
 
 
 def test_a_repeated_match_is_the_latest_one() -> None:
-    drafter = SuffixDrafter()
+    drafter = AutomatonDrafter()
     text = [1, 2, 7, 1, 2, 8, 1, 2]
     drafter.begin(text[:5], None)
     drafter.begin(text, None)
@@ -66,22 +66,22 @@ def test_a_repeated_match_is_the_latest_one() -> None:
 
 @given(texts.filter(len), st.integers(1, 8))
 def test_a_draft_is_a_chain_within_its_budget(text: list[int], depth: int) -> None:
-    drafter = SuffixDrafter()
+    drafter = AutomatonDrafter()
     drafter.begin(text, None)
     tree, length = propose(drafter, text, depth), find_longest(text)
     assert tree.parents == list(range(-1, depth - 1 if length else -1))
-    assert [votes["suffix"] for votes in tree.votes] == [length + i for i in range(len(tree))]
+    assert [votes["automaton"] for votes in tree.votes] == [length + i for i in range(len(tree))]
 
 
 @given(texts.filter(len), texts.filter(len))
 def test_it_says_of_each_emitted_token_what_it_would_have_drafted(prompt: list[int], emitted: list[int]) -> None:
-    drafter, expected = SuffixDrafter(), []
+    drafter, expected = AutomatonDrafter(), []
     drafter.begin(prompt, None)
     for n, token in enumerate(emitted, start=len(prompt)):
-        asked, text = SuffixDrafter(), (prompt + emitted)[:n]
+        asked, text = AutomatonDrafter(), (prompt + emitted)[:n]
         asked.begin(text, None)
         tree = propose(asked, text, 1)
-        expected += [Outcome(votes["suffix"], tree.tokens[0] == token) for votes in tree.votes]
+        expected += [Outcome(votes["automaton"], tree.tokens[0] == token) for votes in tree.votes]
     assert observe(drafter, prompt + emitted, len(emitted)) == expected
     assert observe(drafter, prompt + emitted, len(emitted)) == []
 
@@ -91,7 +91,7 @@ def test_a_generation_starts_from_any_text(
     first: list[int], more: list[int], other: list[int], continues: bool
 ) -> None:
     """From one that continues the last one, from a part of it, from another."""
-    drafter, fresh = SuffixDrafter(), SuffixDrafter()
+    drafter, fresh = AutomatonDrafter(), AutomatonDrafter()
     drafter.begin(first, None)
     observe(drafter, first + more, len(more))
     text = first + more + other if continues else other

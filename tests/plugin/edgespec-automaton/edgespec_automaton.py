@@ -72,10 +72,10 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
 
-class SuffixDrafter(Drafter):
+class AutomatonDrafter(Drafter):
     """Proposes a chain, with the length of the match as confidence."""
 
-    name = "suffix"
+    name = "automaton"
     is_free = True
     confidence: Confidence = "length"
 
@@ -115,9 +115,9 @@ class SuffixDrafter(Drafter):
             known.append(token)
 
 
-def open_drafter(resources: SlotResources) -> SuffixDrafter:
+def open_drafter(resources: SlotResources) -> AutomatonDrafter:
     """It needs nothing of the slot."""
-    return SuffixDrafter()
+    return AutomatonDrafter()
 
 
-SPEC = DrafterSpec("suffix", "what followed the longest earlier occurrence of the text's end", open_drafter)
+SPEC = DrafterSpec("automaton", "what followed the longest earlier occurrence of the text's end", open_drafter)

@@ -1,0 +1,187 @@
+"""Token recycling (Luo et al. 2024): drafts along the tokens that the target itself found probable after each token.
+
+Every row of scores in host memory says which tokens may follow its own. Of each token the last such row is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import Budget, Round
+from edgespec.core.scores import Scores
+
+WIDTH = 8  # successors kept of a token
+_MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors
+_LEAST_PATH = 0.03  # probability of a path that is proposed
+_FOLLOWED = 0.5  # share of a successor that was emitted, where its row was not read
+_SURE = 0.5  # share of a successor that is worth verifying where rows are cheap
+_MAX_REFUSED = 24  # rounds with such a proposal and none verified, after which it rests
+_REST = 32  # rounds, of which it then proposes and learns in one
+_MAX_ROWS = 16  # that are learned from in a round
+_ROW = np.dtype([("token", "<i4"), ("successors", "<i4", WIDTH), ("shares", "<f2", WIDTH)])
+
+
+class SuccessorTable:
+    """The successors of each token by its last row, the most probable first, with their shares of the probability.
+
+    tokens  [V, WIDTH] int32
+    shares  [V, WIDTH] float16; 0 where there are fewer successors
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._tokens: Ints = np.zeros((vocab_size, WIDTH), np.int32)  # memory is used where a row is written
+        self._shares = np.zeros((vocab_size, WIDTH), np.float16)
+
+    def learn(self, token: int, logits: Logits) -> None:
+        """`logits` [V] are of a text that ends with `token`."""
+        best = logits[logits.argmax()]
+        near = np.flatnonzero(logits > best - _MAX_GAP)
+        if not len(near):  # not finite
+            return
+        weights = np.exp(logits[near] - best, dtype=np.float32)
+        order = np.argsort(-weights, kind="stable")[:WIDTH]
+        n = len(order)
+        self._tokens[token, :n] = near[order]
+        self._shares[token, :n] = weights[order] / weights.sum()
+        self._shares[token, n:] = 0
+
+    def follow(self, token: int, successor: int) -> None:
+        """`successor` was emitted after `token`, by a row that was not read."""
+        others = [each for each in self.successors(token) if each[0] != successor][: WIDTH - 1]
+        kept = [(successor, _FOLLOWED), *((other, share * _FOLLOWED) for other, share in others)]
+        for i, (other, share) in enumerate(kept):
+            self._tokens[token, i], self._shares[token, i] = other, share
+
+    def successors(self, token: int) -> list[tuple[int, float]]:
+        """(successor, its share), the most probable first."""
+        shares = self._shares[token].tolist()
+        return [each for each in zip(self._tokens[token].tolist(), shares, strict=True) if each[1] > 0]
+
+    def dump(self) -> bytes:
+        """For `load`: the number of tokens in the vocabulary, and the rows that are in use."""
+        used = np.flatnonzero(self._shares[:, 0])
+        rows = np.empty(len(used), _ROW)
+        rows["token"], rows["successors"], rows["shares"] = used, self._tokens[used], self._shares[used]
+        return np.int32(len(self._tokens)).tobytes() + rows.tobytes()
+
+    @staticmethod
+    def load(vocab_size: int, saved: bytes | None) -> SuccessorTable:
+        """An empty table where `saved` is None, or cannot be the dump of one of `vocab_size` tokens."""
+        table = SuccessorTable(vocab_size)
+        if saved is None or saved[:4] != np.int32(vocab_size).tobytes() or len(saved[4:]) % _ROW.itemsize:
+            return table
+        rows = np.frombuffer(saved, _ROW, offset=4)
+        tokens = np.concatenate((rows["token"], rows["successors"].ravel()))
+        if ((tokens >= 0) & (tokens < vocab_size)).all() and ((rows["shares"] >= 0) & (rows["shares"] <= 1)).all():
+            table._tokens[rows["token"]] = rows["successors"]
+            table._shares[rows["token"]] = rows["shares"]
+        return table
+
+
+class RecyclingDrafter(Drafter):
+    """It proposes the chain of the most probable successors and, as far as the budget goes, the most probable paths.
+
+    Where plain steps are short it learns nothing and promises nothing. Where its proposals are never verified, since
+    rows take too long, it does so in few rounds.
+    """
+
+    name = "recycling"
+    is_free = fills_rows = True
+
+    def __init__(self, open_table: Callable[[], SuccessorTable]) -> None:
+        """`open_table` returns the table of a generation, at its beginning."""
+        self._open_table = open_table
+        self._table = open_table()
+        self._refused = 0  # rounds with sure proposals since one was verified
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        self._table = self._open_table()
+        self._refused = min(self._refused, _MAX_REFUSED * 3 // 4)
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._refused >= _MAX_REFUSED and self._refused % _REST > 0
+
+    def foresee(self, text: Sequence[int]) -> float:
+        return 0.0
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        if not self._is_resting:
+            self._add_chain(tree, text[-1], min(limit.depth, limit.nodes))
+            self._add_paths(tree, text[-1], limit)
+        yield
+
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        if done.scores is None:
+            return ()
+        n = len(done.emitted)
+        if self._is_resting:
+            self._refused += 1
+            return ()
+        self._count_refused(done, done.text[-n - 1])
+        pairs = [*zip(done.text[-n - 1 : -1], done.emitted, strict=True)]
+        outcomes = [
+            Outcome(share, successor == token)
+            for last, token in pairs
+            for successor, share in self._table.successors(last)
+            if share >= _LEAST_PATH
+        ]
+        if done.scores.host_logits(0) is None:
+            for last, token in pairs:
+                self._table.follow(last, token)
+        else:
+            self._learn([pairs[0][0], *done.draft.tokens.tolist()], done.path, done.scores)
+        return outcomes
+
+    def _count_refused(self, done: Round, root: int) -> None:
+        """Whether the draft of the round had the best successor of `root`."""
+        best = self._table.successors(root)[:1]
+        if any(done.draft.tokens[child] == token for token, _ in best for child in done.draft.children(-1)):
+            self._refused = 0
+        elif self._refused >= _MAX_REFUSED or (best and best[0][1] >= _SURE):
+            self._refused += 1
+
+    def _learn(self, tokens: list[int], path: Sequence[int], scores: Scores) -> None:
+        """`tokens` [rows] are those of the draft's root and nodes. Rows outside of the accepted path count less."""
+        accepted = [0, *(node + 1 for node in path)]
+        rejected = [row for row in range(len(tokens)) if row not in accepted]
+        rows = {tokens[row]: row for row in (*rejected, *accepted)}  # of each token the last one
+        for token, row in [*rows.items()][-_MAX_ROWS:]:
+            if (logits := scores.host_logits(row)) is not None:
+                self._table.learn(token, logits)
+
+    def _add_chain(self, tree: DraftTree, root: int, depth: int) -> None:
+        """The best successor of each token, up to `depth`, while the path is probable enough."""
+        parent, reached = -1, 1.0
+        for _ in range(depth):
+            best = self._table.successors(root)[:1]
+            if not best or reached * best[0][1] < _LEAST_PATH:
+                return
+            root, share = best[0]
+            reached *= share
+            parent = tree.add(parent, root, self.name, share)
+
+    def _add_paths(self, tree: DraftTree, root: int, limit: Budget) -> None:
+        """Up to `limit.nodes` of the most probable paths, best first."""
+        heap: list[tuple[float, int, int, int, list[tuple[int, float]]]] = []  # (-probability, parent, depth, rank, of)
+
+        def push(reached: float, parent: int, depth: int, rank: int, successors: list[tuple[int, float]]) -> None:
+            if rank < len(successors) and (probability := reached * successors[rank][1]) >= _LEAST_PATH:
+                heappush(heap, (-probability, parent, depth, rank, successors))
+
+        push(1.0, -1, 1, 0, self._table.successors(root))
+        for _ in range(limit.nodes):
+            if not heap:
+                return
+            negated, parent, depth, rank, successors = heappop(heap)
+            token, share = successors[rank]
+            node = tree.add(parent, token, self.name, share)
+            push(-negated / share, parent, depth, rank + 1, successors)
+            if depth < limit.depth:
+                push(-negated, node, depth + 1, 0, self._table.successors(token))

@@ -1,0 +1,220 @@
+"""Suffix decoding (Oliaro et al. 2024): drafts the tokens that followed the text's end in the memory of earlier texts.
+
+The longest match is searched once and then followed token by token: an earlier text matches n + 1 tokens only where it
+has matched n. How often such a token is right is learned from every token that is followed, drafted or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter, Outcome, TokenDraw
+from edgespec.core.protocols import Budget, Round
+from edgespec.drafters import SlotMemory
+from edgespec.drafters.suffix_rates import Features, SuffixRates, describe
+from edgespec.memory.suffixes import MAX_MATCH
+
+if TYPE_CHECKING:
+    from edgespec.memory.memory import MemorySpace
+
+_MAX_PLACES = 8  # that are followed at a time
+_READ = 192  # tokens that are read from a place; after them the memory is searched again
+_SEARCH_SHARE = 0.005  # of the time that searches may take where plain steps are short
+_LEAST_PROMISE = 0.4  # probability of a token that is promised there
+
+
+class _Path:
+    """What follows the match in one or more earlier texts.
+
+    at         how many of `tokens` the present text has followed
+    n          places that have these tokens
+    kind       of the latest of them, which `is_live` is of too
+    """
+
+    __slots__ = ("at", "is_live", "kind", "n", "tokens")
+
+    def __init__(self, tokens: list[int], kind: str, *, is_live: bool) -> None:
+        self.tokens = tokens
+        self.kind = kind
+        self.is_live = is_live
+        self.at = 0
+        self.n = 1
+
+
+class _Choice(NamedTuple):
+    """A token that may come next, and the paths that have it there."""
+
+    probability: float
+    token: int
+    features: Features
+    paths: list[_Path]
+
+
+class SuffixDrafter(Drafter):
+    """It proposes nothing from the present text itself, as `ngram` does.
+
+    It proposes the most probable continuation; with a budget for a tree the most probable nodes of all.
+    """
+
+    name = "suffix"
+    is_free = True
+
+    def __init__(self, memory: SlotMemory) -> None:
+        self._memory = memory
+        self._space: MemorySpace | None = None  # of the present generation
+        self._rates = SuffixRates()
+        self._paths: list[_Path] = []  # after the match of the text's end, the latest first
+        self._length = 0  # tokens of the match
+        self._n = 0  # tokens of the text that were followed
+        self._n_searched = -1  # likewise, when the memory was last searched
+        self._begun_s = self._searching_s = 0.0  # when the generation began, and what searches have taken in it
+        self._outcomes: list[Outcome] = []
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        space = self._memory.space
+        self._space = space if space is not None and space.has_texts else None
+        if self._space is not None:
+            self._rates = self._space.table("suffix", SuffixRates.load)
+        self._paths, self._outcomes = [], []
+        self._length, self._n, self._n_searched = 0, len(text), -1
+        self._begun_s, self._searching_s = perf_counter(), 0.0
+
+    def foresee(self, text: Sequence[int]) -> float:
+        if self._space is None:
+            return 0.0
+        self._follow(text)
+        if self._paths:
+            return self._promise()
+        started_s = perf_counter()
+        if self._searching_s > _SEARCH_SHARE * (started_s - self._begun_s):
+            return 0.0
+        self._search(text)
+        probability = self._promise()
+        self._searching_s += perf_counter() - started_s
+        return probability
+
+    def _promise(self) -> float:
+        """The probability of the most probable token; 0 if that is too low, and nothing is followed then."""
+        probability = self._choose(self._paths, 0)[0].probability if self._paths else 0.0
+        if probability < _LEAST_PROMISE:
+            self._paths, self._length = [], 0
+            return 0.0
+        return probability
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        self._follow(text)
+        if not self._paths or self._is_read_short(limit.depth):
+            self._search(text)
+        if limit.nodes > limit.depth:
+            self._add_tree(tree, limit)
+        elif self._paths:
+            self._add_chain(tree, limit.depth)
+        yield
+
+    def observe(self, done: Round) -> Sequence[Outcome]:
+        self._follow(done.text)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _follow(self, text: Sequence[int]) -> None:
+        """Learn from the tokens that `text` has beyond the last call; keep the paths that have them too."""
+        learn = self._rates.learn
+        for position in range(self._n, len(text)):
+            if not self._paths:
+                break
+            token, kept = text[position], []
+            for choice in self._choose(self._paths, 0):
+                is_right = choice.token == token
+                self._outcomes.append(Outcome(choice.probability, is_right))
+                learn(choice.features, choice.probability, is_right)
+                if is_right:
+                    kept = choice.paths
+            for path in kept:
+                path.at += 1
+            self._paths = [path for path in kept if path.at < len(path.tokens)]
+            self._length = self._length + 1 if kept else 0
+        self._n = len(text)
+
+    def _is_read_short(self, depth: int) -> bool:
+        """Whether earlier texts go on behind what was read of them, and that is less than `depth` tokens."""
+        return any(len(path.tokens) - path.at < depth and len(path.tokens) == _READ for path in self._paths)
+
+    def _search(self, text: Sequence[int]) -> None:
+        """Find the paths after the longest match of the end of `text`."""
+        if self._space is None or self._n_searched == self._n:
+            return
+        self._n_searched = self._n
+        matches = self._space.find(text, _MAX_PLACES)
+        paths: dict[tuple[int, ...], _Path] = {}
+        for place in matches.places if matches is not None else ():
+            tokens = self._space.read(place, _READ)
+            key = tuple(tokens)
+            if key in paths:
+                paths[key].n += 1
+            elif tokens:
+                paths[key] = _Path(tokens, place.kind, is_live=place.is_live)
+        self._paths = list(paths.values())
+        found = matches.length if matches is not None else 0
+        self._length = max(self._length, found) if found == MAX_MATCH else found
+
+    def _choose(self, paths: list[_Path], ahead: int) -> list[_Choice]:
+        """The tokens that `paths` have `ahead` of the next one, the most probable first; none where they end."""
+        length, rates = self._length + ahead, self._rates
+        if len(paths) == 1:
+            path = paths[0]
+            if (at := path.at + ahead) >= len(path.tokens):
+                return []
+            features = describe(length, path.n, path.n, path.kind, is_live=path.is_live)
+            return [_Choice(rates.rate(features), path.tokens[at], features, paths)]
+        by_token: dict[int, list[_Path]] = {}
+        n = 0
+        for path in paths:
+            if (at := path.at + ahead) < len(path.tokens):
+                by_token.setdefault(path.tokens[at], []).append(path)
+                n += path.n
+        choices, is_latest = [], True
+        for token, those in by_token.items():
+            latest, n_agreeing = those[0], sum(path.n for path in those)
+            features = describe(length, n_agreeing, n, latest.kind, is_live=latest.is_live, is_latest=is_latest)
+            choices.append(_Choice(rates.rate(features), token, features, those))
+            is_latest = False
+        return sorted(choices, key=_by_probability)
+
+    def _add_chain(self, tree: DraftTree, depth: int) -> None:
+        paths, node = self._paths, -1
+        for ahead in range(depth):
+            choices = self._choose(paths, ahead)
+            if not choices:
+                return
+            probability, token, features, paths = choices[0]
+            if len(paths) == 1:
+                start, length = paths[0].at + ahead, self._length + ahead
+                tokens = paths[0].tokens[start : start + depth - ahead]
+                tree.add_chain(tokens, self.name, self._rates.rate_all(features, length, len(tokens)), node)
+                return
+            node = tree.add(node, token, self.name, probability)
+
+    def _add_tree(self, tree: DraftTree, limit: Budget) -> None:
+        """The nodes whose paths are the most probable."""
+        waiting: list[tuple[float, int, int, int, _Choice]] = []  # minus its path's probability, order, parent, depth
+        order = count()
+
+        def wait(above: float, parent: int, depth: int, paths: list[_Path]) -> None:
+            for choice in self._choose(paths, depth) if depth < limit.depth else ():
+                heappush(waiting, (above * choice.probability, next(order), parent, depth + 1, choice))
+
+        wait(-1.0, -1, 0, self._paths)
+        for _ in range(limit.nodes):
+            if not waiting:
+                return
+            above, _, parent, depth, choice = heappop(waiting)
+            wait(above, tree.add(parent, choice.token, self.name, choice.probability), depth, choice.paths)
+
+
+def _by_probability(choice: _Choice) -> float:
+    return -choice.probability
