@@ -17,6 +17,7 @@ the reasons and a worked round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
@@ -78,7 +79,7 @@ class Adaptive:
         return self._drafters.failures
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._drafters.begin(prompt)
+        self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
         self._gate.begin(len(prompt))
         self._short.begin_text()
 
@@ -114,7 +115,7 @@ class Adaptive:
             self._short.rest_blind()
             return self._decode_plain(_BLOCKED_REASON)
         self._round = round_
-        self.decision = Decision(chain.drafter.name, _LOOKUP_REASON, chain.tokens, chain.seconds)
+        self.decision = Decision(chain.drafter.name, _LOOKUP_REASON, chain.size.tokens, chain.size.seconds)
         return Draft.chain(drafted)
 
     def _forbid_drafts(self, limit: Budget) -> str | None:
@@ -143,7 +144,7 @@ class Adaptive:
         if self._short.is_passing:
             self._drafters.observe_passed(done)
             return
-        self._drafters.observe(done, self._learn)
+        self._drafters.observe(replace(done, scores=None) if self._short.is_active else done, self._learn)
         self._review.learn(done)
 
     def record(self, step: Step) -> None:
@@ -165,9 +166,11 @@ class Adaptive:
         self._review.end()
         self._stats.merge()
 
-    def _learn(self, drafter: Drafter, outcome: Outcome) -> None:
-        if drafter.is_free:
-            self._stats.drafter(drafter).acceptance.observe(outcome.confidence, outcome.is_right)
+    def _learn(self, drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
+        if drafter.is_free and outcomes:
+            acceptance = self._stats.drafter(drafter).acceptance
+            for each in outcomes:
+                acceptance.observe(each.confidence, each.is_right)
 
     def _ask_others(
         self, round_: RoundPlan, tokens: Sequence[int], remaining: int, tree: ScoredTree, size: DraftSize

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from edgespec.controller.cost_model import CostModel
 from edgespec.core.batching import SOLO, BatchPeers
 
+_CHEAP_ROW = 0.15  # of a plain step, that a further row takes where drafters may fill rows
+_FILLED_ROWS = range(4, 9)  # of a forward with such a draft
+_LONG_STEP_S = 0.05  # of a plain step, of which the time of such drafters is next to nothing
 _MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
 
 
@@ -44,11 +47,18 @@ class MarginalCost:
         """Recent measurements of a forward in which all generations decode plainly."""
         return self.model.count_recent(self.n_peers + 1)
 
+    @property
+    def has_cheap_rows(self) -> bool:
+        """Whether a forward of some rows takes little longer than a plain step, which is not short."""
+        plain_s = self.model.seconds(1)
+        row_s = min((self.model.seconds(rows) - plain_s) / (rows - 1) for rows in _FILLED_ROWS)
+        return plain_s >= _LONG_STEP_S and row_s <= _CHEAP_ROW * plain_s
+
     def seconds(self, rows: int) -> float:
         """Seconds charged for `rows` rows, the root included."""
-        n_generations = self.n_peers + 1
-        if n_generations == 1:
+        if not self._peers.sessions:
             return self.model.seconds(rows)
+        n_generations = self.n_peers + 1
         equal_part = self.model.seconds(n_generations) / n_generations
         peer_rows = self._peers.rows
         added = self.model.seconds(peer_rows + rows) - self.model.seconds(peer_rows + 1)

@@ -94,13 +94,13 @@ class Profile:
         return {0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}
 
     def _weights_s(self, rows: int) -> float:
-        """After a few tokens: linear between the measured numbers of rows, and beyond the last one."""
+        """After a few tokens: linear between the measured numbers of rows, and beyond the last from the first to it."""
         curve = self.rows
         known = sorted(curve)
         if rows in curve or len(known) == 1:
             return curve.get(rows, curve[1] * rows)
-        above = next((i for i, each in enumerate(known) if each > rows), len(known) - 1)
-        left, right = known[above - 1], known[above]
+        above = next((i for i, each in enumerate(known) if each > rows), 0)
+        left, right = (known[above - 1], known[above]) if above else (known[0], known[-1])
         slope = (curve[right] - curve[left]) / (right - left)
         return max(curve[left] + slope * (rows - left), curve[1] * 0.5)
 
@@ -179,7 +179,7 @@ class CostModel:
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a forward of `rows` rows."""
-        plain = self._foresee(rows) * self._plain
+        plain = (self._foreseen.get(rows) or self._foresee(rows)) * self._plain
         return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 
     def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:

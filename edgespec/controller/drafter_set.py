@@ -12,6 +12,7 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.errors import Cancelled, reason_of
 
 T = TypeVar("T")
+Learn = Callable[[Drafter, Sequence[Outcome]], None]
 
 
 class DrafterSet:
@@ -37,12 +38,16 @@ class DrafterSet:
         self.free = tuple(each for each in self._drafters if each.is_free)
         self.timed = tuple(each for each in self._drafters if not each.is_free)
 
-    def begin(self, text: Sequence[int]) -> None:
+    def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
+        """Where rows are not cheap, drafters that only fill rows are left out of a generation that has others."""
         self._passed = ()
+        if not has_cheap_rows and (others := [each for each in self._drafters if not each.fills_rows]):
+            self._drafters = others
+            self._split()
         for drafter in self:
             self._call(drafter, partial(drafter.begin, text, self._draw), None)
 
-    def observe(self, done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
+    def observe(self, done: Round, learn: Learn) -> None:
         """All drafters hear of the round; `learn` gets what they would have said about its tokens.
 
         The free ones hear of it together with those before it that only `observe_passed` was told of, as of one round
@@ -52,20 +57,19 @@ class DrafterSet:
         if not passed:
             self._tell(self, done, learn)
             return
-        together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, done.scores)
+        together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, None)
         self._tell(self.free, together, learn)
         self._tell(self.timed, done, learn)
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
         self._passed += done.emitted
-        self._tell(self.timed, done, lambda drafter, outcome: None)
+        self._tell(self.timed, done, lambda drafter, outcomes: None)
 
-    def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Callable[[Drafter, Outcome], None]) -> None:
+    def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Learn) -> None:
         for drafter in drafters:
             try:
-                for outcome in tuple(drafter.observe(done)):
-                    learn(drafter, outcome)
+                learn(drafter, tuple(drafter.observe(done)))
             except Cancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - see _call

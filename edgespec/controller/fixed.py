@@ -72,7 +72,7 @@ class FixedLength:
         return self._decide(self._select(tree, budget, is_chain=is_chain))
 
     def observe(self, done: Round) -> None:
-        self._drafters.observe(done, lambda drafter, outcome: None)
+        self._drafters.observe(done, lambda drafter, outcomes: None)
 
     def record(self, step: Step) -> None:
         """Learns nothing."""

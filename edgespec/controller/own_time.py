@@ -14,10 +14,11 @@ _WEIGHT = 0.05  # of a new measurement in the usual one
 _WEIGHT_BELOW = 0.3  # likewise, of a quicker one
 _LOOK_SHARE = 0.0015  # of the time of plain decoding that looks may take
 _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every round
+_TOKENS_TO_DOUBLE = 24  # drafted tokens that take as much time as all else in a round
 _MIN_DECISIONS = 8  # measured ones, before their time counts; the first ones are slow
 _MAX_REST = 128  # rounds
 _BLIND_ROUNDS = 2  # after a round in which lookups were asked in vain
-_MAX_BLIND = 16
+_MAX_BLIND = 64
 
 
 class OwnTime:
@@ -42,15 +43,19 @@ class OwnTime:
         own_time._switch_s = _check_seconds(state["switch_s"])
         return own_time
 
-    def add(self, kind: Kind, seconds: float) -> float:
-        """A round took `seconds`; returns what is charged for it. The first ones, in a cold process, are not."""
+    def add(self, kind: Kind, seconds: float, n_drafted: int = 0) -> float:
+        """A round took `seconds`; returns what is charged for it. The first ones, in a cold process, are not.
+
+        The usual time is that of a round without drafted tokens.
+        """
         self._n_decisions += kind == "decide"
-        usual = self._usual.get(kind)
+        usual, factor = self._usual.get(kind), _scale(n_drafted)
         if usual is None:
-            self._usual[kind] = seconds
+            self._usual[kind] = seconds / factor
             return 0.0
-        charged = min(seconds, _MAX_OUTLIER * usual)
-        self._usual[kind] = usual + (_WEIGHT if charged > usual else _WEIGHT_BELOW) * (charged - usual)
+        charged = min(seconds, _MAX_OUTLIER * usual * factor)
+        excess = charged / factor - usual
+        self._usual[kind] = usual + (_WEIGHT if excess > 0 else _WEIGHT_BELOW) * excess
         return charged if kind != "decide" or self._n_decisions > _MIN_DECISIONS else 0.0
 
     def add_switch(self, seconds: float, plain_s: float) -> float:
@@ -63,15 +68,19 @@ class OwnTime:
     def look_s(self) -> float:
         return self._usual.get("look", 0.0)
 
-    @property
-    def quick_s(self) -> float:
-        """Seconds that a round with a lookup's chain takes beside its forward, and adds to the next one."""
-        return self._usual.get("quick", 0.0) + self._switch_s
+    def quick_s(self, n: int) -> float:
+        """Seconds that a round with a lookup's chain of `n` tokens takes beside its forward, and adds to the next."""
+        return self._usual.get("quick", 0.0) * _scale(n) + self._switch_s
 
     def is_negligible(self, plain_s: float) -> bool:
         """Whether a decision in each round would take next to nothing of plain steps of `plain_s`."""
         deciding_s = self._usual.get("decide", 0.0) if self._n_decisions >= _MIN_DECISIONS else 0.0
         return deciding_s <= _DECIDING_SHARE * plain_s
+
+
+def _scale(n_drafted: int) -> float:
+    """The controller's time in a round with drafted tokens, over that of one without."""
+    return 1.0 + n_drafted / _TOKENS_TO_DOUBLE
 
 
 def _check_seconds(value: float) -> float:

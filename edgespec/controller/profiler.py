@@ -22,7 +22,7 @@ from edgespec.errors import BackendError, Cancelled, reason_of
 LOAD_CONTEXTS = (2048,)  # measured on load; what longer ones take is extrapolated
 CONTEXTS = (4096, 16384, 32768)  # measured in advance
 
-_ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 24)  # the most informative first
+_ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 64, 24, 48)  # the most informative first
 _LONG_ROWS = (1, 16, 1, 4, 1, 2, 8)  # after longer contexts, whose curves differ from the short one's by few parameters
 _MIN_LONG_ROWS = 3  # of which these many are measured at least
 _LONG_SLOWDOWN = 1.3  # of forwards after a longer context, expected before it is filled
@@ -34,7 +34,7 @@ _REPEATS = 5
 
 
 def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambda: None) -> dict[int, float]:
-    """Median seconds of forwards by their rows, up to 32, run for `seconds` and five times each at most.
+    """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
     One row is measured twice at least, even after `seconds`. Raises Cancelled, BackendError.
     """

@@ -7,7 +7,9 @@ from collections.abc import Callable
 _ALLOWED_SHARE = 0.01  # of all time
 _LEAST_ALLOWED, _MOST_ALLOWED = 1.0, 2.0  # plain steps, in addition
 _USUAL_ROWS = range(4, 17)  # of a forward with a lookup's draft
-_MAX_SAVINGS = 4.0  # plain steps of earlier gains that a round may risk, in addition
+_MAX_SAVINGS = 32.0  # plain steps of earlier gains that a round may risk, in addition: a long draft on a CPU
+_LENT_SHARE = 1 / 8  # of the gains that blocked drafts would have had, lent in any case
+_NOTABLE_LOAN = 0.5  # plain steps: as many as it takes to ask for a draft where steps are short
 _READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
 
 
@@ -23,7 +25,8 @@ def choose_allowed_loss(seconds: Callable[[int], float]) -> float:
 class RegretBudget:
     """The account of one generation, in plain steps: one plain step is the time of a forward without a draft.
 
-    Whatever is drafted, the loss stays below twice the allowed loss plus `_ALLOWED_SHARE` of the time.
+    Whatever is drafted, the loss stays below twice the allowed loss plus `_ALLOWED_SHARE` of the time and `_LENT_SHARE`
+    of what blocked drafts would have gained.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -50,18 +53,21 @@ class RegretBudget:
         self._credit -= repaid
         self._balance = min(self._balance + gain - repaid, _MAX_SAVINGS)
 
-    def add_shadow(self, tokens: int, steps: float) -> None:
+    def add_shadow(self, tokens: int, steps: float) -> bool:
         """A draft that the budget did not allow would have emitted `tokens` in `steps` plain steps.
 
-        Once the gains of such drafts outweigh their losses, the surplus is lent to the next rounds, up to
-        the allowed loss. Their losses cost no time and reduce nothing.
+        Returns whether the next rounds may lose notably more for it. Once the gains of such drafts outweigh their
+        losses, the surplus is lent to the next rounds, up to the allowed loss, and a part of it beyond that. Their
+        losses cost no time and reduce nothing.
         """
         balance = self._shadow_balance + tokens - steps
         self._shadow_balance = min(max(balance, -self._allowed), 0.0)
-        lent = min(balance, self._allowed - self._balance, self._allowed - self._credit)
+        lent = max(_LENT_SHARE * balance, min(balance, self._allowed - self._credit))
+        lent = min(lent, self._allowed - self._balance)
         if lent > 0:
             self._balance += lent
             self._credit += lent
+        return lent >= _NOTABLE_LOAN
 
     def allowance(self, n_peers: int = 0) -> float:
         """Plain steps that the next round may lose if its whole draft is rejected.

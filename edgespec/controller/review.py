@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.estimator import RecentRate
@@ -12,11 +13,12 @@ from edgespec.controller.round import RoundPlan
 from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.shadow import ShadowDraft
 from edgespec.controller.stats import TextStats
-from edgespec.controller.value import DraftSize
+from edgespec.controller.value import DraftSize, list_counts
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Round, Step
 
+_FEW_NODES = 15  # draft nodes, up to which more of them may take less time; beyond, more take more
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
 _MAX_FIRST_STEPS = 4.0  # plain steps that the first look at a text is charged with: the machine may be busy
 
@@ -48,9 +50,9 @@ class Review:
         return self._rate.tokens_per_step
 
     def begin_round(self, tokens: Sequence[int]) -> bool:
-        """A round begins after `tokens`; returns whether they show that a draft would have gained.
+        """A round begins after `tokens`; returns whether the regret budget allows more than before.
 
-        That is one which the regret budget did not allow.
+        That is where they show that a draft which it did not allow would have gained.
         """
         self._position = len(tokens) - 1
         return self._shadow.is_pending and self._compare_shadow(tokens)
@@ -61,32 +63,39 @@ class Review:
 
     def find_max_nodes(self, limit: int) -> int:
         """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
-        max_s = (1.0 + self.regret.allowance(self._cost.n_peers)) * self._cost.seconds(1)
-        return next((n for n in range(limit, 0, -1) if self._cost.seconds(n + 1) <= max_s), 0)
+        seconds = self._cost.seconds
+        max_s = (1.0 + self.regret.allowance(self._cost.n_peers)) * seconds(1)
+        few = min(limit, _FEW_NODES)
+        found = next((n for n in range(few, 0, -1) if seconds(n + 1) <= max_s), 0)
+        if found == few < limit:
+            more = takewhile(lambda n: seconds(n + 1) <= max_s, list_counts(limit)[few + 1 :])
+            return max(more, default=few)
+        return found
 
     def remember_shadow(self, round_: RoundPlan, tree: ScoredTree, size: DraftSize) -> None:
         """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
         if not self._shadow.is_pending and round_.max_nodes < min(round_.node_limit, len(tree)):
             wanted = round_.choose_unlimited_size(tree)
-            if wanted.nodes > size.nodes and (draft := tree.select(wanted.nodes)).is_chain:
-                self._shadow.remember(round_.position + 1, draft.tokens.tolist())
+            if wanted.nodes > size.nodes:
+                self._shadow.remember(round_.position + 1, tree.path_tokens(wanted.nodes), wanted.nodes)
 
     def remember_blocked(self, tokens: Sequence[int], drafted: list[int]) -> None:
         """Remember a chain after `tokens` that is larger than the regret budget allows."""
         if not self._shadow.is_pending:
-            self._shadow.remember(len(tokens), drafted)
+            self._shadow.remember(len(tokens), drafted, len(drafted))
 
     def knows_plain(self, n: int) -> bool:
         """Whether plain decoding was measured `n` times of late."""
         return self._cost.plain_measured >= n
 
     def _compare_shadow(self, tokens: Sequence[int]) -> bool:
-        """Compare the remembered draft with the emitted text; returns whether it would have gained."""
+        """Compare the remembered draft with the emitted text; returns whether the budget lends for what it would have
+        gained.
+        """
         if (outcome := self._shadow.resolve(tokens)) is None:
             return False
         emitted, steps = outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1)
-        self.regret.add_shadow(emitted, steps)
-        return emitted > steps
+        return self.regret.add_shadow(emitted, steps)
 
     def learn(self, done: Round) -> None:
         """Compare what the drafters of the round have proposed with the emitted tokens."""
@@ -119,10 +128,10 @@ class Review:
         self._rate.observe_plain(1)
         self._stats.exploration.add(1.0)
 
-    def _charge(self, kind: Kind, seconds: float, plain_s: float) -> float:
+    def _charge(self, kind: Kind, seconds: float, plain_s: float, n_drafted: int = 0) -> float:
         """Plain steps that the controller's own `seconds` in a round are charged with."""
         if self._has_looked:
-            return self._stats.own_time.add(kind, seconds) / plain_s
+            return self._stats.own_time.add(kind, seconds, n_drafted) / plain_s
         self._has_looked = True  # lookups have read the whole prompt
         self.regret.add_reading(min(seconds / plain_s, _MAX_FIRST_STEPS))
         return 0.0
@@ -169,7 +178,7 @@ class Review:
         if round_.asked:  # its own time is part of the units'
             self._has_looked, own_steps = True, 0.0
         else:
-            own_steps = self._charge(round_.kind, step.draft_s, plain_s)
+            own_steps = self._charge(round_.kind, step.draft_s, plain_s, step.n_drafted)
         if round_.kind == "quick":
             if self._has_drafted:
                 self._stats.own_time.add_switch(0.0, plain_s)
@@ -229,9 +238,10 @@ class Review:
     def _learn_agreements(self, emitted: Sequence[int]) -> None:
         """Tokens that several drafters have proposed after an emitted one."""
         tree, parent = self._tree, -1
-        for token in emitted:
-            for node in range(parent + 1, len(tree)):
-                if tree.parents[node] == parent and len(tree.votes[node]) > 1:
+        shared = [node for node, votes in enumerate(tree.votes) if len(votes) > 1]
+        for token in emitted if shared else ():
+            for node in shared:
+                if tree.parents[node] == parent:
                     self._stats.observe_agreement(tree.votes[node], tree.tokens[node] == token)
             child = tree.find_child(parent, token)
             if child is None:

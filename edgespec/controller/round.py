@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.own_time import Kind
 from edgespec.controller.scored_tree import ScoredTree
-from edgespec.controller.value import DraftSize, choose_size, list_sizes, value
+from edgespec.controller.value import MAX_NODES, DraftSize, choose_size, list_sizes, value
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Step
 
-MAX_NODES = 15  # draft nodes; a forward then has at most 16 rows
 _OBSERVED_WEIGHT = 0.75  # of the emitted tokens against the expected ones, when a round is judged
 
 

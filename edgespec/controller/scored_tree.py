@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import nlargest
 
 from edgespec.core.draft_tree import DraftTree
@@ -36,10 +36,20 @@ class ScoredTree:
 
     def select(self, n: int) -> Draft:
         """The `n` most probable nodes. Their parents are among them, since no child is more probable."""
+        return self.tree.select(self._choose(n))
+
+    def path_tokens(self, n: int) -> list[int]:
+        """Those of the most probable path among the `n` most probable nodes."""
+        chosen = {*self._choose(n)}
+        return [self.tree.tokens[node] for node in self._list_path() if node in chosen]
+
+    def _choose(self, n: int) -> Sequence[int]:
         if self._is_chain:
-            return self.tree.select(self._list_path()[:n])
+            return self._list_path()[:n]
+        if n >= len(self):
+            return range(len(self))
         known = self._score()
-        return self.tree.select(nlargest(n, range(len(self)), key=lambda node: (known[node], -node)))
+        return nlargest(n, range(len(self)), key=lambda node: (known[node], -node))
 
     def _list_path(self) -> list[int]:
         """The most probable child of the root, its most probable child, and so on."""

@@ -85,7 +85,7 @@ class ShortRounds:
         self._pace.rest_blind(self._cost.seconds(1))
 
     def gain(self) -> None:
-        """A draft has gained tokens, or would have."""
+        """A draft has gained tokens, or the regret budget lends for one that would have."""
         self._pace.gain()
 
     def record(self, step: Step) -> None:

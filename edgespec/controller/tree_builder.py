@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from edgespec.controller.acceptance import LEAST_REACHED
 from edgespec.controller.batch_cost import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.gate import DraftRequest
@@ -15,6 +16,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 
 _LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
+_MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a lookup that may not be verified
 
 
 class TreeBuilder:
@@ -26,11 +28,12 @@ class TreeBuilder:
         self._cost = cost
 
     def ask_free(self, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan) -> None:
-        """All proposals of the drafters that take no time."""
-        depth = round_.depth_limit
+        """The proposals of the drafters that take no time, each up to where its next token would hardly be reached."""
+        depth = min(round_.depth_limit, max(round_.max_nodes, _MAX_DRAFTED))
         for drafter in self._drafters.free:
             for _ in self._drafters.expand(drafter, tree.tree, tokens, Budget(depth, depth)):
-                pass
+                if tree.probability(tree.tree.deepest(drafter.name)) < LEAST_REACHED:
+                    break
 
     def ask(
         self, request: DraftRequest, asked: Asked, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan
@@ -39,12 +42,12 @@ class TreeBuilder:
 
         Drafters that take no time continue its path afterwards, unless its tokens are drawn.
         """
-        drafter, max_depth = request.drafter, round_.depth_limit
-        started = perf_counter()
-        max_depth = min(max_depth, round_.max_nodes if drafter.is_drawn else round_.node_limit)
+        drafter, started = request.drafter, perf_counter()
+        max_nodes = round_.max_nodes if drafter.is_drawn else round_.node_limit
+        max_depth = min(round_.depth_limit, max_nodes, _MAX_DRAFTED)
         if drafter.block_size > 1:
             max_depth = self._choose_length(drafter, min(max_depth, drafter.block_size), round_)
-        limit = Budget(max_depth, round_.node_limit, request.window)
+        limit = Budget(max_depth, min(round_.node_limit, _MAX_DRAFTED), request.window)
         for _ in self._drafters.expand(drafter, tree.tree, tokens, limit):
             asked.units.append(min(drafter.block_size, max_depth))
             if not self._pays_to_continue(drafter, round_, tree, max_depth):
@@ -55,7 +58,7 @@ class TreeBuilder:
 
     def foretell_chain(self, drafter: Drafter, round_: RoundPlan) -> list[float]:
         """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""
-        n = self._choose_length(drafter, min(round_.depth_limit, round_.max_nodes), round_)
+        n = self._choose_length(drafter, min(round_.depth_limit, round_.max_nodes, _MAX_DRAFTED), round_)
         rate = self._stats.drafter(drafter).first_choice.value
         return [rate ** (i + 1) for i in range(n)]
 

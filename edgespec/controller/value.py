@@ -8,8 +8,13 @@ over many rounds is to maximise this difference in each of them (renewal reward;
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
+
+MAX_NODES = 63  # draft nodes; a forward then has at most 64 rows
+_COUNTS = (*range(16), 19, 23, 27, 31, 39, 47, 55, MAX_NODES)  # that are compared: costs of more rows are interpolated
 
 
 def value(tokens: float, price: float, seconds: float) -> float:
@@ -34,19 +39,21 @@ class DraftSize(NamedTuple):
         return value(self.tokens, price, self.seconds)
 
 
+def list_counts(limit: int) -> list[int]:
+    """The numbers of draft nodes up to `limit`, 0 included, that are compared.
+
+    None up to 15 is skipped, since cost curves have steps in both directions.
+    """
+    counts = [*_COUNTS[: bisect_right(_COUNTS, limit)]]
+    return counts if counts[-1] == limit else [*counts, limit]
+
+
 def list_sizes(
     probabilities: Sequence[float], verify_s: Callable[[int], float], drafted_s: float, max_nodes: int
 ) -> list[DraftSize]:
-    """Sizes 0 to `max_nodes`, each of the most probable nodes; `verify_s` maps rows of a forward to seconds.
-
-    No size is skipped, since cost curves have steps in both directions.
-    """
-    tokens = 1.0
-    found = [DraftSize(0, tokens, drafted_s + verify_s(1))]
-    for n, probability in enumerate(sorted(probabilities, reverse=True)[:max_nodes], 1):
-        tokens += probability
-        found.append(DraftSize(n, tokens, drafted_s + verify_s(n + 1)))
-    return found
+    """Sizes up to `max_nodes`, each of the most probable nodes; `verify_s` maps rows of a forward to seconds."""
+    tokens = list(accumulate(sorted(probabilities, reverse=True)[:max_nodes], initial=1.0))
+    return [DraftSize(n, tokens[n], drafted_s + verify_s(n + 1)) for n in list_counts(len(tokens) - 1)]
 
 
 def choose_size(candidates: Sequence[DraftSize], recent_rate: float) -> tuple[DraftSize, float]:

@@ -78,23 +78,30 @@ class JumpForward(ControllerWrapper):
     """
 
     def __init__(
-        self, controller: Controller, forced: Callable[[Sequence[int]], list[int]], seconds: Callable[[int], float]
+        self,
+        controller: Controller,
+        forced: Callable[[Sequence[int]], list[int] | None],
+        seconds: Callable[[int], float],
     ) -> None:
-        """`forced` returns the tokens that have to follow a text."""
+        """`forced` returns the tokens that have to follow a text, None where no grammar applies."""
         super().__init__(controller)
         self._forced = forced
         self._seconds = seconds
         self._is_forced = False
+        self._is_free = False
 
     @property
     def expects_plain(self) -> bool:
-        return False
+        return self._is_free and self._controller.expects_plain
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        forced = self._forced(tokens)[: min(_MAX_FORCED, limit.depth, limit.nodes)]
-        forced = forced[: max(range(len(forced) + 1), key=lambda n: (n + 1) / self._seconds(n + 1))]
-        self._is_forced = len(forced) > 0
-        if not self._is_forced:
+        forced = self._forced(tokens)
+        self._is_free = forced is None
+        if forced:
+            forced = forced[: min(_MAX_FORCED, limit.depth, limit.nodes)]
+            forced = forced[: max(range(len(forced) + 1), key=lambda n: (n + 1) / self._seconds(n + 1))]
+        self._is_forced = bool(forced)
+        if not forced:
             return super().propose(tokens, limit)
         self.decision = Decision("structure", "the grammar forces these tokens", len(forced) + 1.0)
         return Draft.chain(forced)

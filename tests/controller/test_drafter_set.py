@@ -85,9 +85,10 @@ def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
     """What the drafters would have said about a round, learned as the autopilot does."""
     acceptance, found = make_acceptance_model("probability"), []
 
-    def learn(drafter: Drafter, outcome: Outcome) -> None:
-        acceptance.observe(outcome.confidence, outcome.is_right)
-        found.append((drafter, outcome))
+    def learn(drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
+        for each in outcomes:
+            acceptance.observe(each.confidence, each.is_right)
+            found.append((drafter, each))
 
     drafters.observe(DONE, learn)
     return found

@@ -60,11 +60,11 @@ def test_reasoning_and_answer_are_learned_apart() -> None:
 def test_shadow_drafts_are_compared_with_the_text() -> None:
     shadow = ShadowDraft()
     assert shadow.resolve([1, 2]) is None
-    shadow.remember(2, [5, 6, 7])
+    shadow.remember(2, [5, 6, 7], 3)
     assert shadow.is_pending
     assert shadow.resolve([1, 2]) is None, "nothing of it is there yet"
     assert shadow.resolve([1, 2, 5, 6]) is None, "right so far"
     assert shadow.resolve([1, 2, 5, 6, 9]) == (3, 4)
     assert not shadow.is_pending
-    shadow.remember(2, [5])
-    assert shadow.resolve([1, 2, 5]) == (2, 2)
+    shadow.remember(2, [5], 4)
+    assert shadow.resolve([1, 2, 5]) == (2, 5), "a path of a tree"

@@ -142,14 +142,14 @@ def count_rounds(pace: Pace) -> list[bool]:
 
 def test_nobody_is_asked_for_more_rounds_while_drafts_are_not_allowed() -> None:
     own_time = OwnTime()
-    own_time.add("look", 0.06)
+    own_time.add("look", 0.15)
     pace, blind = Pace(own_time), []
     for _ in range(6):
         pace.rest_blind(1.0)
         asked = count_rounds(pace)
-        assert len(asked) == 40
+        assert len(asked) == 100
         blind.append(asked.index(True))
-    assert blind == [1, 3, 7, 15, 16, 16]
+    assert blind == [1, 3, 7, 15, 31, 63]
     pace.gain()
     pace.rest_blind(1.0)
     assert count_rounds(pace).index(True) == 1
@@ -170,9 +170,16 @@ def test_a_busy_moment_counts_twice_the_usual_time() -> None:
     charged = [own_time.add("quick", 2e-5) for _ in range(20)]
     assert charged[0] == 0.0 and np.allclose(charged[1:], 2e-5)
     assert np.isclose(own_time.add("quick", 1.0), 4e-5)
-    assert np.isclose(own_time.quick_s, 2.1e-5)
+    assert np.isclose(own_time.quick_s(0), 2.1e-5)
     assert own_time.add_switch(5.0, 1e-3) == 1e-3 and own_time.add_switch(-1.0, 1e-3) == 0.0
-    assert own_time.quick_s > 5e-5
+    assert own_time.quick_s(0) > 5e-5
+
+
+def test_long_chains_do_not_make_short_ones_dear() -> None:
+    own_time = OwnTime()
+    for _ in range(20):
+        own_time.add("quick", 2e-4, 63)
+    assert own_time.quick_s(63) == pytest.approx(2e-4) and own_time.quick_s(3) < 7e-5
 
 
 def test_decisions_count_once_some_were_measured() -> None:
@@ -215,8 +222,8 @@ def test_the_lookup_that_promises_most_drafts_the_length_of_most_tokens_per_seco
     assert chain is not None and chain.drafter.name == "high"
     rate = 0.85
     speeds = [sum(rate**i for i in range(n + 1)) / (1.0 + 0.2 * n) for n in range(16)]
-    assert chain.length == int(np.argmax(speeds)) > 1
-    assert chain.tokens / chain.seconds == pytest.approx(max(speeds))
+    assert chain.size.nodes == int(np.argmax(speeds)) > 1
+    assert chain.size.speed == pytest.approx(max(speeds))
     assert lookups.draft(chain, [1], 2) == [7, 8]
     assert lookups.draft(chain, [1], 9) == [7, 8, 9], "it knows no more"
     assert not lookups.is_unsure

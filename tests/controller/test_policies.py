@@ -114,7 +114,7 @@ def test_drafters_hear_of_rounds_that_a_grammar_has_drafted(wrong: bool) -> None
     assert [done.emitted for done in model.heard] == [step.tokens for step in steps[1:]], "of every round"
     assert [done.text for done in model.heard][-1] == [*PROMPT, *TEXT]
     forced = [i for i, step in enumerate(steps[1:]) if step.decision and step.decision.source == "structure"]
-    assert len(forced) >= 2 and "structure" in origins
+    assert forced and "structure" in origins
     for i in forced:
         done = model.heard[i]
         before = done.text[: len(done.text) - len(done.emitted)]

@@ -1,0 +1,192 @@
+"""Drafters that need no model, alone and together: tau, acceptance, speed over plain decoding, time of drafting.
+
+    uv run python -m benchmarks.lookups [--target T.gguf] [--arm ngram --arm recycling --arm ngram+recycling] \
+        [--draft D.gguf] [--prompts 20] [--tokens 96] [--repeats 3] [--threads 1] [--temperature 0] \
+        [--memory] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46]
+
+Arms run in turn on each prompt, in reverse order on every second one, each with statistics of its own, after a warm-up
+text. An arm is drafters joined by '+' for the autopilot; ":4" and ":4/7" behind them are a chain and a tree of fixed
+size. "x plain" and "x first" are geometric means over prompts of the ratio of tokens/s to plain decoding and to the
+first arm, each prompt's the median over the repeats; tau is tokens a round; "accepted" is the share of verified draft
+tokens; "draft_us" is the median time of a round for the sake of drafts. With --curve, the milliseconds of a plain step
+and the plain steps of forwards by their rows, forwards are charged with these times, and the autopilot believes them;
+the time of drafting is the measured one. With --memory each arm remembers the texts of the prompts before; repeats then
+recite. stdout ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
+from benchmarks.promise import fits, take_in_turn
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt
+from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.stats import DraftStats
+from edgespec.core.protocols import Step
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.memory.memory import Memory
+
+ARMS = ("ngram", "recycling", "ngram+recycling")
+
+
+class FixedCosts(CostModel):
+    """Costs that no measurement changes."""
+
+    def observe(self, rows: int, position: int, seconds: float) -> None:
+        super().observe(rows, position, self.profile.seconds(rows))
+
+
+@dataclass
+class Arm:
+    """One way to draft, with what it has learned; `speeds` are tokens/s by prompt."""
+
+    name: str
+    speculation: Speculation
+    stats: DraftStats
+    speeds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    steps: list[Step] = field(default_factory=list)
+    same: int = 0
+
+
+@click.command()
+@click.option("--target", type=MODEL_PATH, default=TARGET)
+@click.option("--draft", type=MODEL_PATH, help="A draft model for the drafter 'model'.")
+@click.option("--arm", "names", multiple=True, default=ARMS, show_default=True)
+@click.option("--prompts", "n", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--category", "categories", multiple=True, type=click.Choice(CATEGORIES), help="[default: all]")
+@click.option("--tokens", type=click.IntRange(4), default=96, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--threads", default=1, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option("--context", default=4096, show_default=True, help="Prompts that do not fit are left out.")
+@click.option("--curve", callback=lambda _, __, text: parse_curve(text), help="Costs of forwards, not measured.")
+@click.option("--memory", is_flag=True, help="Let each arm remember the texts of earlier prompts.")
+def main(
+    target: Path,
+    draft: Path | None,
+    names: Sequence[str],
+    n: int,
+    categories: Sequence[str],
+    tokens: int,
+    repeats: int,
+    threads: int,
+    temperature: float,
+    context: int,
+    curve: Profile | None,
+    memory: bool,
+) -> None:
+    """Compare drafters with plain decoding, and with the first of them."""
+    options = LoadOptions(threads=threads, context_size=context)
+    model, loaded = load_model("llamacpp", target, options), load_drafters(draft, names, options)
+    folder = tempfile.TemporaryDirectory()
+    engine = Engine(model, loaded, PLAIN, memory=Memory(Path(folder.name), "benchmark", 2**26) if memory else None)
+    profile = curve or engine.measure(2.0, lambda: None)
+    arms = [make_arm(name, profile, is_fixed=curve is not None) for name in ("plain", *names)]
+    prompts = [each for each in take_in_turn(n, categories) if fits(engine, each, context - tokens)]
+    sampling = SamplingParams(temperature=temperature)
+    for turn in range(repeats + 1):  # the first one is the warm-up
+        for i, prompt in enumerate(prompts if turn else prompts[:1]):
+            request = Request(prompt.turns[0], sampling, tokens, i)
+            run_arms(engine, arms[:: 1 if (turn + i) % 2 else -1], prompt, request, curve)
+        if not turn:
+            for arm in arms:
+                arm.speeds.clear()
+                arm.steps.clear()
+    rows = [summarize(arm, arms[0], arms[1]) for arm in arms]
+    for row in rows:
+        click.echo(str(row), err=True)
+    engine.close()
+    folder.cleanup()
+    said = {"tokens": tokens, "repeats": repeats, "temperature": temperature, "prompts": len(prompts)}
+    print_result("lookups", {**said, "arms": rows}, *filter(None, (target, draft)))
+
+
+def load_drafters(draft: Path | None, names: Sequence[str], options: LoadOptions) -> list[LoadedDrafter]:
+    """All that the arms `names` ask for."""
+    asked = dict.fromkeys(word for name in names for word in name.partition(":")[0].split("+"))
+    models = list_loaded(model=load_model("llamacpp", draft, options)) if draft else []
+    return [*list_drafters([each for each in asked if each != "model"]), *models[1:]]
+
+
+def parse_curve(text: str | None) -> Profile | None:
+    """ "35:1=1,2=1.9" is a forward of 35 ms for one row, and of 1.9 times that for two."""
+    if text is None:
+        return None
+    plain_ms, _, points = text.partition(":")
+    pairs = [point.split("=") for point in points.split(",")]
+    return Profile({int(rows): float(plain_ms) / 1e3 * float(steps) for rows, steps in pairs})
+
+
+def make_arm(name: str, profile: Profile, *, is_fixed: bool) -> Arm:
+    if name == "plain":
+        return Arm(name, PLAIN, DraftStats(profile))
+    words, _, size = name.partition(":")
+    depth, _, nodes = size.partition("/")
+    speculation = Speculation(tuple(words.split("+")), int(depth) if depth else None, int(nodes) if nodes else None)
+    stats = DraftStats(deepcopy(profile))
+    if is_fixed:
+        stats.costs = FixedCosts(profile)
+    return Arm(name, speculation, stats)
+
+
+def run_arms(engine: Engine, arms: Sequence[Arm], prompt: BenchPrompt, request: Request, curve: Profile | None) -> None:
+    texts = {}
+    for arm in arms:
+        engine.speculation, engine.draft_stats = arm.speculation, arm.stats
+        steps: list[Step] = []
+        for event in engine.stream(replace(request, memory=MemoryUse(arm.name))):
+            if isinstance(event, Step) and event.index:
+                steps.append(event)
+            elif isinstance(event, Finished):
+                speed = event.metrics.tokens_per_second if curve is None else measure_speed(arm, steps, curve)
+                arm.speeds[prompt.id].append(speed or 0.0)
+                texts[arm.name] = event.tokens
+        arm.steps += steps
+    for arm in arms:
+        arm.same += texts[arm.name] == texts["plain"]
+
+
+def measure_speed(arm: Arm, steps: Sequence[Step], curve: Profile) -> float | None:
+    """Tokens per second by the curve; plain decoding has no time for the sake of drafts."""
+    seconds = sum(curve.seconds(step.n_drafted + 1) + step.draft_s * (not arm.speculation.is_plain) for step in steps)
+    return sum(len(step.tokens) for step in steps) / seconds if steps else None
+
+
+def summarize(arm: Arm, plain: Arm, first: Arm) -> dict[str, Any]:
+    def ratios(other: Arm) -> list[float]:
+        pairs = {key: (arm.speeds[key], other.speeds[key]) for key in arm.speeds}
+        return [statistics.median(a / b for a, b in zip(*each, strict=True) if b) for each in pairs.values()]
+
+    sources = Counter(step.decision.source for step in arm.steps if step.decision and step.n_drafted)
+    tested = sum(step.n_drafted for step in arm.steps)
+    return {
+        "arm": arm.name,
+        "tau": round(sum(len(step.tokens) for step in arm.steps) / len(arm.steps), 3),
+        "accepted": round(sum(step.n_accepted for step in arm.steps) / tested, 3) if tested else None,
+        "rows": round(1 + tested / len(arm.steps), 2),
+        "x plain": round(statistics.geometric_mean(ratios(plain)), 3),
+        "x first": round(statistics.geometric_mean(ratios(first)), 3),
+        "worst": round(min(ratios(plain)), 2),
+        "draft_us": round(statistics.median(step.draft_s for step in arm.steps) * 1e6),
+        "verify_us": round(statistics.median(step.verify_s for step in arm.steps) * 1e6),
+        "same": arm.same,
+        "sources": dict(sources.most_common(6)),
+    }
+
+
+if __name__ == "__main__":
+    main()
