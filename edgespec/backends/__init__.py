@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -128,6 +129,27 @@ def open_model(
     from edgespec.backends.mlx.model import load as load_mlx
 
     return load_mlx(path, options, progress=progress, check=check)
+
+
+@contextmanager
+def open_tokenizer(backend: FileBackend, path: Path) -> Iterator[Tokenizer]:
+    """The tokenizer of a checked model file or folder, without its weights; it is valid inside of the block.
+
+    Raises BackendUnavailable, InvalidModelFile.
+    """
+    if backend == "llamacpp" or path.is_file():  # MLX reads the packaged GGUF file with llama.cpp's tokenizer
+        from edgespec.backends.llamacpp.model import load
+
+        model = load(path, LoadOptions(), vocabulary_only=True)
+        try:
+            yield model.tokenizer
+        finally:
+            model.close()
+        return
+    require("mlx")
+    from edgespec.backends.mlx.model import load_tokenizer
+
+    yield load_tokenizer(path)
 
 
 def require(backend: BackendName) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.prune import prune
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shared_kv import SLACK
+from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
@@ -103,6 +105,26 @@ def test_a_follower_has_the_targets_text_without_reading_it(target: LlamaModel, 
     assert [step.done for step in steps] == [20]
     ours.close()
     theirs.close()
+
+
+def test_with_many_slots_the_text_comes_from_the_target_too(tmp_path: Path) -> None:
+    """A model that has lent no cells until it was opened for many answers has streams, and its draft reads the text."""
+    target = load(TARGET, replace(OPTIONS, caches=MAX_UNIFIED + 1))
+    theirs = target.open_session(shared=True)
+    draft = draft_of(target, "sparse:4,200", tmp_path)
+    for has_streams in (True, False):
+        assert theirs.context.has_streams == has_streams
+        ours = attach(draft, theirs)
+        prefill(theirs, TEXT[:50])
+        assert ours.position == (0 if has_streams else 50)
+        list(ours.prefill(TEXT[:50]))
+        expected = theirs.forward(7, NO_DRAFT).logits(0).copy()
+        assert np.abs(ours.forward(7, NO_DRAFT).logits(0) - expected).max() < 0.15
+        ours.close()
+        theirs.close()
+        theirs = target.open_session(shared=True)
+    theirs.close()
+    target.close()
 
 
 def test_a_sparse_cache_keeps_its_size_and_its_ends(target: LlamaModel, tmp_path: Path) -> None:

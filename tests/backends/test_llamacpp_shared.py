@@ -25,10 +25,24 @@ SLOTS = 5
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
-    path = tmp_path_factory.mktemp("shared") / "llama.gguf"
-    MAKERS["llama"](path)
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("shared") / "llama.gguf"
+    MAKERS["llama"](found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[LlamaModel]:
     loaded = load(path, LoadOptions(context_size=CONTEXT, threads=1, caches=SLOTS))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def many(path: Path) -> Iterator[LlamaModel]:
+    """The same with more slots, each of which has cells of its own."""
+    loaded = load(path, LoadOptions(context_size=CONTEXT + 32, threads=1, caches=64))
+    assert loaded.has_streams
     yield loaded
     loaded.close()
 
@@ -68,9 +82,20 @@ def test_one_decode_serves_all(model: LlamaModel, alone: Alone) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_anything(model: LlamaModel, alone: Alone, seed: int) -> None:
+    play(model, alone, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_anything_in_streams(many: LlamaModel, alone: Alone, seed: int) -> None:
+    play(many, alone, seed)
+
+
+def play(model: LlamaModel, alone: Alone, seed: int) -> None:
+    """Whoever does what, everyone's scores are what they would be alone."""
     rng = np.random.default_rng(seed)
-    keeper = model.open_session(shared=True)  # the context stays while the others come and go
-    players = [Player(model, alone, rng) for _ in range(SLOTS - 1)]
+    players = [Player(model, alone, rng) for _ in range(2)]
+    keeper = model.open_session(shared=True)  # the context stays while the others come and go; a gap between their ids
+    players += [Player(model, alone, rng) for _ in range(SLOTS - 3)]
     for player in players:
         player.others = players
     for _ in range(400):
@@ -79,6 +104,22 @@ def test_any_order_of_anything(model: LlamaModel, alone: Alone, seed: int) -> No
     for player in players:
         player.close()
     keeper.close()
+
+
+def test_a_prefix_is_copied_from_stream_to_stream(many: LlamaModel, alone: Alone) -> None:
+    """Before its source goes on, and without what the source holds after it. A few tokens are not worth a copy."""
+    source, one, two = open_sessions(many, 3)
+    text = [token % 60 + 1 for token in range(7, 107)]
+    prefill(source, text)
+    assert not one.adopt(source, 64) and one.position == 0
+    assert one.adopt(source, 70) and two.adopt(one, 65)
+    prefill(source, PROMPT)
+    for session, n in ((one, 70), (two, 65)):
+        assert session.tokens == text[:n]
+        scores = session.forward(9, Draft.chain([4]))
+        assert np.abs(scores.logits(1) - alone.after([*text[:n], 9, 4])).max() < TOLERANCE
+    for session in (source, one, two):
+        session.close()
 
 
 @pytest.mark.parametrize("max_unpolled_s", [0.0, 1e9], ids=["polled at each node", "polled once"])
@@ -164,6 +205,7 @@ def test_as_many_slots_as_there_may_be(tmp_path: Path) -> None:
     path = tmp_path / "llama.gguf"
     MAKERS["llama"](path)
     model = load(path, LoadOptions(context_size=32, threads=1, caches=64))
+    assert not model.has_streams  # there are too few cells
     sessions = open_sessions(model, 64)
     for session in sessions:
         prefill(session, PROMPT[:8])

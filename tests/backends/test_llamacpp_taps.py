@@ -14,6 +14,7 @@ from edgespec.backends.llamacpp.filler import extend_cache
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.taps import Floats
+from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
@@ -32,6 +33,15 @@ TEXT: list[int] = RNG.integers(1, 4000, 700).tolist()
 @pytest.fixture(scope="module")
 def target() -> Iterator[LlamaModel]:
     model = load(TARGET, LoadOptions(context_size=1024, threads=1, caches=SLOTS))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[LlamaModel]:
+    """The same with so many slots that each has cells of its own."""
+    model = load(TARGET, LoadOptions(context_size=1024, threads=1, caches=MAX_UNIFIED + 1))
+    assert model.has_streams
     yield model
     model.close()
 
@@ -204,8 +214,10 @@ def test_a_tapped_session_computes_what_others_would_adopt(target: LlamaModel) -
     session.close()
 
 
-def test_sessions_of_one_batch_have_their_own_states(target: LlamaModel) -> None:
+@pytest.mark.parametrize("kind", ["target", "streams"])
+def test_sessions_of_one_batch_have_their_own_states(kind: str, request: pytest.FixtureRequest) -> None:
     """One of them has no tap, one taps other layers."""
+    target: LlamaModel = request.getfixturevalue(kind)
     (one, features), plain = tapped(target, shared=True), target.open_session(shared=True)
     other = target.open_session(shared=True)
     theirs = other.tap((2, 3))

@@ -52,6 +52,12 @@ class NativeBatch:
             self._seq[row, : len(ids)] = ids
         self.native.n_tokens = end
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Make row rows[i] number i. All rows are of chains."""
+        n = len(rows)
+        for array in (self._token, self._pos, self._seq[:, 0], self._output):
+            array[:n] = array[rows]
+
     def clear(self) -> None:
         """Drop all rows."""
         self.native.n_tokens = 0

@@ -17,11 +17,21 @@ _PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait f
 
 
 class Context:
-    """A native context with room for `slots` sessions, each of which is a sequence over the same cells."""
+    """A native context with room for `slots` sessions, each of which is a sequence.
 
-    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, slots: int, *, has_trees: bool) -> None:
-        """`params` have the sizes and types of the cache; `has_trees`: drafts may be trees. Raises BackendError."""
-        self.sequences = SequenceAllocator(slots, has_trees=has_trees)
+    Either all sequences are over the same cells, and a row's attention passes over those of the others too. Or there
+    are streams: each sequence has cells of its own, and drafts are chains. llama.cpp then splits a batch into forwards
+    of equally many rows of sequences with consecutive ids.
+    """
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, vocab_size: int, slots: int, *, has_trees: bool, has_streams: bool
+    ) -> None:
+        """`params` have the sizes and types of the cache, for all slots together.
+
+        `has_trees`: drafts may be trees, unless there are streams. Raises BackendError.
+        """
+        self.sequences = SequenceAllocator(slots, has_trees=has_trees and not has_streams)
         self._staged, self._last = PendingBatch(self.decode), PendingBatch(self.decode)
         self.native = NativeContext(
             lib,
@@ -31,8 +41,10 @@ class Context:
             max_outputs=self.sequences.max_outputs,
             sequences=self.sequences.count,
             is_cancelled=self._is_cancelled,
+            has_streams=has_streams,
         )
         self.is_shared = slots > 1
+        self.has_streams = has_streams
 
     @property
     def is_usable(self) -> bool:
@@ -88,6 +100,8 @@ class Context:
         for scores in self._last.scores.values():
             scores.copy_rows()
         self._last = batch = self._staged
+        if self.has_streams:
+            self.native.batch.reorder(batch.sort())
         started = perf_counter()
         try:
             batch.outputs = self.native.decode()

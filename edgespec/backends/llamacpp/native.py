@@ -62,15 +62,16 @@ class NativeContext:
         sequences: int,
         is_cancelled: Callable[[], bool],
         max_tokens: int = MAX_TOKENS,
+        has_streams: bool = False,
     ) -> None:
         """`params` have the sizes and types of the cache. Its buffers are for `max_tokens` rows of a decode.
 
-        Raises BackendError.
+        `has_streams`: each of the `sequences` has an equal part of the cells for itself. Raises BackendError.
         """
         params.n_batch = params.n_ubatch = max_tokens
         params.n_outputs_max = max_outputs
         params.n_seq_max = sequences
-        params.kv_unified = True
+        params.kv_unified = not has_streams
         lib.log.clear_errors()
         new_memory = NewMemory()
         with lib.log.listen("KV buffer size", new_memory.advise):  # logged when it is allocated and not cleared yet

@@ -34,6 +34,19 @@ class PendingBatch:
     seconds: float | None = None
     error: Exception | None = None
 
+    def sort(self) -> list[int]:
+        """Order the rows by their sequences; returns [n_tokens] the number that each had, none where nothing moves."""
+        order = sorted(self.scores)
+        if order == list(self.scores):
+            return []
+        rows: list[int] = []
+        n_outputs = 0
+        for sequence in order:
+            scores = self.scores[sequence]
+            rows += scores.move(len(rows), n_outputs)
+            n_outputs += scores.n_outputs
+        return rows
+
 
 @dataclass(slots=True)
 class SequenceSlot:
@@ -80,7 +93,7 @@ class LlamaScores:
         `states` are [n_tokens, width] once they are decoded.
         """
         self.slot = slot
-        self.n_tokens = n_tokens
+        self.n_tokens, self.n_outputs = n_tokens, n_outputs
         self.is_prefill = is_prefill
         self.waited_s = self.peer_wait_s = 0.0
         self.states: Floats | None = None
@@ -110,6 +123,9 @@ class LlamaScores:
         z: Logits = self.read()[row]
         return z
 
+    def host_logits(self, row: int) -> Logits | None:
+        return None if self._rows is None else self._rows[row]
+
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         return None  # the logits are in host memory already
 
@@ -127,6 +143,12 @@ class LlamaScores:
             assert batch.outputs is not None
             self._rows = batch.outputs[self._span]
         return self._rows
+
+    def move(self, token: int, output: int) -> range:
+        """Make `token` the first row in the batch, and `output` among its outputs; returns the rows until now."""
+        rows = range(self._first_token, self._first_token + self.n_tokens)
+        self._first_token, self._span = token, slice(output, output + self.n_outputs)
+        return rows
 
     def copy_states(self) -> None:
         """Called after the decode, if the slot has a tap."""

@@ -56,11 +56,11 @@ class _SequenceMemory:
 class TrimmableCache(_SequenceMemory):
     """Attention caches: any tail can be trimmed, and branches of a tree are sequences that share cells."""
 
-    tree = True
     max_draft = 2**31
 
     def __init__(self, api: Any, context: Context, sequence: int) -> None:
         super().__init__(api, context, sequence)
+        self.tree = context.sequences.has_trees
         self._branches: list[int] = []  # ids of all branches but the first, which is the session's own
 
     def prepare(self, position: int, n_draft: int) -> None:

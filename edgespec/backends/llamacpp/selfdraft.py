@@ -61,6 +61,7 @@ def open_self_draft(
             "sparse needs attention layers only, and this model has recurrent states.",
             hint="Use layerskip or --draft ngram.",
         )
+    target.lends_cells = target.lends_cells or (method.skip is None and not target.is_recurrent)
     path = target.path
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)

@@ -24,8 +24,8 @@ class SequenceAllocator:
         self.count = (
             min(self.max_outputs, _MAX_SEQUENCES) if has_trees else slots
         )  # llama.cpp takes no more ids than rows
-        self._has_trees = has_trees
-        self._free = list(range(slots))
+        self.has_trees = has_trees
+        self._free = set(range(slots))
         self._spare = list(range(slots, self.count))
         self._n_slots = slots
 
@@ -37,17 +37,19 @@ class SequenceAllocator:
     @property
     def max_nodes(self) -> int:
         """Nodes of one more draft, each of which may end a branch."""
-        return min(MAX_ROWS - 1, len(self._spare)) if self._has_trees else MAX_ROWS - 1
+        return min(MAX_ROWS - 1, len(self._spare)) if self.has_trees else MAX_ROWS - 1
 
     def acquire(self, check: CheckCancelled) -> SequenceSlot:
-        """A slot for one more session. Raises BackendError where all are taken."""
+        """A slot for one more session, with the lowest id. Raises BackendError where all are taken."""
         if not self._free:
             raise BackendError("all caches of the model are in use.", hint="Use a larger --parallel.")
-        return SequenceSlot(self._free.pop(0), check)
+        sequence = min(self._free)
+        self._free.remove(sequence)
+        return SequenceSlot(sequence, check)
 
     def release(self, slot: SequenceSlot) -> None:
         """Its sequence is empty."""
-        self._free.append(slot.sequence)
+        self._free.add(slot.sequence)
 
     def acquire_spare(self, n: int) -> list[int]:
         """[n] spare ids, all of whose cells are free."""

@@ -22,6 +22,8 @@ from edgespec.core.scores import Scores
 from edgespec.core.tree import branches, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, RollbackError
 
+_CHEAP_PREFILL = 64  # tokens that are read again rather than copying the cells of a stream
+
 
 class LlamaSession:
     """A Session over a sequence of a llama.cpp context. Not thread-safe: one thread owns it.
@@ -126,10 +128,15 @@ class LlamaSession:
             return False
         if self._slot.tap is not None:  # the hidden states have to be computed
             return False
+        if context.has_streams and n <= _CHEAP_PREFILL:
+            return False
         self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
-        self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, n)
+        end = -1 if context.has_streams else n  # llama.cpp copies whole streams, before the next decode
+        self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, end)
         self.hold(other.tokens[:n])
+        if context.has_streams:
+            self._rollback.rewind(n)
         return True
 
     def hold(self, tokens: Sequence[int]) -> None:

@@ -85,6 +85,8 @@ class SharedKVSession(LlamaSession):
     def _copy_cells(self, positions: list[range]) -> bool:
         """Copy these cells of the target; False where llama.cpp cannot, and the text has to be computed."""
         api, context, target = self._lib.api, self.context, self._target.context
+        if target.has_streams:  # a part of a sequence cannot be copied out of its stream
+            return False
         (source,), (copy,) = target.sequences.acquire_spare(1), context.sequences.acquire_spare(1)
         for span in positions:
             api.llama_memory_seq_cp(target.native.memory, self._target.sequence, source, span.start, span.stop)
