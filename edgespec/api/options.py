@@ -8,10 +8,11 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions
+from edgespec.conversations.memory import memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.registry.schema import SamplingDefaults
 
 TEMPERATURE = 0.7
@@ -37,6 +38,8 @@ class LoadArguments(TypedDict, total=False):
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
+    memory           keep texts in the data folder, where the command line keeps them too, and draft from them; False by
+                     default
     """
 
     backend: Literal["auto", "llamacpp", "mlx", "toy"]
@@ -55,6 +58,7 @@ class LoadArguments(TypedDict, total=False):
     exact_width: int | None
     force: bool
     parallel: int
+    memory: bool
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -74,6 +78,8 @@ class GenerationArguments(TypedDict, total=False):
     tool_choice         'auto', 'none', 'required', or the name of the tool to call
     parallel_tool_calls whether an answer may hold several calls; None: as many as the model likes
     template_variables  JSON values that the chat template may read, such as enable_thinking
+    memory_source       what the memory keeps the text with, such as the name of a conversation;
+                        `edgespec memory forget` removes all texts of a source
     """
 
     max_tokens: int | None
@@ -94,6 +100,7 @@ class GenerationArguments(TypedDict, total=False):
     tool_choice: str | None
     parallel_tool_calls: bool | None
     template_variables: Mapping[str, Any] | None
+    memory_source: str | None
 
 
 _SAMPLING = (
@@ -132,6 +139,7 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
             batch_threads=arguments.get("batch_threads"),
         ),
         force=arguments.get("force", False),
+        memory=MemoryOptions(memory_folder()) if arguments.get("memory", False) else None,
     )
 
 

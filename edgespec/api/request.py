@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from edgespec.api.options import GenerationArguments, require_known, resolve_sampling
-from edgespec.engine.events import Request
+from edgespec.engine.events import MemoryUse, Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.service.client import ModelInfo
@@ -49,6 +49,7 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
         forced_tool=choice if is_name else None,
         parallel_calls=arguments.get("parallel_tool_calls"),
         variables=arguments.get("template_variables") or {},
+        memory=MemoryUse(source=arguments.get("memory_source")),
     )
     request = spec.build_request(model_info, token_limit=model_info.context_size)
     return PreparedRequest(

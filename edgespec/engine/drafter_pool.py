@@ -53,7 +53,7 @@ class DrafterPool:
                 continue
             try:
                 saved = slot.saved.get(name)
-                drafter = loaded.open(slot.target, self._vocab_size, saved, check)
+                drafter = loaded.open(slot.target, self._vocab_size, saved, check, slot.memory)
                 if reason := _find_fault(drafter, name):
                     drafter.close()
                     raise ValueError(reason)
@@ -84,7 +84,7 @@ class DrafterPool:
         """Raise DraftRefused for a drafter that is not loaded; those that need nothing are added."""
         specs = drafter_specs()
         for name in names:
-            if name not in self.loaded and name in specs and specs[name].needs == "nothing":
+            if name not in self.loaded and name in specs and specs[name].needs in ("nothing", "memory"):
                 self.loaded[name] = LoadedDrafter(specs[name], name)
             elif name not in self.loaded:
                 raise DraftRefused(
@@ -92,9 +92,11 @@ class DrafterPool:
                 )
 
     def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
-        """The drafters of `slot` by name, without those that cannot be opened. Raises Cancelled."""
+        """The drafters of `slot` by name, without those that cannot be opened, or have no memory. Raises Cancelled."""
         self.open_missing(slot, slot.check)
-        return [slot.drafters[name] for name in names if name in slot.drafters]
+        has_memory = slot.memory.space is not None
+        useful = [name for name in names if has_memory or self.loaded[name].spec.needs != "memory"]
+        return [slot.drafters[name] for name in useful if name in slot.drafters]
 
     def drop(self, slot: Slot, failures: Mapping[str, str]) -> None:
         """Close drafters of `slot` that have failed; the next generation opens them anew."""

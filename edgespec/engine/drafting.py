@@ -18,7 +18,7 @@ from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
-from edgespec.drafters import DrafterSpec, SlotResources, drafter_specs
+from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.sampling import RequestDraw
 from edgespec.errors import InvalidRequest
 
@@ -101,10 +101,17 @@ class LoadedDrafter:
     source: Model | AttachedDraft | AttachedHead | None = None
     mask_token: int | None = None
 
-    def open(self, target: Session, vocab_size: int, saved: bytes | None, check: CheckCancelled) -> Drafter:
+    def open(
+        self,
+        target: Session,
+        vocab_size: int,
+        saved: bytes | None,
+        check: CheckCancelled,
+        memory: SlotMemory | None = None,
+    ) -> Drafter:
         """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError.
 
-        `saved` is what an earlier drafter of this name has left.
+        `saved` is what an earlier drafter of this name has left, `memory` that of the slot.
         """
         session: Session | None = None
         head: DraftSession | BlockSession | None = None
@@ -116,18 +123,19 @@ class LoadedDrafter:
         elif self.source is not None:
             session = self.source.open_session(check)
         try:
-            return self.spec.open(SlotResources(target, vocab_size, session, self.mask_token, saved, head))
+            opened = SlotResources(target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory())
+            return self.spec.open(opened)
         except BaseException:
-            for opened in (session, head):
-                if opened is not None:
-                    opened.close()
+            for each in (session, head):
+                if each is not None:
+                    each.close()
             raise
 
 
 def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
     """Those of `names` that need nothing to be loaded."""
     specs = drafter_specs()
-    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs == "nothing"]
+    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs in ("nothing", "memory")]
 
 
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +22,7 @@ from edgespec.controller.wrappers import JumpForward, Switchable
 from edgespec.core.batching import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled, Controller, Verifier
 from edgespec.core.sampling import Sampler
+from edgespec.engine.constraints import Constraint, compile_grammar
 from edgespec.engine.drafter_pool import DrafterPool
 from edgespec.engine.drafting import (
     LoadedDrafter,
@@ -36,14 +37,13 @@ from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
-from edgespec.engine.reasoning_limit import limit_reasoning
 from edgespec.engine.session_pool import Slot, SlotPool
-from edgespec.engine.structured_output import GrammarMask
-from edgespec.errors import BackendError, Cancelled, InvalidRequest
+from edgespec.engine.slot_memory import begin_text, keep_text, take_notices
+from edgespec.errors import BackendError, Cancelled
+from edgespec.memory.memory import Memory
 from edgespec.text.stream import TextStream
 
 _PROFILE_S = 0.5  # of the implicit calibration
-_COMPILE_POLL_S = 0.001
 
 
 class Engine:
@@ -53,15 +53,21 @@ class Engine:
     """
 
     def __init__(
-        self, target: Model, drafters: Sequence[LoadedDrafter], speculation: Speculation, slots: int = 1
+        self,
+        target: Model,
+        drafters: Sequence[LoadedDrafter],
+        speculation: Speculation,
+        slots: int = 1,
+        memory: Memory | None = None,
     ) -> None:
-        """`slots` is how many texts keep a KV cache at most.
+        """`slots` is how many texts keep a KV cache at most. `memory` has the earlier texts.
 
         Raises DraftRefused where a draft's vocabulary is not the target's.
         """
         self.target = target
         self._drafters = DrafterPool(drafters, target)
         self.speculation = speculation
+        self.memory = memory
         self.is_paused = False  # no drafting for now; any thread may set it, during a generation too
         self.prompts = PromptEncoder(target)
         self._grammars = GrammarCompiler(target.tokenizer)
@@ -102,7 +108,8 @@ class Engine:
         slot: Slot | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            mask = yield from self._compile_grammar(request, sampler, len(prompt), encoded.tail, check)
+            matcher = yield from compile_grammar(request, self._grammars, check)
+            constraint = Constraint(request, encoded, matcher, reasoning, tokenizer)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
@@ -111,10 +118,10 @@ class Engine:
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
                 check()
                 yield YIELD
+            begin_text(slot, self.memory, request.memory)
             known = self._draft_stats.costs if self._draft_stats else None
             costs = ForwardCost(known, slot.target, self._plain_rounds)
-            chosen, verifier = self._choose_controller(generation, spec, slot, sampler, mask, costs)
-            verifier = limit_reasoning(verifier, request, encoded, reasoning, tokenizer)
+            chosen, verifier = self._choose_controller(generation, spec, slot, sampler, constraint, costs)
             controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
@@ -123,16 +130,16 @@ class Engine:
                 slot.target.rewind(slot.target.position)
         except Exception as error:
             if slot is not None:
-                self._discard(slot, error)
+                self._slots.discard(slot, error)
             raise
         finally:
             if controller is not None:
                 controller.end()
             if slot is not None:
                 self._drafters.drop(slot, controller.failures if controller is not None else {})
-                self._slots.release(slot, [*prompt, *generation.emitted])
+                self._slots.release(slot, keep_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
-        yield from map(Notice, self._drafters.take_notices())
+        yield from map(Notice, (*self._drafters.take_notices(), *take_notices(self.memory)))
         if controller is not None and not self._has_warned and (warning := controller.warning()):
             self._has_warned = True
             yield Notice(warning)
@@ -202,11 +209,13 @@ class Engine:
     def close(self) -> None:
         """Free everything; later requests are refused."""
         self.release_draft()
+        if self.memory is not None:
+            self.memory.close()
         self.target.close()
         self._is_closed = True
 
     def release_draft(self) -> None:
-        """Free the sessions and the drafts, so that another engine can take the target over."""
+        """Free the sessions and the drafts, so that another engine can take over the target and the memory."""
         self._grammars.close()
         self._slots.close()
         self._drafters.close()
@@ -218,8 +227,7 @@ class Engine:
 
     def _measure_new(self, names: Sequence[str], check: CheckCancelled) -> None:
         """Measure, once, drafters that have joined since. Those stay unasked for which no slot is free."""
-        costs = self.draft_stats.costs
-        if self._drafters.take_unpriced(names, costs):
+        if self._drafters.take_unpriced(names, self.draft_stats.costs):
             with suppress(BackendError):
                 self.measure_missing(check)
 
@@ -228,37 +236,13 @@ class Engine:
             raise BackendError("the model has been closed.", hint="Open it again.")
         return self.prompts.encode(prompt, variables, start)
 
-    def _compile_grammar(
-        self, request: Request, sampler: Sampler, n_prompt: int, tail: str, check: CheckCancelled
-    ) -> Generator[Yield, None, GrammarMask | None]:
-        """The sampler within the request's structure, which begins after the reasoning; None without a structure.
-
-        Others decode meanwhile.
-        """
-        if request.structure is None:
-            return None
-        if request.start is not None:
-            raise InvalidRequest("structured output cannot be continued.", hint="Ask for the whole answer.")
-        form, end = self.prompts.reasoning, b""
-        if form is not None and form.starts_inside(tail):
-            markers = form.states["reasoning"].markers
-            end = next(marker for marker, state in markers.items() if state == "answer").encode()
-        compiling = self._grammars.compile(request.structure)
-        try:
-            while not wait([compiling], _COMPILE_POLL_S).done:
-                check()
-                yield YIELD
-        finally:
-            compiling.cancel()
-        return GrammarMask(compiling.result(), sampler, self.target.tokenizer, n_prompt, end)
-
     def _choose_controller(
         self,
         generation: Generation,
         spec: Speculation,
         slot: Slot,
         sampler: Sampler,
-        mask: GrammarMask | None,
+        constraint: Constraint,
         costs: ForwardCost,
     ) -> tuple[Controller, Verifier]:
         request, seed = generation.request, generation.seed
@@ -273,15 +257,10 @@ class Engine:
             controller = make_adaptive_controller(self.draft_stats, slot.target, drafters, draw, sampling)
         else:
             controller = make_fixed_controller(spec, slot.target, drafters, draw)
-        if mask is not None and spec.draft_max != 0:
-            controller = JumpForward(controller, mask.forced, costs.seconds_by_rows())
-        return controller, make_verifier(rule, mask or sampler, seed)
-
-    def _discard(self, slot: Slot, error: Exception) -> None:
-        """Close a slot that failed between forward and commit; a runtime's error may have damaged what slots share."""
-        self._slots.drop(slot)
-        if isinstance(error, BackendError):
-            self._slots.drop_free()
+        verifier, forced = constraint.apply(partial(make_verifier, rule, seed=seed), sampler)
+        if forced is not None and spec.draft_max != 0:
+            controller = JumpForward(controller, forced, costs.seconds_by_rows())
+        return controller, verifier
 
     def _open_slot(self) -> Slot:
         def check() -> None:

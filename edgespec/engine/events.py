@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.structured_output import Structure
+from edgespec.engine.structured_output import Block, Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
@@ -37,6 +37,18 @@ class Gap:
     after: str
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """That an answer may be drafted from the memory of earlier texts, and is kept in it.
+
+    namespace  whose texts: "" is the user's own; nothing of one namespace serves another
+    source     what the text belongs to, such as a conversation, so that it can be forgotten with it
+    """
+
+    namespace: str = ""
+    source: str | None = None
+
+
 Prompt = str | tuple[Message, ...] | TokenPrompt | Gap
 
 
@@ -50,6 +62,7 @@ class Request:
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
     structure     the grammar of the answer; reasoning before it is free
+    block         parts of the answer that have a grammar, without `structure`
     visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
                   reasoning are among them, reasoning is not split off
     top_logprobs  alternatives of each token to report as Scored; None: no scores
@@ -57,6 +70,7 @@ class Request:
     reports_steps whether Steps are among the events
     max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
                   reasoning is free
+    memory        None: nothing of the memory is read, and the text is not kept
     """
 
     prompt: Prompt
@@ -66,12 +80,19 @@ class Request:
     stop: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     structure: Structure | None = None
+    block: Block | None = None
     visible: tuple[str, ...] = ()
     top_logprobs: int | None = None
     start: AnswerStart | None = None
     scores_prompt: bool = False
     reports_steps: bool = True
     max_reasoning: int | None = None
+    memory: MemoryUse | None = None
+
+    @property
+    def grammar(self) -> Structure | None:
+        """That of the answer or of its blocks."""
+        return self.block.structure if self.block is not None else self.structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.drafters import SlotMemory
 from edgespec.errors import BackendError
 
 _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
@@ -18,7 +19,8 @@ _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another sl
 class Slot:
     """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll.
 
-    saved  what drafters have left when they were closed, by name; the slots of an engine share it
+    saved   what drafters have left when they were closed, by name; the slots of an engine share it
+    memory  the earlier texts that its drafters may use
     """
 
     target: Session
@@ -27,6 +29,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     check: CheckCancelled = lambda: None
     is_taken: bool = False
+    memory: SlotMemory = field(default_factory=SlotMemory)
 
     def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
         """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
@@ -73,7 +76,7 @@ class SlotPool:
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
         if held.get(source, 0) > held.get(found, 0) and not found.target.adopt(source.target, held[source]):
-            self._adopts = False
+            self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
             if best is not None and not self._loses_much(best, common[best]):
                 found = best  # the slot that was opened beside it stays for others
         found.is_taken, found.check, found.tokens = True, check, list(prompt)
@@ -89,10 +92,12 @@ class SlotPool:
         self._kept.remove(slot)
         slot.close()
 
-    def drop_free(self) -> None:
-        """Close the slots that are not in use."""
-        for slot in [each for each in self._kept if not each.is_taken]:
-            self.drop(slot)
+    def discard(self, slot: Slot, error: Exception) -> None:
+        """Close a slot that failed between forward and commit; a runtime's error may have damaged what slots share."""
+        self.drop(slot)
+        if isinstance(error, BackendError):
+            for free in [each for each in self._kept if not each.is_taken]:
+                self.drop(free)
 
     def close(self) -> None:
         kept, self._kept = self._kept, []

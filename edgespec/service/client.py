@@ -32,6 +32,7 @@ class ModelInfo:
     max_concurrency     answers that can be generated at the same time
     no_batching_reason  why answers do not share forwards; None where they do
     exact_width         rows of every forward, where --exact fixes them; else None
+    remembered          about how many tokens of the user's earlier texts the memory has; None where it is off
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelInfo:
     max_concurrency: int
     no_batching_reason: str | None
     exact_width: int | None = None
+    remembered: int | None = None
 
     @property
     def draft(self) -> str:

@@ -7,9 +7,11 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from select import POLLIN, POLLOUT, poll
 from typing import Any
 
 _TICK_S = 0.5
+_SMALL = 2000  # bytes; a pipe that has room has room for as many, also on macOS
 
 
 class Silence(Exception):
@@ -28,17 +30,29 @@ class Link:
         self._connection = connection
         self._max_silence_s = max_silence_s
         self._has_spoken = False
+        self._arrival, self._room = poll(), poll()
+        self._arrival.register(connection.fileno(), POLLIN)
+        self._room.register(connection.fileno(), POLLOUT)
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._n_queued = 0  # messages that the sender has not sent yet
+        self._sending = threading.Lock()
         self._sender = threading.Thread(target=self._send_all, name="edgespec-link", daemon=True)
         self._sender.start()
 
     def send(self, message: Any) -> None:
         """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
-        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            if self._n_queued or len(data) > _SMALL or not self._room.poll(0):
+                self._n_queued += 1
+                self._outbox.put(data)
+                return
+            with suppress(OSError):  # the process has ended; `receive` tells
+                self._connection.send_bytes(data)
 
     def receive(self) -> Any:
         """The next message. Raises Silence, and EOFError or OSError once the process has ended."""
-        while not self._connection.poll(_TICK_S):
+        while not self._arrival.poll(_TICK_S * 1000):
             self.silent_s += _TICK_S * self._has_spoken
             if self.silent_s >= self._max_silence_s:
                 raise Silence
@@ -56,3 +70,5 @@ class Link:
         with suppress(OSError):  # the process has ended; `receive` tells
             while (data := self._outbox.get()) is not None:
                 self._connection.send_bytes(data)
+                with self._sending:
+                    self._n_queued -= 1

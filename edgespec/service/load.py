@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Skip, Unsupported
-from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
@@ -20,6 +19,7 @@ from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.hub.hub import Hub
+from edgespec.memory.memory import Memory
 from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
@@ -38,44 +38,11 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.exactness import keep_exact
 from edgespec.service.head_probe import attach_head
 from edgespec.service.ignored_options import find_ignored_options
+from edgespec.service.loaded_model import LoadedModel as LoadedModel
+from edgespec.service.remember import open_memory
 from edgespec.service.settings import apply_settings, choose_settings
 
 _PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """An engine with the description of its models, and its ProfileStore.
-
-    info      as it was when the model had been loaded; `describe` gives the present values
-    store     None for the toy runtime
-    settings  of the runtime, as measured; None where nothing was measured
-    """
-
-    engine: Engine
-    info: ModelInfo
-    target_path: Path
-    draft_paths: tuple[Path, ...]
-    key: ProfileKey
-    store: ProfileStore | None
-    settings: RuntimeSettings | None = None
-
-    def describe(self, devices: tuple[DeviceMemory, ...]) -> ModelInfo:
-        """`info` with the values that change while the model is open."""
-        engine = self.engine
-        return replace(
-            self.info,
-            plain_speed=1 / engine.draft_stats.costs.seconds(1) if engine.has_draft_stats else None,
-            speculation=engine.speculation,
-            is_paused=engine.is_paused,
-            devices=devices,
-            max_concurrency=engine.max_concurrency,
-        )
-
-    def save_stats(self) -> None:
-        """Store what the autopilot has learned, for the next process."""
-        if self.store is not None and self.engine.has_draft_stats:
-            self.store.save(self.key, self.engine.draft_stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +61,7 @@ class Loader:
     def load(self, config: LoadConfig) -> LoadedModel:
         """Load a model and its draft; downloads what is missing."""
         if config.backend == "toy":
-            return _load_toy(config, self.check)
+            return self._load_toy(config)
         planned = self._plan(config)
         _speculation(config, [each.spec.name for each in planned.drafters])  # refuse wrong options before a load
         target_path = self._fetch(planned.target)
@@ -102,7 +69,9 @@ class Loader:
             target = self._load(target_path, planned)
             undo.callback(target.close)
             settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
-            loaded = self._build(config, planned, target, target_path, settings)
+            if (memory := open_memory(config.memory, target, planned.name, self.reporter)) is not None:
+                undo.callback(memory.close)
+            loaded = self._build(config, planned, target, target_path, settings, memory)
             undo.callback(loaded.engine.release_draft)
             for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned):
                 self.reporter.notice(text)
@@ -113,9 +82,10 @@ class Loader:
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
         if loaded.info.backend == "toy":
-            return _load_toy(config, self.check)
+            return self._load_toy(config, loaded.engine.memory)
         planned = self._plan(replace(config, backend=loaded.info.backend))
-        changed = self._build(config, planned, loaded.engine.target, loaded.target_path, loaded.settings)
+        target, memory = loaded.engine.target, loaded.engine.memory
+        changed = self._build(config, planned, target, loaded.target_path, loaded.settings, memory)
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
@@ -164,7 +134,13 @@ class Loader:
         return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
 
     def _build(
-        self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, settings: RuntimeSettings | None
+        self,
+        config: LoadConfig,
+        planned: Plan,
+        target: Model,
+        target_path: Path,
+        settings: RuntimeSettings | None,
+        memory: Memory | None,
     ) -> LoadedModel:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
         chosen = apply_settings(settings, planned)
@@ -200,7 +176,7 @@ class Loader:
             order = [each.spec.name for each in planned.drafters]  # of asking; a self-draft that was found comes last
             drafters.sort(key=lambda each: order.index(each.spec.name) if each.spec.name in order else len(order))
             speculation = _speculation(config, [each.spec.name for each in drafters])
-            engine = Engine(target, drafters, speculation, planned.options.caches)
+            engine = Engine(target, drafters, speculation, planned.options.caches, memory)
             undo.pop_all()
         store = ProfileStore(target_path, paths, str(method or ""))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
@@ -254,24 +230,26 @@ class Loader:
                 self.reporter.notice(f"Measured before with {stored}; measuring again.")
             engine.draft_stats = DraftStats(engine.measure(_PROFILE_S, self.check))
 
+    def _load_toy(self, config: LoadConfig, memory: Memory | None = None) -> LoadedModel:
+        def load(name: str) -> Model:
+            return open_model("toy", Path(name), config.load, progress=lambda fraction: None, check=self.check)
 
-def _load_toy(config: LoadConfig, check: CheckCancelled) -> LoadedModel:
-    def load(name: str) -> Model:
-        return open_model("toy", Path(name), config.load, progress=lambda fraction: None, check=check)
-
-    name = config.model or "tree"
-    terms = parse_draft("ngram+model" if config.draft == AUTO else config.draft)
-    models = {}
-    for term in terms:
-        if term.spec.needs == "model":
-            with naming_drafters(term.reference):
-                models[term.spec.name] = load(term.reference or "draft")
-    drafters = [
-        LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
-    ]
-    engine = Engine(load(name), drafters, _speculation(config, [d.spec.name for d in drafters]), config.load.caches)
-    info = _describe(engine, name, "toy", SamplingDefaults(), None)
-    return LoadedModel(engine, info, Path(name), (), ProfileKey.current("toy", config.load), None)
+        name = config.model or "tree"
+        auto = "ngram+suffix+model" if config.memory is not None else "ngram+model"
+        terms = parse_draft(auto if config.draft == AUTO else config.draft)
+        models = {}
+        for term in terms:
+            if term.spec.needs == "model":
+                with naming_drafters(term.reference):
+                    models[term.spec.name] = load(term.reference or "draft")
+        drafters = [
+            LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
+        ]
+        speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
+        memory = memory or open_memory(config.memory, target, name, self.reporter)
+        engine = Engine(target, drafters, speculation, config.load.caches, memory)
+        info = _describe(engine, name, "toy", SamplingDefaults(), None)
+        return LoadedModel(engine, info, Path(name), (), ProfileKey.current("toy", config.load), None)
 
 
 def _describe(

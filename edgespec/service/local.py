@@ -37,11 +37,12 @@ class LocalEngine:
 
     def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """`after_turn`: see Worker."""
-        self._worker = Worker(after_turn)
+        self.loaded: LoadedModel | None = None
+        self._worker = Worker(after_turn, self._set_idle)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
         self._devices: tuple[DeviceMemory, ...] = ()
-        self.loaded: LoadedModel | None = None
+        self._is_closed = False
 
     @property
     def model_info(self) -> ModelInfo | None:
@@ -127,6 +128,10 @@ class LocalEngine:
         return Stream.of(lambda: device_memory("mlx" if prefers_mlx() else "llamacpp"))
 
     def close(self) -> None:
+        """Further calls do nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for stream in tuple(self._running):
             stream.cancel()
         self._worker.call(self._close_model)
@@ -162,6 +167,10 @@ class LocalEngine:
             self._reader.call(lambda: None)  # what reads a prompt of this model ends first
             loaded.save_stats()
             loaded.engine.close()
+
+    def _set_idle(self, is_idle: bool) -> None:
+        if (loaded := self.loaded) is not None and loaded.engine.memory is not None:
+            loaded.engine.memory.set_idle(is_idle)
 
     def _refresh(self) -> ModelInfo:
         self._refresh_devices()

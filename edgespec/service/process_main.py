@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from edgespec.service.local import LocalEngine
 
 _BEAT_S = 1.0
-_SEND_EVERY_S = 0.005  # events of faster decoding are sent together
+_SLOW_S = 0.005  # the events of a turn that takes so long are sent at once
+_SEND_EVERY_S = 0.01  # those of shorter turns are sent together
 
 
 def serve(link: Connection, output: Output) -> None:
@@ -68,14 +69,14 @@ class _Outbox:
             if number not in self._talking and any(isinstance(event, Piece) for event in events):
                 self._talking.add(number)
                 self._is_urgent = True
-            if not takes_turns or perf_counter() - max(self._sent_s, self._turn_s) >= _SEND_EVERY_S:
+            if not takes_turns or perf_counter() - max(self._sent_s, self._turn_s) >= _SLOW_S:
                 self._flush()
 
     def flush_after_turn(self) -> None:
         """All running jobs have advanced, and the next forward begins."""
         with self._lock:
             now_s = perf_counter()
-            is_slow, self._turn_s = now_s - self._turn_s >= _SEND_EVERY_S, now_s
+            is_slow, self._turn_s = now_s - self._turn_s >= _SLOW_S, now_s
             if self._is_urgent or is_slow or now_s - self._sent_s >= _SEND_EVERY_S:
                 self._flush()
 

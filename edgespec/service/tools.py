@@ -15,8 +15,8 @@ _NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a forced call follows all of it,
-    or is refused.
+    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a call follows all of it, or the
+    request is refused; not where the model may call in a format that does not mark calls.
     """
 
     name: str

@@ -58,10 +58,15 @@ class _Job(Generic[T]):
 class Worker:
     """Starts its thread at once."""
 
-    def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
-        """`after_turn` is called on the thread each time that every running job has advanced."""
+    def __init__(
+        self, after_turn: Callable[[], None] = lambda: None, set_idle: Callable[[bool], None] = lambda is_idle: None
+    ) -> None:
+        """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
+        nothing to do and when it has again.
+        """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
+        self._set_idle = set_idle
         self._signed_s = inf  # when the thread last gave a sign of life; inf: it waits, or does what may take long
         self._submitted: queue.Queue[_Job[Any] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
@@ -115,7 +120,9 @@ class Worker:
         while True:
             self._signed_s = inf
             if not waiting and not running:
+                self._set_idle(True)
                 waiting.append(self._submitted.get())
+                self._set_idle(False)
             with suppress(queue.Empty):
                 while True:
                     waiting.append(self._submitted.get_nowait())

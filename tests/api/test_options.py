@@ -9,7 +9,8 @@ from edgespec.cli.run import run_command
 from edgespec.registry.schema import SamplingDefaults
 
 COMMAND_LINE_ONLY = {"prompt", "model", "file", "raw", "as_json", "explain", "verbose"}
-PYTHON_ONLY = {"parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables"}
+PYTHON_ONLY = {"parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables",
+               "memory_source"}  # fmt: skip
 
 
 def test_names_are_those_of_the_command_line() -> None:
@@ -20,6 +21,9 @@ def test_names_are_those_of_the_command_line() -> None:
 
 def test_defaults_are_those_of_the_command_line() -> None:
     defaults = run_command.make_context("run", ["x"]).params
+    assert defaults["memory"] is None, "which keeps texts; the interface keeps them only if it is asked to"
+    assert options.build_load_config(None, {"memory": True}) == command_line.load_config(None, defaults)
+    defaults["memory"] = False
     assert options.build_load_config(None, {}) == command_line.load_config(None, defaults)
     recommended = SamplingDefaults(top_k=20)
     assert options.resolve_sampling({}, recommended) == command_line.sampling_params(defaults, recommended)
@@ -28,6 +32,7 @@ def test_defaults_are_those_of_the_command_line() -> None:
 
 def test_values_mean_the_same_as_on_the_command_line() -> None:
     line = ["x", "--draft-max", "3", "--draft-tree", "5", "--acceptance", "sample", "--ctx", "512", "--kv-type", "q8_0"]
+    line += ["--no-memory"]
     line += ["--top-p", "0.9", "--logit-bias", "7=-1.5", "--backend", "llamacpp", "--exact"]
     values = run_command.make_context("run", line).params
     config = options.build_load_config(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from edgespec.backends.llamacpp.library import library
+from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.batching import Yield
@@ -229,9 +230,11 @@ def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:
     assert len(tokens(together(shared, [Request(CODE[0], GREEDY, 9)])[0])) == 9
 
 
-def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_cache() -> None:
-    options = LoadOptions(threads=1, context_size=512, caches=2)
+@pytest.mark.parametrize("caches", [3, 16], ids=["over the same cells", "in streams"])
+def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_cache(caches: int) -> None:
+    options = LoadOptions(threads=1, context_size=1024, caches=caches)
     engine = open_engine(find_trained("target"), find_trained("draft"), options)
+    assert isinstance(engine.target, LlamaModel) and engine.target.has_streams == (caches == 16)
     beginning = "".join(CODE[:12])
     first, second = beginning + CODE[12] * 5, beginning + CODE[13] * 5
 
@@ -242,6 +245,7 @@ def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_
     n, common = len(engine.encode(first)), len(engine.encode(beginning))
     assert 64 < n - common < common, "enough to be kept, less than what is in common"
     assert reused(first) == 0
+    reused(beginning[:20])  # has less in common with it than a copy between streams is worth
     assert reused(second) >= common - 2, "taken over from the first one"
     assert reused(first) == n - 1 and reused(second) == len(engine.encode(second)) - 1, "both are kept"
     engine.close()

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -20,9 +21,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Event, Finished, Request
+from edgespec.engine.events import Event, Finished, MemoryUse, Request
 from edgespec.errors import BackendError, Cancelled, InvalidRequest, UnknownModel
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.client import EngineClient, require_model
 from edgespec.service.engine_log import Death
 from edgespec.service.local import LocalEngine
@@ -120,6 +121,24 @@ def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
     assert said and sum(len(event.tokens) for event in events if isinstance(event, Step)) == 40
     assert any(event.n_accepted for event in events if isinstance(event, Step))
     assert client.resident > 10 * 2**20
+
+
+def test_earlier_answers_are_drafted_from(client: EngineClient, tmp_path: Path) -> None:
+    """After another draft was opened, and after the model was opened again, too."""
+
+    def count_drafted(use: MemoryUse | None) -> int:
+        events = client.stream(replace(request(), memory=use))
+        return sum(step.decision.source == "suffix" for step in events if isinstance(step, Step) and step.decision)
+
+    config = replace(TOY, draft="suffix", memory=MemoryOptions(tmp_path / "memory"))
+    (model_info,) = client.open(config, Heard())
+    assert model_info.draft == "suffix"
+    assert not count_drafted(MemoryUse())
+    assert count_drafted(MemoryUse()) and not count_drafted(None) and not count_drafted(MemoryUse("another"))
+    (model_info,) = client.change_draft(replace(config, draft="auto"), Heard())
+    assert model_info.draft == "ngram+suffix+model"
+    list(client.open(config, Heard()))
+    assert count_drafted(MemoryUse())
 
 
 def test_the_two_give_the_same_tokens(apart: EngineProcess) -> None:
@@ -220,6 +239,7 @@ def test_closing_stops_an_endless_answer(kind: type[LocalEngine | EngineProcess]
     began_s = monotonic()
     client.close()
     assert monotonic() - began_s < 60
+    client.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=["kill", "abort"])

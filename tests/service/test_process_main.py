@@ -64,10 +64,10 @@ def test_where_turns_are_fast_the_events_of_all_streams_are_one_message(sent: Se
     for i in range(4):
         sent.put(i)
         sent.put(-i, number=1)
-        sent.turn(0.001)
+        sent.turn(0.002)
         assert not sent.messages()
     sent.put(4)
-    sent.turn(0.0011)
+    sent.turn(0.0021)
     assert sent.messages() == [Events({0: [0, 1, 2, 3, 4], 1: [0, -1, -2, -3]})]
     sent.put(5)
     sent.outbox.end(0, None, None)
@@ -85,7 +85,7 @@ def test_the_first_text_of_a_stream_waits_for_nothing(sent: Sent) -> None:
         sent.put(Piece("b", "answer", ""), number=number)
         sent.turn(0.001)
         assert not sent.messages(), "later text waits for a few milliseconds"
-        sent.turn(0.005)
+        sent.turn(0.01)
 
 
 def test_what_takes_no_turns_is_sent_at_once(sent: Sent) -> None:

@@ -172,3 +172,19 @@ def test_a_task_that_is_cancelled_cancels_the_job_that_it_waits_for(worker: Work
 
     asyncio.run(main())
     assert worker.call(lambda: 7) == 7
+
+
+def test_it_says_when_it_has_nothing_to_do() -> None:
+    said: list[bool] = []
+    has_nothing = threading.Event()
+
+    def set_idle(is_idle: bool) -> None:
+        said.append(is_idle)
+        if is_idle:
+            has_nothing.set()
+
+    worker = Worker(set_idle=set_idle)
+    assert has_nothing.wait(10)
+    assert worker.call(lambda: list(said)) == [True, False]
+    worker.close()
+    assert said[:3] == [True, False, True]
