@@ -163,26 +163,27 @@ async def call(server: Server, tokens: int) -> tuple[float, int]:
 
 @contextmanager
 def start_edgespec(name: str, checkout: Path, model: Path, draft: str, load: LoadOptions) -> Iterator[Server]:
-    """A new server of the package in `checkout`."""
+    """A new server of the package in `checkout`. What it keeps of the texts is removed at the end."""
     options = ["--port", 0, "--threads", load.threads, "--ctx", load.context_size, "--parallel", load.caches]
     command = [*EDGESPEC, "serve", *map(str, options), "--draft", draft, f"m={model}"]
-    process = subprocess.Popen(
-        command,
-        cwd=checkout,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-    )
-    try:
-        assert process.stdout is not None
-        port = re.search(r"http://[^\s;]+:(\d+)", process.stdout.readline())
-        if port is None:
-            raise click.ClickException("edgespec serve did not start; run it alone to see why.")
-        yield Server(name, int(port[1]), {})
-    finally:
-        process.terminate()
-        process.wait(30)
+    with tempfile.TemporaryDirectory() as data:
+        process = subprocess.Popen(
+            command,
+            cwd=checkout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(checkout), "EDGESPEC_DATA_DIR": data},
+        )
+        try:
+            assert process.stdout is not None
+            port = re.search(r"http://[^\s;]+:(\d+)", process.stdout.readline())
+            if port is None:
+                raise click.ClickException("edgespec serve did not start; run it alone to see why.")
+            yield Server(name, int(port[1]), {})
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 @contextmanager

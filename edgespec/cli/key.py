@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,8 +39,11 @@ def key_command() -> None:
 @key_command.command("add")
 @click.argument("name")
 @click.option("--manage", is_flag=True, help="The key may also load, unload and download models.")
+@click.option(
+    "--memory", is_flag=True, help="Keep the key's texts on the server, and draft from them for this key alone."
+)
 @_file_option
-def add_command(name: str, manage: bool, path: Path | None) -> None:
+def add_command(name: str, manage: bool, memory: bool, path: Path | None) -> None:
     """Make a key for a client called NAME and print it. The log and the metrics of the server show NAME.
 
     A running server reads the file again when it changes.
@@ -47,10 +51,11 @@ def add_command(name: str, manage: bool, path: Path | None) -> None:
     from edgespec.server.key_file import add_key
 
     path = _get_path(path)
-    key = add_key(path, name, may_manage=manage)
+    key = add_key(path, name, may_manage=manage, remembers=memory)
     click.echo(f"The key of {name}, which is stored nowhere else:", err=True)
     click.echo(key)
     click.echo(f"Its hash is in {path}: edgespec serve --keys {path}", err=True)
+    _forget(name)  # of a key of this name whose entry was removed by hand
 
 
 @key_command.command("list")
@@ -61,8 +66,15 @@ def list_command(path: Path | None) -> None:
     from edgespec.server.key_file import read_keys
 
     callers = [each.caller for each in read_keys(_get_path(path))]
-    rows = [(each.name, "generate and manage models" if each.may_manage else "generate") for each in callers]
-    for line in format_table([("NAME", "MAY"), *rows]):
+    rows = [
+        (
+            each.name,
+            "generate and manage models" if each.may_manage else "generate",
+            "kept for drafts" if each.remembers else "not kept",
+        )
+        for each in callers
+    ]
+    for line in format_table([("NAME", "MAY", "TEXTS"), *rows]):
         click.echo(line)
 
 
@@ -70,9 +82,23 @@ def list_command(path: Path | None) -> None:
 @click.argument("name")
 @_file_option
 def rm_command(name: str, path: Path | None) -> None:
-    """Remove the key called NAME. A running server refuses it from then on."""
+    """Remove the key called NAME, and its texts. A running server refuses it from then on."""
     from edgespec.server.key_file import remove_key
 
     path = _get_path(path)
     remove_key(path, name)
     click.echo(f"removed {name} from {path}")
+    if n := _forget(name):
+        click.echo(f"removed its texts, {n:,} tokens, from the memory")
+
+
+def _forget(name: str) -> int:
+    """Remove what the memory has of a key; returns the number of tokens. Raises CacheError."""
+    from edgespec.conversations.memory import memory_folder
+    from edgespec.memory.store import TextStore
+    from edgespec.server.keys import name_namespace
+
+    if not (folder := memory_folder()).is_dir():
+        return 0
+    with closing(TextStore.open(folder)) as store:
+        return store.clear(name_namespace(name))

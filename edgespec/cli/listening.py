@@ -125,10 +125,10 @@ def access_rules(options: dict[str, Any]) -> Rules:
 def _read_keys(options: dict[str, Any]) -> Keys | None:
     """The keys of --api-key and of the file; None without both."""
     from edgespec.server.key_file import KeyFile
-    from edgespec.server.keys import Caller, Key, Keys, hash_key
+    from edgespec.server.keys import ONLY_KEY, Caller, Key, Keys, hash_key
 
     path, text = options["key_file"], options["api_key"]
-    fixed = [Key(Caller("api-key", may_manage=True), hash_key(text))] if text else []
+    fixed = [Key(Caller(ONLY_KEY, may_manage=True, remembers=bool(options["memory"])), hash_key(text))] if text else []
     if path is None:
         return Keys(lambda: fixed) if fixed else None
     file = KeyFile(path)

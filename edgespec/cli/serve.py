@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,8 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     from edgespec.server.models import Models
     from edgespec.server.policy import Policy
 
+    if options["memory"] is None and options["api_key"] and not options["key_file"]:
+        options["memory"] = False
     rules = access_rules(options)
     metrics = ServerMetrics()
     limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
@@ -153,6 +156,8 @@ def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> tuple[dic
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
         configs[name] = load_config(reference or None, options)
+    if options["memory"] is False:  # for the tables too
+        configs = {name: replace(each, memory=None) for name, each in configs.items()}
     return configs, {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
 
 

@@ -17,8 +17,9 @@ from edgespec.service.response import Part, ResponseStream, Started, merge_delta
 
 async def generate_parts(
     models: Models, name: str, specs: Sequence[GenerationSpec], copies: int, body_bytes: int
-) -> AsyncGenerator[tuple[int, Part], None]:
-    """The parts of `copies` answers to each of `specs`, with the index of the answer. The parts of one come in order.
+) -> AsyncGenerator[tuple[int, list[Part]], None]:
+    """The parts of `copies` answers to each of `specs`, in batches of one answer with its index. The parts of one come
+    in order.
 
     `body_bytes` is the size of the request's body. Raises any EdgespecError. It ends all the answers.
     """
@@ -26,17 +27,14 @@ async def generate_parts(
     if len(specs) == copies == 1:
         async with aclosing(_generate(slot, await models.enter(slot), specs[0], 0, body_bytes)) as batches:
             async for parts in batches:
-                for part in parts:
-                    yield 0, part
+                yield 0, parts
         return
     answers = _Answers(models, slot, specs, copies, body_bytes)
     work = asyncio.create_task(answers.run())
     work.add_done_callback(lambda _: answers.found.put_nowait(None))
     try:
         while (found := await answers.found.get()) is not None:
-            index, parts = found
-            for part in parts:
-                yield index, part
+            yield found
         await work
     finally:
         work.cancel()
@@ -93,7 +91,7 @@ async def _generate(
 
     def prepare() -> tuple[Request, ResponseStream]:
         request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-        return request, spec.make_response(model_info, model_info.plain_speed, request.structure)
+        return request, spec.make_response(model_info, model_info.plain_speed, request.grammar)
 
     try:
         request, response = await compute(body_bytes, prepare)

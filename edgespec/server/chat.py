@@ -78,7 +78,8 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
     """The body of /v1/chat/completions.
 
     `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
-    the last message (DeepSeek, Mistral) continue a last message of the assistant.
+    the last message (DeepSeek, Mistral) continue a last message of the assistant. Without `add_generation_prompt` the
+    prompt ends with the last message.
     """
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
@@ -133,7 +134,7 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
             forced_tool=named.name if isinstance(named, NamedFunction) else None,
             parallel_calls=False if self.functions else self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            variables=self.chat_template_kwargs or {},
+            variables=self._variables(),
             draft_length=self.draft_length(),
             thinking=self.make_thinking(is_on=self._switch(), effort=self.reasoning_effort),
         )
@@ -143,6 +144,12 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
         given = (self.chat_template_kwargs or {}).get("enable_thinking")
         return given if isinstance(given, bool) else None
 
+    def _variables(self) -> dict[str, Any]:
+        """What the chat template may read. A message that is continued stands behind the generation prompt."""
+        given = self.chat_template_kwargs or {}
+        ends = self.add_generation_prompt is False and not self._continues()
+        return {**given, "add_generation_prompt": False} if ends else given
+
     def _continues(self) -> bool:
         """Whether the answer continues the last message. Raises InvalidRequest for contradictory fields."""
         *before, last = self.messages
@@ -151,7 +158,7 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
         if last.prefix and self.continue_final_message is False:
             raise InvalidRequest("prefix and continue_final_message contradict each other.", hint="Send one of them.")
         continues = bool(last.prefix or self.continue_final_message)
-        if self.add_generation_prompt is not None and self.add_generation_prompt == continues:
+        if self.add_generation_prompt and continues:
             raise InvalidRequest(
                 "add_generation_prompt and continue_final_message contradict each other.",
                 hint="Leave add_generation_prompt out.",

@@ -15,6 +15,7 @@ from edgespec.server.bodies import compute
 from edgespec.server.http import EventStream, respond_unless_disconnected
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
+from edgespec.server.record import current_record
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part
 
@@ -44,6 +45,7 @@ class GenerationBody(Protocol):
     model: str
     n: Any
     stream: Any
+    memory: bool | None
 
     def generation_specs(self) -> Sequence[GenerationSpec]: ...
 
@@ -60,24 +62,27 @@ async def generate(
     size = len(await request.body())
     specs, writer, copies = await compute(size, body.generation_specs), body.writer(), body.n or 1
     warnings = body.keep(models.choose(body.model))
-    specs = [replace(spec, warnings=(*spec.warnings, *warnings)) for spec in specs]
+    memory = current_record().caller.memory if body.memory is not False else None
+    specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in specs]
     answers = generate_parts(models, body.model, specs, copies, size)
     if body.stream:
         return stream(request.url.path, _events(answers, writer), writer.fail)
 
     async def collect() -> dict[str, Any]:
         async with aclosing(answers) as parts:
-            async for index, part in parts:
-                writer.add(index, part)
+            async for index, batch in parts:
+                for part in batch:
+                    writer.add(index, part)
         return writer.response_body()
 
     return await respond_unless_disconnected(request, collect())
 
 
-async def _events(parts: AsyncGenerator[tuple[int, Part], None], writer: Writer) -> AsyncGenerator[bytes, None]:
+async def _events(parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer) -> AsyncGenerator[bytes, None]:
+    """The events of each batch as one piece: every piece is sent on its own."""
     async with aclosing(parts):
-        async for index, part in parts:
-            for event in writer.chunks(index, part):
-                yield event
-    for event in writer.finish():
-        yield event
+        async for index, batch in parts:
+            if events := b"".join(event for part in batch for event in writer.chunks(index, part)):
+                yield events
+    if events := b"".join(writer.finish()):
+        yield events

@@ -83,7 +83,8 @@ class Guard:
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """Who sends a request. Raises HttpError."""
         if self._rules.keys is None:
-            return Caller(may_manage=_is_local(scope))
+            is_local = _is_local(scope)
+            return Caller(may_manage=is_local, remembers=is_local)
         scheme, _, key = headers.get("authorization", "").strip().partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         caller = self._rules.keys.identify(key) if key else None

@@ -33,9 +33,10 @@ from edgespec.server.record import current_record
 B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
-_KEEP_ALIVE_S = 5.0  # longest silence in a stream
+_SILENCE_S = 2.5  # a stream that was silent twice as long has had a comment
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's older interfaces."""
 _STATUS: list[tuple[type[EdgespecError], int]] = [
@@ -106,7 +107,7 @@ def hide_internal_error(error: BaseException) -> EdgespecError:
 
 def dump_json(content: Any) -> bytes:
     """JSON whose strings may hold lone surrogates: models write them in the arguments of tool calls."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _JSON.encode(content).encode("utf-8", "replace")
 
 
 class JsonResponse(JSONResponse):
@@ -166,21 +167,27 @@ class EventStream(Response):
         self._path = path
         self._events = events
         self._fail = fail
-        self._next: asyncio.Future[bytes | None] | None = None
-        self._is_stopped = False
+        self._sending = asyncio.Lock()
+        self._has_begun = self._is_silent = self._is_stopped = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send(scope, receive, send))
+        sending = asyncio.create_task(self._send_all(scope, receive, send))
         watch = asyncio.create_task(_wait_for_disconnect(receive))
+        ends = {sending, watch}
         try:
-            await asyncio.wait({sending, watch}, return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait(ends, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if not self._is_silent:
+                    self._is_silent = True  # until something is sent
+                elif not self._sending.locked():
+                    await self._send(send, self.keep_alive)
             if sending.done():
                 sending.result()
             else:
                 _note_that_the_client_left()
         except asyncio.CancelledError:
-            self._stop()
-            await asyncio.wait({sending, watch}, timeout=_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+            self._is_stopped = True
+            sending.cancel()
+            await asyncio.wait(ends, timeout=_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
             sending.cancel()
@@ -188,60 +195,39 @@ class EventStream(Response):
                 await sending
             await self._events.aclose()
 
-    def _stop(self) -> None:
-        self._is_stopped = True
-        if self._next is not None:
-            self._next.cancel()
-
-    def _advance(self) -> asyncio.Future[bytes | None]:
-        self._next = asyncio.ensure_future(anext(self._events, None))
-        if self._is_stopped:
-            self._next.cancel()
-        return self._next
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pending = self._advance()
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: EdgespecError | None = None
         try:
-            await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)
-            if pending.done() and (failure := _failure_of(pending)) is not None:
+            async for event in self._events:
+                await self._send(send, event)
+        except asyncio.CancelledError:
+            if not self._is_stopped:
+                raise
+            failure = ServerStops()
+        except Exception as error:  # noqa: BLE001 - a bug is logged, and the stream says so
+            failure = hide_internal_error(error)
+        if failure is None:
+            await self._send(send, b"", more=False)
+            return
+        async with self._sending:  # a comment that is being sent has begun the response
+            if not self._has_begun:
                 await error_response(self._path, failure)(scope, receive, send)
                 return
-            headers = [
-                (b"content-type", self.content_type),
-                (b"cache-control", b"no-store"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while True:
-                done, _ = await asyncio.wait({pending}, timeout=_KEEP_ALIVE_S)  # wait_for may swallow a cancellation
-                if not done:
-                    await send(_body_chunk(self.keep_alive))
-                    continue
-                if (failure := _failure_of(pending)) is not None:  # the status is sent, so the error is an event
-                    error = format_error(self._path, _note_failure(failure), failure)
-                    await send(_body_chunk(self._fail(error)))
-                    break
-                if (event := pending.result()) is None:
-                    break
-                await send(_body_chunk(event))
-                pending = self._advance()
-            await send(_body_chunk(b"", more=False))
-        finally:
-            pending.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await pending
+        error_body = format_error(self._path, _note_failure(failure), failure)  # the status is sent: it is an event
+        await self._send(send, self._fail(error_body), more=False)
 
-
-def _failure_of(done: asyncio.Future[bytes | None]) -> EdgespecError | None:
-    """Why there is no event, in words for the client; None if there is one, or the stream is at its end."""
-    if done.cancelled():
-        return ServerStops()
-    error = done.exception()
-    return hide_internal_error(error) if error is not None else None
-
-
-def _body_chunk(data: bytes, *, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._sending:
+            if not self._has_begun:
+                headers = [
+                    (b"content-type", self.content_type),
+                    (b"cache-control", b"no-store"),
+                    (b"x-accel-buffering", b"no"),
+                ]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                self._has_begun = True
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            self._is_silent = False
 
 
 def format_event(data: dict[str, Any]) -> bytes:

@@ -1,4 +1,5 @@
-"""A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true.
+"""A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true
+and memory = true.
 
 It holds hashes only, so it need not be kept secret; but whoever can write it can let himself in.
 """
@@ -16,10 +17,11 @@ from typing import Any
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import replace_file
-from edgespec.server.keys import Caller, Key, hash_key, make_key
+from edgespec.server.keys import ONLY_KEY, Caller, Key, hash_key, make_key
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_FLAGS = ("manage", "memory")
 _HINT = "`edgespec key add NAME` writes such entries."
 _LOG = logging.getLogger("edgespec.server")
 
@@ -75,24 +77,27 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 def _parse_key(path: Path, name: str, table: Any) -> Key:
     _check_name(name)
     fields = table if isinstance(table, dict) else {}
-    digest, may_manage = fields.get("sha256"), fields.get("manage", False)
+    digest, flags = fields.get("sha256"), {flag: fields.get(flag, False) for flag in _FLAGS}
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise InvalidRequest(f"{path}: [{name}] has no sha256 of 64 hexadecimal digits.", hint=_HINT)
-    if not isinstance(may_manage, bool):
-        raise InvalidRequest(f"{path}: manage of [{name}] must be true or false.", hint=_HINT)
-    if unknown := sorted(set(fields) - {"sha256", "manage"}):
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{path}: {flag} of [{name}] must be true or false.", hint=_HINT)
+    if unknown := sorted(set(fields) - {"sha256", *_FLAGS}):
         raise InvalidRequest(f"{path}: [{name}] has an unknown field, '{unknown[0]}'.", hint=_HINT)
-    return Key(Caller(name, may_manage), bytes.fromhex(digest))
+    return Key(Caller(name, may_manage=flags["manage"], remembers=flags["memory"]), bytes.fromhex(digest))
 
 
 def _check_name(name: str) -> None:
+    if name == ONLY_KEY:
+        raise InvalidRequest(f"'{name}' is the name of the key of --api-key.", hint="Choose another name.")
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"a key cannot have the name '{name[:100]}'.", hint="Use letters, digits, - and _, at most 64 of them."
         )
 
 
-def add_key(path: Path, name: str, *, may_manage: bool) -> str:
+def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool = False) -> str:
     """Append a new key to a file, which is made where there is none, for its owner only. The key is in no file.
 
     Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, CacheError.
@@ -104,7 +109,8 @@ def add_key(path: Path, name: str, *, may_manage: bool) -> str:
             f"{path} has a key '{name}' already.", hint=f"Choose another name, or first: edgespec key rm {name}"
         )
     key = make_key()
-    table = f'[{name}]\nsha256 = "{hash_key(key).hex()}"\n' + ("manage = true\n" if may_manage else "")
+    flags = (f"{flag} = true\n" for flag, is_set in zip(_FLAGS, (may_manage, remembers), strict=True) if is_set)
+    table = f'[{name}]\nsha256 = "{hash_key(key).hex()}"\n' + "".join(flags)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:

@@ -8,6 +8,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edgespec.engine.events import MemoryUse
+
+ONLY_KEY = "api-key"
+"""The name of the key of `--api-key`."""
+_NAMESPACE = "key:"
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -15,10 +21,17 @@ class Caller:
 
     name        that of the caller's key; "" without a key
     may_manage  whether the caller may load, unload and download models, or may generate only
+    remembers   whether the memory keeps the caller's texts and drafts from them
     """
 
     name: str = ""
     may_manage: bool = False
+    remembers: bool = False
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What the caller's generations use of the memory: texts of its own key alone. None: nothing."""
+        return MemoryUse(name_namespace(self.name)) if self.remembers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,16 @@ class Key:
 
     caller: Caller
     digest: bytes
+
+
+def name_namespace(name: str) -> str:
+    """The namespace of a key in the memory, by the key's name; without a key it is the user's own."""
+    return f"{_NAMESPACE}{name}" if name else ""
+
+
+def read_namespace(namespace: str) -> str:
+    """The name of the key with this namespace; "" for the user's own."""
+    return namespace.removeprefix(_NAMESPACE)
 
 
 def make_key() -> str:

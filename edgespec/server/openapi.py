@@ -13,7 +13,7 @@ from edgespec.server.completions import CompletionRequest
 from edgespec.server.embeddings import EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
 from edgespec.server.fields import Body
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
-from edgespec.server.ollama_models import PullRequest, ShowRequest
+from edgespec.server.ollama_models import DeleteRequest, PullRequest, ShowRequest
 from edgespec.server.residency import LoadRequest, UnloadRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.token_routes import DetokenizeRequest, TokenizeRequest
@@ -36,6 +36,7 @@ _BODIES: dict[str, type[Body]] = {
     "/api/embeddings": OllamaEmbeddingsRequest,
     "/api/pull": PullRequest,
     "/api/show": ShowRequest,
+    "/api/delete": DeleteRequest,
     "/models/load": LoadRequest,
     "/models/unload": UnloadRequest,
 }
@@ -81,7 +82,7 @@ def document() -> dict[str, Any]:
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
             "responses": {"200": {"description": "The answer.", "content": content}, **errors},
         }
-        paths[path] = {"post": operation}
+        paths[path] = {"delete" if path == "/api/delete" else "post": operation}
     for path, text in _GETS.items():
         answer = {"description": text, "content": any_object}
         paths[path] = {"get": {"summary": text, "responses": {"200": answer, **errors}}}

@@ -21,8 +21,8 @@ import openai
 import psutil
 
 COMMAND = [sys.executable, "-m", "edgespec"]
-EMBEDDED = ("--draft-max", "3", "--draft", "model", "--threads", "1", "--ctx", "512")
-SMALL = ("tree", "--backend", "toy", "--draft-max", "3", "--ctx", "256")
+EMBEDDED = ("--no-memory", "--draft-max", "3", "--draft", "model", "--threads", "1", "--ctx", "512")
+SMALL = ("tree", "--backend", "toy", "--no-memory", "--draft-max", "3", "--ctx", "256")
 TOY = (*SMALL[:-1], "200000")
 ENDLESS = {"max_tokens": 150_000, "temperature": 0, "logit_bias": {"256": -100}}  # 256 ends the toy's texts
 KEY = "key of the tests"

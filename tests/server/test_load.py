@@ -59,6 +59,23 @@ def test_a_caller_who_leaves_ends_its_answer(toy: Server) -> None:
         assert answers(toy) == before + 1
 
 
+def test_a_caller_who_closes_its_sending_side_has_left(toy: Server) -> None:
+    """TCP does not tell it from one that has gone. The connection ends, without the end of the answer."""
+    for stream in (True, False):
+        before = answers(toy)
+        with raw(toy, {**ENDLESS, "stream": stream}) as caller:
+            toy.until(TREE, is_busy=True)
+            caller.shutdown(socket.SHUT_WR)
+            received = b""
+            while chunk := caller.recv(65536):
+                received += chunk
+        assert received.startswith(b"HTTP/1.1 200 OK") if stream else not received
+        assert b"[DONE]" not in received and b'finish_reason":"' not in received
+        toy.until(TREE, is_busy=False)
+        assert answers(toy) == before + 1
+    assert toy.ask(TREE, max_tokens=5).json()["usage"]["completion_tokens"] == 5
+
+
 def test_two_hundred_abrupt_ends(toy: Server) -> None:
     toy.ask(TREE, max_tokens=3)
     engine = toy.engines()[0].pid
