@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
 @click.option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
+@click.option("--incognito", is_flag=True, help="Save nothing of this chat: no conversation, no prompts, no memory.")
 @generation_options
 def chat_command(
     model: str | None,
@@ -42,6 +44,7 @@ def chat_command(
     resume: int | None,
     race: str | None,
     rolling: bool,
+    incognito: bool,
     **options: Any,
 ) -> int:
     """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
@@ -55,7 +58,9 @@ def chat_command(
     from edgespec.errors import InvalidRequest
     from edgespec.registry.schema import SamplingDefaults
 
-    request = load_config(model, options)
+    if incognito and (continue_last or resume):
+        raise InvalidRequest("a saved conversation is not incognito.", hint="Drop --incognito.")
+    request = load_config(model, options | ({"memory": False} if incognito else {}))
     sampling_params(options, SamplingDefaults())  # raises before anything is loaded
     settings = options["max_tokens"], options["seed"], options["stop"]
     chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
@@ -73,12 +78,9 @@ def chat_command(
         request = _choose_model(store, resume, request)
         sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
-        client = EngineProcess("F5 opens the model again.")
-        try:
-            app = ChatApp(request, chat, store, client, SlashCommands(), sampling=sampling, resume=resume, then=then)
-            return app.run() or 0
-        finally:
-            client.close()
+        with closing(EngineProcess("F5 opens the model again.")) as client:
+            app = partial(ChatApp, request, chat, store, client, SlashCommands(), is_incognito=incognito)
+            return app(sampling=sampling, resume=resume, then=then).run() or 0
     if continue_last or resume or race:
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
@@ -86,12 +88,10 @@ def chat_command(
     from edgespec.cli.engine import open_engine
     from edgespec.cli.repl import Repl
 
-    engine = open_engine(request, verbose=options["verbose"])
-    try:
+    with closing(open_engine(request, verbose=options["verbose"])) as engine:
         chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
-        return Repl(engine, request, chat, interactive=sys.stdin is not None and sys.stdin.isatty()).loop()
-    finally:
-        engine.close()
+        is_interactive = sys.stdin is not None and sys.stdin.isatty()
+        return Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito).loop()
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:

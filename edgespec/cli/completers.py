@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
@@ -49,6 +49,27 @@ def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomple
             return _offer({str(each.id): each.title for each in store.recent(_MAX_CONVERSATIONS)}, incomplete)
         finally:
             store.close()
+    return []
+
+
+def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """As complete_conversation; without one, files."""
+    from click.shell_completion import CompletionItem
+
+    return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def complete_memory_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the keys whose texts are kept."""
+    from edgespec.conversations.memory import memory_folder
+    from edgespec.memory.store import TextStore
+    from edgespec.server.keys import read_namespace
+
+    with suppress(EdgespecError):
+        if (folder := memory_folder()).is_dir():
+            with closing(TextStore.open(folder, wait_s=0.1)) as store:
+                names = [read_namespace(each.namespace) for each in store.status()]
+            return _offer(dict.fromkeys(filter(None, names), ""), incomplete)
     return []
 
 

@@ -157,6 +157,7 @@ def _probe(program: str, fix: str) -> dict[str, Any]:
 
 def _describe_cache() -> dict[str, Any]:
     from edgespec.conversations.database import data_folder
+    from edgespec.conversations.memory import describe_memory
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
@@ -172,6 +173,7 @@ def _describe_cache() -> dict[str, Any]:
         "writable": existing.is_dir() and os.access(existing, os.W_OK),
         "config": str(config_dir()),
         "conversations": str(data_folder()),
+        "memory": describe_memory(),
     }
 
 
@@ -278,6 +280,7 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     click.echo(f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}")
     click.echo(f"config     {cache['config']}")
     click.echo(f"chats      {cache['conversations']}")
+    click.echo(f"texts      {cache['memory']['path']}, {cache['memory']['state']}")
     for name, lines in report["settings"].items():
         click.echo(f"settings   {name}: {'; '.join(lines)}")
     for problem in problems:

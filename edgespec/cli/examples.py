@@ -19,6 +19,26 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec history", "the last conversations"),
         ("edgespec history binary search", "those in which both words occur"),
     ),
+    "memory": (
+        ("edgespec memory add ~/project", "answers about it are drafted from its files"),
+        ("edgespec memory status", "what is kept"),
+    ),
+    "memory add": (
+        ("edgespec memory add ~/project", "its text files, but what .gitignore excludes"),
+        ("edgespec memory add docs notes.md -m llama-8b-q4", "for models with this tokenizer"),
+        ("edgespec memory add --dry-run .", "list the files"),
+    ),
+    "memory status": (("edgespec memory status --json", "as JSON"),),
+    "memory export": (("edgespec memory export texts.jsonl", "read what is kept"),),
+    "memory forget": (
+        ("edgespec memory forget 12", "a conversation that `edgespec history` lists"),
+        ("edgespec memory forget ~/project/docs", "the documents in a folder"),
+    ),
+    "memory clear": (
+        ("edgespec memory clear", "remove all texts"),
+        ("edgespec memory clear --corpus", "remove the added documents"),
+        ("edgespec memory clear --key laptop", "remove the texts of an API key"),
+    ),
     "doctor": (("edgespec doctor", "check this machine"),),
     "recommend": (
         ("edgespec recommend", "the models that suit this machine"),

@@ -22,6 +22,7 @@ _GROUPS = {
         "chat": ("Chat with a model, full-screen", "chat"),
         "run": ("Answer one prompt on standard output", "run"),
         "history": ("List or search saved conversations", "history"),
+        "memory": ("Add or remove texts that answers are drafted from", "memory"),
         "doctor": ("Check this machine and its runtimes", "doctor"),
     },
     "Models": {

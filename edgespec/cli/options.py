@@ -101,7 +101,8 @@ def _describe_drafters() -> str:
     """The drafters with the words that name them."""
     from edgespec.planner.draft_request import list_groups
 
-    drafters = ["auto (all that are available)", "none", *(f"{words} ({told})" for words, told in list_groups())]
+    listed = (f"{words} ({told})" for words, told in list_groups())
+    drafters = ["auto (those available that usually pay)", "none", *listed]
     return f"Drafters, joined by '+': {'; '.join(drafters)}; or REF, a draft model of your choice."
 
 
@@ -162,6 +163,11 @@ _LOADING = (
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
 
+_MEMORY = click.option(
+    "--memory/--no-memory", default=None,
+    help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
+    "them, but of a server's API keys only those that ask for it]",
+)  # fmt: skip
 _RUNTIME = "Runtime that runs the model."
 PARALLEL = click.option(
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, metavar="N",
@@ -171,12 +177,14 @@ PARALLEL = click.option(
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
-    return _add(command, (draft_option(), *_SAMPLING, *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
+    return _add(
+        command, (draft_option(), *_SAMPLING, *_SPECULATION, _MEMORY, *_LOADING, backend_option(_RUNTIME, "toy"))
+    )
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    return _add(command, (draft_option(), *_SPECULATION, *_LOADING, backend_option(_RUNTIME, "toy")))
+    return _add(command, (draft_option(), *_SPECULATION, _MEMORY, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def load_options(command: F) -> F:
@@ -191,9 +199,10 @@ def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:
 
 
 def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
-    """What to load, from the parsed options. Raises InvalidRequest."""
+    """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
-    from edgespec.planner.plan import LoadConfig
+    from edgespec.conversations.memory import memory_folder
+    from edgespec.planner.plan import LoadConfig, MemoryOptions
 
     return LoadConfig(
         model=model,
@@ -215,6 +224,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
             batch_threads=options["batch_threads"],
         ),
         force=options["force"],
+        memory=None if options.get("memory", False) is False else MemoryOptions(memory_folder()),
     )
 
 

@@ -15,7 +15,7 @@ from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply
 from edgespec.conversations.context import NEARLY_FULL, describe_end, make_room
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
-from edgespec.engine.events import AnswerStart, Finished, Notice
+from edgespec.engine.events import AnswerStart, Finished, MemoryUse, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planner.draft_request import describe_words
 from edgespec.planner.plan import LoadConfig
@@ -44,16 +44,32 @@ class _Cut:
 class Repl:
     """One conversation on one terminal or pipe."""
 
-    def __init__(self, engine: LocalEngine, request: LoadConfig, chat: Chat, *, interactive: bool) -> None:
-        """`request` is what `engine` has loaded."""
+    def __init__(
+        self, engine: LocalEngine, request: LoadConfig, chat: Chat, *, interactive: bool, is_incognito: bool
+    ) -> None:
+        """`request` is what `engine` has loaded. `is_incognito`: the memory keeps nothing of the first conversation."""
         self._engine = engine
         self._request = request
         self._chat = chat
         self._interactive = interactive
+        self._is_incognito = is_incognito
         self._metrics: Metrics | None = None  # of the last answer
         self._cut: _Cut | None = None  # the last answer, unless it is whole
         self._is_nearly_full = False  # as it was told
-        names = ("help", "stats", "spec", "draft", "set", "clear", "retry", "continue", "undo", "save", "load")
+        names = (
+            "help",
+            "stats",
+            "spec",
+            "draft",
+            "set",
+            "clear",
+            "retry",
+            "continue",
+            "undo",
+            "incognito",
+            "save",
+            "load",
+        )
         self._actions: dict[str, Callable[[str], None]] = {name: getattr(self, f"_{name}") for name in names}
         self._actions["save!"] = lambda argument: self._save(argument, overwrite=True)
 
@@ -122,12 +138,13 @@ class Repl:
     def _answer(self, start: AnswerStart = _NOTHING) -> None:
         """Generate what follows `start` for the present messages; a question that gets no answer is removed."""
         info, question = require_model(self._engine), list(self._chat.messages)
+        memory = None if self._is_incognito else MemoryUse()
         texts = {"answer": start.text, "reasoning": start.reasoning}
         steps: list[Step] = []
         notices: list[str] = []
         finished: Finished | None = None
         try:
-            for event in interruptible(self._engine.stream(self._chat.request(info.sampling, start))):
+            for event in interruptible(self._engine.stream(self._chat.request(info.sampling, start, memory))):
                 if isinstance(event, Piece):
                     is_reasoning = event.channel == "reasoning"
                     click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
@@ -197,6 +214,13 @@ class Repl:
     def _clear(self, _argument: str) -> None:
         self._chat.messages.clear()
         self._chat.left_out, self._cut = 0, None
+
+    def _incognito(self, _argument: str) -> None:
+        self._clear("")
+        self._is_incognito = not self._is_incognito
+        click.echo(
+            "incognito: the memory keeps nothing of this conversation" if self._is_incognito else "not incognito"
+        )
 
     def _retry(self, _argument: str) -> None:
         messages = self._chat.messages

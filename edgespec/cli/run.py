@@ -84,7 +84,7 @@ def run_command(
 
 
 def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:
-    from edgespec.engine.events import Request
+    from edgespec.engine.events import MemoryUse, Request
     from edgespec.text.chat_template import Message
 
     system = [Message("system", options["system"])] if options["system"] else []
@@ -94,6 +94,7 @@ def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInf
         max_tokens=options["max_tokens"] or info.sampling.max_tokens,
         seed=options["seed"],
         stop=options["stop"],
+        memory=MemoryUse(),
     )
 
 

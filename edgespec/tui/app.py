@@ -54,9 +54,11 @@ class ChatApp(ChatView):
         sampling: Callable[[SamplingDefaults], SamplingParams] = lambda _: SamplingParams(),
         resume: int | None = None,
         then: str = "",
+        is_incognito: bool = False,
     ) -> None:
         """`sampling` turns a model's recommended defaults into sampling parameters. `resume` is the id of a stored
-        conversation. `then` is a command to run once the model is loaded. The app closes `client` when it ends.
+        conversation. `then` is a command to run once the model is loaded. `is_incognito`: nothing of the first
+        conversation is kept. The app closes `client` when it ends.
         """
         super().__init__(request, chat, store, client)
         self.commands = commands
@@ -64,6 +66,8 @@ class ChatApp(ChatView):
         self._resume = resume
         self._then = then
         self._is_leaving = False
+        if is_incognito:
+            self.recorder.start_incognito(is_on=True)
 
     @property
     def reporter(self) -> TuiReporter:

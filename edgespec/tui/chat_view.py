@@ -19,6 +19,7 @@ from edgespec.tui.transcript import Transcript
 
 _REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
 _BEAT_S = 0.2  # between two looks at what is waited for
+_INCOGNITO = "incognito: nothing is saved"
 _RECENT = 3  # conversations on the opening screen
 
 
@@ -41,11 +42,11 @@ class ChatView(Dialogue):
 
     def refresh_opening(self) -> None:
         """Show examples and the last conversations in place of an empty conversation; set the titles."""
-        turns, store, transcript = self.recorder.turns, self.recorder.store, self.query_one(Transcript)
+        turns, transcript = self.recorder.turns, self.query_one(Transcript)
         if not turns:
             recent = []
             with suppress(EdgespecError):
-                recent = store.recent(_RECENT)
+                recent = self.recorder.saved.recent(_RECENT)
             self.query_one(Opening).show(self.client.model_info, recent, is_busy=self.activity.job is not None)
         self.screen_stack[0].set_class(not turns, "opening")
         self.screen_stack[0].set_class(bool(transcript.items), "noticed")
@@ -53,15 +54,16 @@ class ChatView(Dialogue):
         if turns and conversation is not None:
             title = conversation.title if conversation.renamed else turns[0].text.strip().split("\n")[0]
         pane = self.query_one("#pane")
-        pane.border_title = Content(sanitize(title))
-        pane.border_subtitle = Content("not saved" if store.is_in_memory else "")
+        pane.border_title = Content(sanitize(f"Incognito · {title}" if self.is_incognito else title))
+        is_saved = not self.recorder.saved.is_in_memory
+        pane.border_subtitle = Content(_INCOGNITO if self.is_incognito else "" if is_saved else "not saved")
 
     def refresh_instruments(self) -> None:
         """Show the current statistics in the panel and the status line."""
         self._refreshed_s = perf_counter()
         self.refresh_opening()
         if (model_info := self.client.model_info) is not None:
-            status = read_status(model_info, self.client.resident)
+            status = read_status(model_info, self.client.resident, is_incognito=self.is_incognito)
             self.query_one(Panel).show(self.activity.stats, status)
             self.query_one(StatusLine).show(self.activity.stats, status)
 

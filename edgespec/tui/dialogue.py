@@ -22,11 +22,12 @@ from edgespec.service.client import EngineClient, require_model
 from edgespec.service.stream import Stream
 from edgespec.text.chat_template import Message
 from edgespec.tui.activity import Activity
+from edgespec.tui.fork import Fork
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, BranchClicked, JobEnded, Toast
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.queued import Queued
-from edgespec.tui.recorder import ConversationRecorder, Fork
+from edgespec.tui.recorder import ConversationRecorder
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
 from edgespec.tui.window import Window
@@ -49,6 +50,10 @@ class Dialogue(Window):
         self.queued: list[str] = []
         self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_nearly_full = False  # the context, as it was told
+
+    @property
+    def is_incognito(self) -> bool:
+        return self.recorder.is_incognito
 
     @work(exclusive=False)
     async def follow(self, job: Stream[Any], events: AsyncIterable[Any], make: Callable[[Any], Event]) -> None:
@@ -135,7 +140,7 @@ class Dialogue(Window):
         answer = Answer(is_raw=is_raw)
         self.query_one(Transcript).add(answer)
         self.apply_view_options()
-        self._generate(answer, self.chat.request(model_info.sampling), {})
+        self._generate(answer, self.chat.request(model_info.sampling, memory=self.recorder.memory), {})
 
     async def continue_answer(self) -> None:
         """Go on with the last answer. Raises InvalidRequest where it is whole, ContextOverflow."""
@@ -151,7 +156,8 @@ class Dialogue(Window):
         answer.footer = ""
         transcript.follow()
         start = AnswerStart(turn.text, turn.reasoning)
-        self._generate(answer, self.chat.request(model_info.sampling, start), turn.metrics)
+        request = self.chat.request(model_info.sampling, start, self.recorder.memory)
+        self._generate(answer, request, turn.metrics)
 
     def _generate(self, answer: Answer, request: Request, earlier: Mapping[str, Any]) -> None:
         """Let `answer` grow; `earlier` are the metrics of what it has."""
@@ -190,6 +196,10 @@ class Dialogue(Window):
         except EdgespecError as error:
             await self.say_error(error)
             return
+        await self.show_conversation()
+
+    async def show_conversation(self) -> None:
+        """Draw the conversation that was chosen, and tell where another model held it."""
         await self.show_turns()
         conversation, model_info = self.recorder.conversation, self.client.model_info
         if conversation is not None and model_info is not None and conversation.model != model_info.name:

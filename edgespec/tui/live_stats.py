@@ -69,14 +69,14 @@ class PhaseTimes:
 class LiveStats:
     """One generation. Speeds are in tokens/s.
 
-    plain_speed   of plain decoding: as measured on load, then as the last step estimates it
-    requested_s   perf_counter() of the request
-    context_used  tokens of the prompt and the answer
-    steps         the latest decode steps, the oldest first
+    usual_plain_speed   of plain decoding, as measured on load
+    requested_s         perf_counter() of the request
+    context_used        tokens of the prompt and the answer
+    steps               the latest decode steps, the oldest first
     speeds, acceptance_rates, taus   one value a step, for sparklines
     """
 
-    plain_speed: float | None = None
+    usual_plain_speed: float | None = None
     requested_s: float = 0.0
     first_token_s: float | None = None
     context_used: int = 0
@@ -103,8 +103,6 @@ class LiveStats:
         self.acceptance.add(step)
         self.times.add(step)
         self._plain.add(step)
-        if step.plain_s:  # includes the load of drawing the screen, which a measurement on load does not
-            self.plain_speed = 1 / step.plain_s
         self.steps.append(step)
         self.speeds.append(self.recent_speed or 0.0)
         self.taus.append(float(len(step.tokens)))
@@ -143,6 +141,14 @@ class LiveStats:
     def times_plain(self) -> float | None:
         """Mean speed over the estimated speed of plain decoding; None while that is unknown."""
         return self._plain.compare((self.tokens - 1) / self.mean_speed, self.tau) if self.mean_speed else None
+
+    @property
+    def plain_speed(self) -> float | None:
+        """Speed of plain decoding for this answer, beside the drawing of the screen: what `times_plain` compares with.
+        The usual one while that is unknown.
+        """
+        mean, gain = self.mean_speed, self.times_plain
+        return mean / gain if mean and gain else self.usual_plain_speed
 
     @property
     def tau(self) -> float | None:

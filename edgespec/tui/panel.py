@@ -36,6 +36,7 @@ class ModelStatus:
     available     bytes of free memory
     parts         (name, bytes) of target, KV cache and draft, as estimated before loading
     devices       accelerators with their free memory
+    remembered    tokens of earlier texts that this conversation may be drafted from; None where the memory is off
     """
 
     name: str
@@ -46,9 +47,10 @@ class ModelStatus:
     available: int
     parts: tuple[tuple[str, int], ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
+    remembered: int | None = None
 
 
-def read_status(model_info: ModelInfo, resident: int) -> ModelStatus:
+def read_status(model_info: ModelInfo, resident: int, *, is_incognito: bool = False) -> ModelStatus:
     """Read the free memory now; `resident` is in bytes."""
     parts: list[tuple[str, int]] = []
     if (fit := model_info.fit) is not None:
@@ -64,6 +66,7 @@ def read_status(model_info: ModelInfo, resident: int) -> ModelStatus:
         psutil.virtual_memory().available,
         tuple(parts),
         model_info.devices,
+        None if is_incognito else model_info.remembered,
     )
 
 
@@ -154,6 +157,8 @@ def _describe_pace(stats: LiveStats) -> Content:
 def _describe_drafting(stats: LiveStats, status: ModelStatus) -> Content:
     draft = status.draft.replace("+", " + ")  # so that lines break between drafters
     lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if status.is_paused else "", _BAD))]
+    texts = "no memory of earlier texts" if status.remembered is None else f"{status.remembered:,} remembered tokens"
+    lines.append((texts,))
     if stats.acceptance.rate is not None:
         lines.append(((f"{stats.acceptance.rate:.0%}", _STRONG), " of drafted tokens accepted"))
     if stats.tau is not None:

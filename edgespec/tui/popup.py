@@ -51,6 +51,11 @@ class Popup(OptionList):
         """The selected completion, else the first one."""
         return self.selected or self._completions[0]
 
+    @property
+    def only(self) -> Completion | None:
+        """The completion, where there is one."""
+        return self._completions[0] if len(self._completions) == 1 else None
+
     def completion(self, index: int) -> Completion:
         """The one of this line, which may be clicked."""
         return self._completions[index]

@@ -114,9 +114,16 @@ class Prompt(TextArea):
             self.accept(selected)
             if selected.is_whole:
                 self._submit()
+        elif key == "enter" and (only := self._popup.only) is not None and self._is_part_of_name(only):
+            self.accept(only)
         else:
             return False
         return True
+
+    def _is_part_of_name(self, completion: Completion) -> bool:
+        """Whether the text is the beginning of the command's name, so that it cannot be sent."""
+        name = completion.line.rstrip()
+        return " " not in self.text and name != self.text and name.startswith(self.text)
 
     def _submit(self) -> None:
         text = self.text

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from time import monotonic
 from typing import Any, TypeVar
 
 from edgespec.conversations import Conversation, Spans, Store, Turn
 from edgespec.conversations.chat import Chat
+from edgespec.conversations.memory import name_source
+from edgespec.engine.events import MemoryUse
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message
+from edgespec.tui.fork import Fork
 
 T = TypeVar("T")
 SAVE_INTERVAL_S = 0.5  # while an answer is generated
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A place with several branches.
-
-    parent    id of the turn before; None at the start
-    branches  ids of the turns there, the oldest first
-    at        index of the one on the screen; -1 where the screen ends before them
-    """
-
-    parent: int | None
-    branches: Sequence[int]
-    at: int
-
-    @property
-    def label(self) -> str:
-        return f"‹ {self.at + 1}/{len(self.branches)} ›"  # noqa: RUF001
-
-
 class ConversationRecorder:
     """Stores every question and answer as a turn. A repeated question or answer becomes a branch.
 
+    saved          the user's store
+    store          that of the conversation: `saved`, or one in memory for an incognito conversation
     turns          the branch on the screen; `chat.messages` always holds its texts
     conversation   None before the first question
 
@@ -46,7 +33,7 @@ class ConversationRecorder:
     """
 
     def __init__(self, chat: Chat, store: Store, report: Callable[[str], object]) -> None:
-        self.store = store
+        self.saved = self.store = store
         self.turns: list[Turn] = []
         self.conversation: Conversation | None = None
         self._chat = chat
@@ -59,6 +46,18 @@ class ConversationRecorder:
     @property
     def questions(self) -> list[Turn]:
         return [turn for turn in self.turns if turn.role == "user"]
+
+    @property
+    def is_incognito(self) -> bool:
+        """Whether nothing of the conversation is kept."""
+        return self.store is not self.saved
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """How the memory keeps this conversation; None where it is not saved."""
+        if self.conversation is None or self.store.is_in_memory:
+            return None
+        return MemoryUse(source=name_source(self.conversation.id))
 
     def use_model(self, name: str) -> None:
         """The conversation takes the model's name with its next answer."""
@@ -183,12 +182,24 @@ class ConversationRecorder:
         self._select()
 
     def resume(self, id: int) -> None:
-        """Continue a stored conversation. Raises InvalidRequest, CacheError."""
-        self.conversation = self.store.resume(id)
+        """Continue a saved conversation. Raises InvalidRequest, CacheError."""
+        conversation = self.saved.resume(id)
+        self._use_store(self.saved)
+        self.show(conversation)
+
+    def show(self, conversation: Conversation) -> None:
+        """Continue a conversation of `store`. Raises CacheError."""
+        self.conversation = conversation
         self._chat.system = self.conversation.system
         self._show(_drop_empty_answer(self.store.path(self.conversation.leaf)))
 
+    def start_incognito(self, *, is_on: bool) -> None:
+        """Start a conversation of which nothing is kept, or one that is saved again."""
+        self._use_store(Store.in_memory() if is_on else self.saved)
+        self.start_new()
+
     def start_new(self) -> None:
+        """Start a conversation, incognito as the one before it."""
         self.conversation = None
         self._show([])
 
@@ -214,7 +225,14 @@ class ConversationRecorder:
         return renamed.title
 
     def close(self) -> None:
-        self.store.close()
+        self._use_store(self.saved)
+        self.saved.close()
+
+    def _use_store(self, store: Store) -> None:
+        """Use a store from now on; that of an incognito conversation is lost."""
+        if self.is_incognito:
+            self.store.close()
+        self.store = store
 
     def _show(self, turns: Sequence[Turn]) -> None:
         """Go on after other turns than before, all of which are in the context."""
@@ -247,7 +265,7 @@ class ConversationRecorder:
         self._is_saved = False
         with suppress(CacheError):
             self.store.close()
-        self.store = Store.in_memory()
+        self.saved = self.store = Store.in_memory()
         if self.conversation is not None:
             leaf = self.turns[-1].id if self.turns else None
             self.conversation = self.store.insert(replace(self.conversation, leaf=leaf), self.turns)

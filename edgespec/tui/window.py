@@ -75,6 +75,11 @@ class Window(App[None]):
             if notice is not None:
                 await self.say(notice, "error")
 
+    @property
+    def is_incognito(self) -> bool:
+        """Whether nothing of what is typed is kept."""
+        return False
+
     def complete(self, line: str) -> Sequence[Completion]:
         """How a command that is being typed can go on."""
         return ()
@@ -90,7 +95,8 @@ class Window(App[None]):
 
     @on(Prompt.Submitted)
     def _keep_prompt(self, message: Prompt.Submitted) -> None:
-        self._try_to_keep(partial(self._history.add, message.text))
+        if not self.is_incognito:
+            self._try_to_keep(partial(self._history.add, message.text))
 
     def _try_to_keep(self, write: Callable[[], None]) -> None:
         try:

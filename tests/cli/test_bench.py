@@ -215,7 +215,7 @@ def test_explain_and_what_is_kept_between_runs(cli: Cli, tmp_path: Path) -> None
     """A line a round. The second run does not measure again; with other threads it does, and says why."""
 
     def run(*more: str) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
-        options = ("--temperature", "0", "--max-tokens", "24", "--flash-attention", "--json", *more)
+        options = ("--temperature", "0", "--max-tokens", "24", "--flash-attention", "--no-memory", "--json", *more)
         done = cli("run", "import os\nimport sys\nimport ", *options)
         assert done.returncode == 0
         (stored,) = (tmp_path / "cache" / "calibration").glob("[0-9a-f]*.json")

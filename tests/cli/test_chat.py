@@ -93,7 +93,7 @@ def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
-    small = (*TOY, "--ctx", "100", "--max-tokens", "30")
+    small = (*TOY, "--ctx", "100", "--max-tokens", "30", "--no-memory")
     done = cli(*small, stdin="\n".join(["a" * 20, "b" * 20, "c" * 20, "/set rolling on", "d" * 20, "e" * 20, "/set"]))
     notes = [line for line in done.stderr.splitlines() if line]
     assert notes[0].startswith("note: The context is 100% full (100 of 100 tokens). /set rolling on"), notes
@@ -164,7 +164,7 @@ class Terminal:
 
 def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, str]) -> None:
     arguments = ["chat", "--plain", "linear", "--backend", "toy", "--draft", "none", "--max-tokens", "4000",
-                 "--logit-bias", "256=-1000"]  # fmt: skip
+                 "--logit-bias", "256=-1000", "--no-memory"]  # fmt: skip
     terminal = Terminal(arguments, environment)
     terminal.until(">>> ")
     terminal.type("hello\n")

@@ -14,6 +14,7 @@ from edgespec.drafters import drafter_specs
 from tests.cli.conftest import Cli
 
 HEADS = [name for name, spec in drafter_specs().items() if spec.needs == "head"]
+WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
 
 
 def test_doctor_finds_the_runtime_and_its_device(cli: Cli) -> None:
@@ -110,10 +111,10 @@ def plugins(tmp_path: Path) -> str:
     (folder / "other.py").write_text(
         "from edgespec.drafters import DrafterSpec\n"
         "from edgespec.drafters.ngram import NgramDrafter\n"
-        "SPEC = DrafterSpec('suffix', 'what followed the longest match', lambda resources: NgramDrafter())\n"
+        "SPEC = DrafterSpec('automaton', 'what followed the longest match', lambda resources: NgramDrafter())\n"
         "THIEF = DrafterSpec('ngram', 'a name that is taken', lambda resources: NgramDrafter())\n"
     )
-    entries = {"other": "suffix = other:SPEC", "broken": "bad = other:MISSING", "thief": "copy = other:THIEF"}
+    entries = {"other": "automaton = other:SPEC", "broken": "bad = other:MISSING", "thief": "copy = other:THIEF"}
     for package, entry in entries.items():
         info = folder / f"{package}-1.0.dist-info"
         info.mkdir()
@@ -135,14 +136,14 @@ def test_doctor_lists_the_drafters(cli: Cli) -> None:
     assert [*found] == [*drafter_specs()] and all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
     assert found["self"]["words"] == ["layerskip[:K]", "qspec[:BITS]", "sparse[:SINK,WINDOW]"]
     shown = cli("doctor").stdout
-    assert f"drafters   ngram: {found['ngram']['summary']}\n           model[:REF]: " in shown
+    assert f"drafters   ngram: {found['ngram']['summary']}\n           suffix: " in shown
 
 
 def test_doctor_lists_drafters_of_packages_and_those_refused(cli: Cli, plugins: str) -> None:
     report = json.loads(cli("doctor", "--json", PYTHONPATH=plugins).stdout)
     found = {each["name"]: each for each in report["drafters"]}
-    suffix = {"name": "suffix", "words": ["suffix"], "summary": "what followed the longest match", "package": "other"}
-    assert found["suffix"] == suffix
+    summary = "what followed the longest match"
+    assert found["automaton"] == {"name": "automaton", "words": ["automaton"], "summary": summary, "package": "other"}
     assert found["bad"]["package"] == "broken" and "MISSING" in found["bad"]["refused"]
     assert found["copy"] == {"name": "copy", "package": "thief", "refused": "the name 'ngram' is taken"}
     assert found["ngram"]["package"] == "edgespec"
@@ -151,20 +152,21 @@ def test_doctor_lists_drafters_of_packages_and_those_refused(cli: Cli, plugins: 
         "pip install --upgrade thief",
     }
     done = cli("doctor", PYTHONPATH=plugins)
-    assert done.returncode == 0 and "suffix (other): what followed the longest match" in done.stdout
+    assert done.returncode == 0 and "automaton (other): what followed the longest match" in done.stdout
     assert "problem: the drafter copy is refused: the name 'ngram' is taken" in done.stdout
 
 
 def test_a_drafter_of_a_package_is_offered_and_drafts(cli: Cli, plugins: str) -> None:
-    assert "suffix (what followed the longest match)" in " ".join(
+    assert "automaton (what followed the longest match)" in " ".join(
         cli("run", "--help", PYTHONPATH=plugins).stdout.split()
     )
-    listed = f"Drafters: ngram, model, {', '.join(HEADS)}, pard, layerskip, qspec, sparse, suffix."
-    assert listed in cli("run", "x", "--draft", "sufix", PYTHONPATH=plugins).stderr
+    listed = f"Drafters: {', '.join(WORDS)}, automaton."
+    assert listed in cli("run", "x", "--draft", "automatn", PYTHONPATH=plugins).stderr
     run = ("run", "def f(x):", "--max-tokens", "8", "--temperature", "0", "--threads", "1", "--ctx", "128", "--json")
-    assert json.loads(cli(*run, "--draft", "ngram+suffix", PYTHONPATH=plugins).stdout)["draft"] == "ngram+suffix"
+    assert json.loads(cli(*run, "--draft", "ngram+automaton", PYTHONPATH=plugins).stdout)["draft"] == "ngram+automaton"
     everything = json.loads(cli(*run, PYTHONPATH=plugins).stdout)
-    assert everything["draft"] == "ngram+package:python-6m/draft.gguf+suffix"
+    names = everything["draft"].split("+")
+    assert names[0] == "ngram" and names[-2:] == ["package:python-6m/draft.gguf", "automaton"]
 
 
 def test_show_prices_the_embedded_target(cli: Cli) -> None:
@@ -196,8 +198,8 @@ def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", "ngram", "model", *HEADS, "pard", "layerskip", "qspec", "sparse", "none"]),
-        ("ngram+", [f"ngram+{name}" for name in ("model", *HEADS, "pard", "layerskip", "qspec", "sparse")]),
+        ("", ["auto", *WORDS, "none"]),
+        ("ngram+", [f"ngram+{name}" for name in WORDS[1:]]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),
     ],

@@ -69,7 +69,7 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     [
         ("layerskip:6", 2, "the model has 6 layers"),
         ("planes", 3, "there is no model called 'planes'"),
-        ("ngram+qspek:2", 3, "did you mean --draft qspec? drafters: ngram, model, "),
+        ("ngram+qspek:2", 3, "did you mean --draft qspec? drafters: ngram, "),
         ("ngram+ngram", 2, "--draft ngram+ngram names 'ngram' twice"),
         ("pard", 5, "no pard model is paired with this target"),
         ("qspec:9", 2, "a draft cannot have 9 bits"),

@@ -60,7 +60,7 @@ def test_a_useless_head(cli: Cli, useless: str) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1].startswith("the head agrees less with this target than lookups do: ")
     assert json.loads(cli("draft", "probe", "--draft", useless, "--threads", "1", "--json").stdout)["refused"]
-    refused = cli("run", "x", "--draft", useless, *SHORT)
+    refused = cli("run", "x", "--draft", useless, *SHORT, "--no-memory")
     assert refused.returncode == 5 and refused.stdout == ""
     assert refused.stderr.startswith(f"error: {useless} agrees less with this target than lookups do")
     assert "hint: Use --draft ngram" in refused.stderr

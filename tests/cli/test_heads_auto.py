@@ -152,7 +152,7 @@ def test_the_registrys_head_drafts(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     lines = f'[python-6m.mlx]\nhead = "{TRAINED}"\nhead_kind = "eagle3"\n'
     (tmp_path / "config" / "models.toml").write_text(lines)
-    found = cli(*RUN, "--backend", "mlx", "--json")
+    found = cli(*RUN, "--backend", "mlx", "--json", "--no-memory")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["draft"] == f"ngram+package:python-6m/draft.gguf+{TRAINED}"
     told = f"note: Drafting with {TRAINED}, an EAGLE-3 head that the registry pairs with the target."
@@ -201,7 +201,7 @@ def test_auto_answers_without_the_registrys_head_if_that_is_damaged(cli: Cli, tm
     (head / "model.safetensors").write_bytes((head / "model.safetensors").read_bytes()[:-4000])
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "models.toml").write_text(f'[python-6m.mlx]\nhead = "{head}"\nhead_kind = "eagle3"\n')
-    found = cli(*RUN, "--backend", "mlx", "--json")
+    found = cli(*RUN, "--backend", "mlx", "--json", "--no-memory")
     assert found.returncode == 0 and json.loads(found.stdout)["text"], found.stderr
     (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting without ")]
     assert "model.safetensors is cut short" in left

@@ -50,6 +50,7 @@ STATUS = ModelStatus(
     available=21_300_000_000,
     parts=(("target", 8_988_110_000), ("KV", 1_342_177_280), ("draft", 805_000_000)),
     devices=(DeviceMemory("NVIDIA GeForce RTX 4070", 5 * GIB, 12 * GIB),),
+    remembered=1_284_512,
 )
 ROWS = {1: 0.080, 2: 0.083, 3: 0.086, 4: 0.092, 5: 0.105, 6: 0.112, 8: 0.130, 12: 0.190, 16: 0.240}
 
@@ -82,7 +83,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.dialogue.perf_counter", lambda: NOW_S)
     monkeypatch.setattr("edgespec.tui.chat_view._REFRESH_INTERVAL_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.chat_view.read_status", lambda model_info, resident: STATUS)
+    monkeypatch.setattr("edgespec.tui.chat_view.read_status", lambda model_info, resident, is_incognito: STATUS)
     return script
 
 

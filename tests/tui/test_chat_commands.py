@@ -28,7 +28,7 @@ def scene(name: str) -> Callable[[Scene], Scene]:
 
 
 @pytest.mark.parametrize("name", ["retry", "continue", "edit", "undo", "branch", "attach", "find", "copy", "new",
-                                  "history", "rename", "export", "import", "save", "load"])  # fmt: skip
+                                  "incognito", "history", "rename", "export", "import", "save", "load"])  # fmt: skip
 def test_command(name: str, tmp_path: Path) -> None:
     async def test(chat: Driver) -> None:
         await SCENES[name](chat, tmp_path)
@@ -237,6 +237,25 @@ async def new(chat: Driver, _: Path) -> None:
     assert len(chat.app.recorder.store.recent()) == 2
     await chat.begin("more", 1)
     await chat.errs_amid("/new", "engine is busy")
+
+
+@scene("incognito")
+async def incognito(chat: Driver, folder: Path) -> None:
+    """It can do what others can; only what is exported is kept. tests/tui/test_memory.py looks at the files."""
+    await chat.hears("/incognito", "nothing of it is saved")
+    await chat.ask("a dragon")
+    await again(chat, "/retry")
+    await chat.hears("/branch", "branch 1 of 2")
+    await chat.hears("/rename Tales", "Tales")
+    await chat.hears(f"/export {folder / 'tales.json'}", "wrote")
+    await chat.send(f"/import {folder / 'tales.json'}")
+    await chat.until(lambda: chat.app.recorder.conversation and chat.app.recorder.conversation.id == 2)
+    assert chat.texts[0] == "a dragon" and chat.app.is_incognito and not chat.app.recorder.saved.recent()
+    await chat.hears("/incognito", "which is saved")
+    await chat.ask("a knight")
+    assert [each.title for each in chat.app.recorder.saved.recent()] == ["a knight"]
+    await chat.begin("more", 1)
+    await chat.errs_amid("/incognito", "engine is busy")
 
 
 @scene("history")

@@ -117,9 +117,15 @@ def test_draft() -> None:
     async def test(chat: Driver) -> None:
         text = await chat.ask("hello")
         await chat.hears(
-            "/draft", "draft: ngram+model (choose from auto, none, ngram, model[:REF], mtp[:REF], eagle3[:REF], "
+            "/draft",
+            "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], mtp[:REF], ",
         )
-        await chat.hears("/draft nonsense", "no toy model 'nonsense'", "Drafters: ngram, model, ", kind="error")
+        await chat.hears(
+            "/draft nonsense",
+            "no toy model 'nonsense'",
+            "Drafters: ngram, suffix, recycling, jacobi, model, ",
+            kind="error",
+        )
         await chat.idle()
         await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
         await chat.idle()

@@ -9,9 +9,9 @@ from edgespec.core.protocols import Step
 from edgespec.tui.live_stats import LiveStats
 
 
-def test_plain_decoding_is_what_it_takes_now_and_not_what_it_took_on_load() -> None:
+def test_plain_decoding_is_what_this_answer_would_have_taken_and_not_what_was_measured_on_load() -> None:
     """As the metrics have it at the end: beside a screen that is drawn, plain decoding is slower too."""
-    live_stats, meter = LiveStats(plain_speed=500.0, requested_s=10.0), Meter(3, 10.0)
+    live_stats, meter = LiveStats(usual_plain_speed=500.0, requested_s=10.0), Meter(3, 10.0)
     assert (live_stats.plain_speed, live_stats.times_plain) == (500.0, None)
     for step in (
         Step(0, (7,), 0, 0, 0, at_s=11.0),
@@ -20,5 +20,14 @@ def test_plain_decoding_is_what_it_takes_now_and_not_what_it_took_on_load() -> N
     ):
         live_stats.add(step)
         meter.add(step)
-    assert live_stats.plain_speed == pytest.approx(1 / 0.25)
+    assert live_stats.plain_speed == pytest.approx(4 / 1.75)
     assert live_stats.times_plain == pytest.approx(meter.metrics().times_plain) == pytest.approx(1.75 / 3)
+
+
+@pytest.mark.parametrize("plain_s", [0.125, 0.25, 8.0])  # the last one makes a ratio above tau, which is cut
+def test_the_speeds_that_are_shown_have_the_ratio_that_is_shown(plain_s: float) -> None:
+    live_stats = LiveStats(usual_plain_speed=500.0)
+    for index in range(4):
+        live_stats.add(Step(index, (7,), 0, 0, 0, at_s=1.0 + index / 4, plain_s=plain_s * (1 + index)))
+    assert live_stats.mean_speed and live_stats.plain_speed and live_stats.times_plain
+    assert live_stats.mean_speed / live_stats.plain_speed == pytest.approx(live_stats.times_plain)

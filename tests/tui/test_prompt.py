@@ -101,6 +101,10 @@ def test_completion_of_commands() -> None:
         prompt.put("")
         await chat.press(*"/sp", "down", "enter")  # the selected one is sent
         await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
+        await chat.press(*"/cont", "enter")  # the only one is completed, and sent by the next Enter
+        await chat.until(lambda: prompt.text == "/continue" and not popup.is_open)
+        await chat.press("enter")
+        await chat.until(lambda: any("no answer to continue" in each for each in chat.notices()))
         await chat.press(*"/s", "escape")
         await chat.until(lambda: not popup.is_open and prompt.text == "/s")
         prompt.put("")

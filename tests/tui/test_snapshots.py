@@ -135,6 +135,10 @@ async def history(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await pilot.press("ctrl+r")
 
 
+async def incognito(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
+    await app.run_command("incognito")
+
+
 async def help(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     await pilot.press("f1")
 
@@ -166,6 +170,7 @@ SCREENS: dict[str, Show] = {
     "race": race,
     "picker": picker,
     "history": history,
+    "incognito": incognito,
     "help": help,
     "error": error,
     "light": themed("textual-light"),

@@ -63,6 +63,7 @@ COMMANDS = (
     Command("find", "TEXT", "scroll to the last message that contains TEXT", chat.find),
     Command("copy", "[N]", "copy the last answer, or its Nth code block", chat.copy),
     Command("new", "", "start a new conversation; this one is kept", chat.new),
+    _share("incognito", chat.incognito),
     Command("history", "[TEXT]", "list all conversations, or search them for TEXT", chat.history),
     Command("rename", "TITLE", "change the title of the conversation", chat.rename),
     Command("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file", chat.export),

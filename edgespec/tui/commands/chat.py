@@ -101,6 +101,16 @@ async def new(app: ChatApp, _argument: str) -> None:
     await app.say("new conversation")
 
 
+async def incognito(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    app.recorder.start_incognito(is_on=not app.is_incognito)
+    await app.show_turns()
+    told = (
+        "new incognito conversation: nothing of it is saved" if app.is_incognito else "new conversation, which is saved"
+    )
+    await app.say(told)
+
+
 async def history(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
     current = app.recorder.conversation
@@ -109,7 +119,8 @@ async def history(app: ChatApp, argument: str) -> None:
         if id is not None:
             await app.resume(id)
 
-    app.push_screen(History(app.recorder.store, current.id if current else None, argument), resume)
+    current_id = current.id if current is not None and not app.is_incognito else None
+    app.push_screen(History(app.recorder.saved, current_id, argument), resume)
 
 
 async def rename(app: ChatApp, argument: str) -> None:
@@ -133,8 +144,9 @@ async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> Non
 async def import_(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
     path = parse_path(argument)
-    conversation = app.recorder.store.insert(*from_json(_read(path, _MAX_IMPORTED_BYTES, "Import a smaller file.")))
-    await app.resume(conversation.id)
+    read = from_json(_read(path, _MAX_IMPORTED_BYTES, "Import a smaller file."))
+    app.recorder.show(app.recorder.store.insert(*read))
+    await app.show_conversation()
 
 
 async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
