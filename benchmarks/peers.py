@@ -6,14 +6,16 @@ For GGUF files the peer is llama.cpp's `llama-server`: one process for each draf
 own default draft lengths. The draft is a model or a trained head. For MLX folders the peer is mlx_lm. All get the same
 token ids (the first turn of a prompt, without a template), threads and context. edgespec is an engine process, as the
 chat and the server run it, and measures its settings and costs on load. After a warm-up on another text the arms of a
-prompt take turns, in reverse order on every second repeat. The autopilot and ngram-mod learn from one generation to the
-next, so repeats are not cold.
+prompt take turns, in reverse order on every second repeat. The autopilot's memory and ngram-mod keep what was answered,
+so repeats are not cold. With --warm N every arm first answers the first N prompts of each category, which are not
+measured. The category agent_turns is not shipped: five edits of one file, each of which ends with the same code.
 
-Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; "own"
-is the program's own figure. "x plain" is the geometric mean, over prompts and repeats, of the ratio to edgespec's plain
-decoding; "x own" the ratio to the same program's plain arm. tau is tokens a round. "same" counts the greedy outputs
-that equal edgespec's first plain one; "from" is the first token where one differs. An arm that drafted nothing shows
-the machine's noise. stdout ends with one JSON line.
+Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; with
+--processor-time by the program's processor time, which others disturb less; "own" is the program's own figure. "x
+plain" is the geometric mean, over prompts and repeats, of the ratio to edgespec's plain decoding; "x own" the ratio to
+the same program's plain arm. tau is tokens a round. "same" counts the greedy outputs that equal edgespec's first plain
+one; "from" is the first token where one differs. An arm that drafted nothing shows the machine's noise. stdout ends
+with one JSON line.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,20 @@ import click
 import psutil
 
 from benchmarks.harness import MODEL_PATH, PLAIN, list_loaded, load_model, print_result
-from benchmarks.peers_arms import Arm, Edgespec, Generation, PeerFailed, Prompt, mlx_arms, open_edgespec
-from benchmarks.peers_prompts import select_prompts
+from benchmarks.peers_arms import LOOKUPS, Arm, Edgespec, Generation, PeerFailed, Prompt, mlx_arms, open_edgespec
+from benchmarks.peers_categories import compare_by_category, format_ratio
+from benchmarks.peers_prompts import read_candidates, select_prompts, split_warm
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
+from edgespec.bench.prompt_sets import read_prompts, take_per_category
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
+from edgespec.engine.events import MemoryUse
 from edgespec.errors import EdgespecError
 from edgespec.formats.head_file import read_head
 
+AUTOPILOT = "edgespec autopilot"
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("
 MEMORY_MARGIN = 1.2  # over the size of the weights that a server repacks
 NO_PEER = "llama-server was not found: install llama.cpp, or name the program with --llama-server PATH."
@@ -67,11 +72,13 @@ class Run:
 @click.option("--category", "categories", multiple=True, help="Of the shipped prompts; repeatable.  [default: all]")
 @click.option("--per-category", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--tokens", type=click.IntRange(8), default=96, show_default=True)
+@click.option("--warm", type=click.IntRange(0), default=0, show_default=True, help="Prompts of each category.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: idle cores]")
 @click.option("--ctx", type=click.IntRange(64), default=2048, show_default=True, help="Longer prompts are left out.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Put Python code before prompts that are shorter.")
+@click.option("--processor-time", "processor", is_flag=True, help="On a busy Linux machine, with one thread.")
 @click.option("--only", multiple=True, help="Name of a peer's arm, as a shell pattern; repeatable.")
 def main(
     target: Path,
@@ -80,12 +87,14 @@ def main(
     file: Path | None,
     categories: tuple[str, ...],
     per_category: int,
+    warm: int,
     tokens: int,
     repeats: int,
     threads: int | None,
     ctx: int,
     temperature: float,
     prompt_tokens: int | None,
+    processor: bool,
     only: tuple[str, ...],
 ) -> None:
     """Compare edgespec with the peers for TARGET's format."""
@@ -96,13 +105,14 @@ def main(
     options = LoadOptions(context_size=ctx, threads=threads or idle_cores())
     with ExitStack() as stack:
         try:
-            found = read_prompts(file) if file else read_shipped_prompts(categories or None)
-            chosen = take_per_category(found, per_category)
-            with closing(Engine(load_model(backend, target, options), list_loaded(), PLAIN)) as engine:
-                warm = Prompt("warm-up", "", WARM_UP, engine.encode(WARM_UP))
-                prompts = select_prompts(engine, chosen, tokens, ctx, prompt_tokens or 1)
-                stop = engine.target.tokenizer.end_of_generation
+            found = read_prompts(file) if file else read_candidates(categories)
+            chosen = take_per_category(found, per_category + warm)
+            with closing(Engine(load_model(backend, target, options), list_loaded(), PLAIN)) as encoder:
+                first = Prompt("warm-up", "", WARM_UP, encoder.encode(WARM_UP))
+                prompts = select_prompts(encoder, chosen, tokens, ctx, prompt_tokens or 1)
+                stop = encoder.target.tokenizer.end_of_generation
             client = open_edgespec(backend, target, draft, options, stack)
+            engine = max(psutil.Process().children(), key=lambda each: each.memory_info().rss)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
         peers: list[Arm] = []
@@ -112,17 +122,23 @@ def main(
             peers += [arm for arm in mlx_arms(target, draft, stop) if is_wanted(arm.name, only)]
         if not peers:
             raise click.ClickException("no peer works; the lines above say why.")
-        names = ("ngram", *([find_kind(draft)] if draft else []))
+        names = (*LOOKUPS, *([find_kind(draft)] if draft else []))
         arms: list[Arm] = [
-            Edgespec("edgespec plain", client, Speculation()),
-            Edgespec("edgespec autopilot", client, Speculation(names)),
+            Edgespec("edgespec plain", client, Speculation(), pid=engine.pid),
+            Edgespec(AUTOPILOT, client, Speculation(names), memory=MemoryUse(), pid=engine.pid),
             *peers,
         ]
-        warm_up(warm, arms, tokens, temperature)
+        earlier, prompts = split_warm(prompts, warm)
+        warm_up([first, *earlier], arms, tokens, temperature)
         runs = list(run_interleaved(arms, prompts, tokens, repeats, temperature))
+        if processor:
+            runs = [replace(run, generation=run.generation.on_own_processor()) for run in runs]
         idle = {arm.name: arm.idle_percent for arm in arms if isinstance(arm, LlamaServer)}
     rows = summarize(arms, runs, greedy=temperature == 0)
     click.echo(format_table(rows), err=True)
+    by_category = compare_by_category([(r.prompt, r.arm, r.generation.tokens_per_second) for r in runs], AUTOPILOT)
+    for category, ratios in by_category.items():
+        click.echo(f"{category}: {AUTOPILOT} over " + "; ".join(map(format_ratio, ratios, ratios.values())), err=True)
     result = {
         "threads": options.threads,
         "context": ctx,
@@ -131,7 +147,9 @@ def main(
         "repeats": repeats,
         "temperature": temperature,
         "prompts": [prompt.id for prompt in prompts],
+        "warm": [prompt.id for prompt in earlier],
         "arms": rows,
+        "categories": by_category,
         "llama_server": read_version(binary) if idle and binary else None,
         "idle_cpu_percent": idle,
         "runs": [make_record(run) for run in runs],
@@ -175,11 +193,12 @@ def start_servers(
     return started
 
 
-def warm_up(prompt: Prompt, arms: list[Arm], tokens: int, temperature: float) -> None:
-    """One generation by each arm; an arm that fails is removed from `arms`."""
+def warm_up(prompts: Sequence[Prompt], arms: list[Arm], tokens: int, temperature: float) -> None:
+    """One generation of each prompt by each arm; an arm that fails is removed from `arms`."""
     for arm in list(arms):
         try:
-            arm.generate(prompt, tokens, temperature)
+            for prompt in prompts:
+                arm.generate(prompt, tokens, temperature)
             if isinstance(arm, LlamaServer):
                 arm.rest()
         except PeerFailed as error:

@@ -6,9 +6,9 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
+from time import clock_gettime, perf_counter
 from typing import Any, Protocol
 
 from edgespec.backends import BackendName
@@ -17,10 +17,11 @@ from edgespec.cli.terminal import TerminalReporter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Finished, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.process import EngineProcess
 
+LOOKUPS = ("ngram", "suffix")
 MLX_DRAFT_TOKENS = 3  # the default of mlx_lm's own commands
 
 
@@ -42,6 +43,7 @@ class Generation:
     arrivals   (time.perf_counter(), tokens so far), increasing in both
     rounds     target forwards after those that gave the first arrival
     own        the figures that the arm itself reports
+    busy_s     processor time of the arm's process between the first arrival and the last; 0 where it is not measured
     """
 
     tokens: tuple[int | None, ...]
@@ -50,6 +52,13 @@ class Generation:
     drafted: int
     accepted: int
     own: dict[str, Any] = field(default_factory=dict)
+    busy_s: float = 0.0
+
+    def on_own_processor(self) -> Generation:
+        """As if the program had had a processor for itself: with the times of its process."""
+        if not (self.busy_s and self.arrivals):
+            return self
+        return replace(self, arrivals=((0.0, self.arrivals[0][1]), (self.busy_s, self.arrivals[-1][1])))
 
     @property
     def later(self) -> int:
@@ -59,6 +68,11 @@ class Generation:
     @property
     def tokens_per_second(self) -> float | None:
         return self.later / (self.arrivals[-1][0] - self.arrivals[0][0]) if self.later else None
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process, exact on Linux alone; 0 for no process."""
+    return clock_gettime(~pid << 3 | 2) if pid else 0.0  # the clock that clock_getcpuclockid returns
 
 
 class PeerFailed(Exception):
@@ -77,37 +91,44 @@ class Arm(Protocol):
 
 @dataclass
 class Edgespec:
-    """edgespec's engine process with one Speculation."""
+    """edgespec's engine process, by its `pid`, with one Speculation. With `memory` it drafts from earlier answers."""
 
     name: str
     client: EngineProcess
     speculation: Speculation
     own_plain: str = "edgespec plain"
+    memory: MemoryUse | None = None
+    pid: int = 0
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
         arrivals: list[tuple[float, int]] = []
-        request = Request(prompt.text, SamplingParams(temperature=temperature), tokens)
+        start_s = 0.0
+        request = Request(prompt.text, SamplingParams(temperature=temperature), tokens, memory=self.memory)
         for event in self.client.stream(request, self.speculation):
             if isinstance(event, Step):
+                start_s = start_s or processor_s(self.pid)
                 arrivals.append((perf_counter(), (arrivals[-1][1] if arrivals else 0) + len(event.tokens)))
             elif isinstance(event, Finished):
                 finished = event
         m = finished.metrics
         own = {"tokens_per_second": m.tokens_per_second, "ttft_s": m.ttft_s}
-        return Generation(finished.tokens, tuple(arrivals), m.target_forwards, m.drafted_tokens, m.accepted_tokens, own)
+        counts = m.target_forwards, m.drafted_tokens, m.accepted_tokens
+        return Generation(finished.tokens, tuple(arrivals), *counts, own, processor_s(self.pid) - start_s)
 
 
 def open_edgespec(
     backend: BackendName, target: Path, draft: Path | None, options: LoadOptions, stack: ExitStack
 ) -> EngineProcess:
-    """An engine process with the target, lookups and perhaps the draft model, and with an empty cache folder.
+    """An engine process with the target, lookups and perhaps the draft model, an empty cache folder and empty memory.
 
     So nothing is known of the models yet. `stack` ends it. Raises EdgespecError.
     """
     os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+    memory = MemoryOptions(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     client = EngineProcess()
     stack.callback(client.close)
-    config = LoadConfig(str(target), backend, f"ngram+{draft}" if draft else "ngram", load=options)
+    drafters = "+".join([*LOOKUPS, *([str(draft)] if draft else [])])
+    config = LoadConfig(str(target), backend, drafters, load=options, memory=memory)
     list(client.open(config, TerminalReporter()))
     return client
 

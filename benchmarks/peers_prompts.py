@@ -1,17 +1,54 @@
-"""The prompts of `benchmarks.peers`: those that fit the context, made as long as the run asks for."""
+"""The prompts of `benchmarks.peers`: those that fit the context, as long as the run asks for; turns of an agent."""
 
 from __future__ import annotations
 
 import argparse
+import keyword
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from benchmarks.peers_arms import Prompt
-from edgespec.bench.prompt_sets import BenchPrompt
+from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow
+
+AGENT_TURNS = "agent_turns"  # a category
+N_TURNS = 5
+FILE_LINES = slice(150, 210)
+
+
+def read_candidates(categories: Sequence[str]) -> list[BenchPrompt]:
+    """The shipped prompts of `categories`, by default of all, and the turns of an agent. Raises InvalidRequest."""
+    shipped = [name for name in categories if name != AGENT_TURNS] or ([] if categories else list(CATEGORIES))
+    turns = make_agent_turns() if not categories or AGENT_TURNS in categories else []
+    return [*(read_shipped_prompts(shipped) if shipped else []), *turns]
+
+
+def make_agent_turns() -> list[BenchPrompt]:
+    """A file of the standard library in which each turn has renamed one more word, and a function to be written."""
+    code = "\n".join(Path(argparse.__file__).read_text(encoding="utf-8").splitlines()[FILE_LINES])
+    words = Counter(word for word in re.findall(r"\b[a-z_]{5,}\b", code) if not keyword.iskeyword(word))
+    turns = []
+    for n, (word, _) in enumerate(words.most_common(N_TURNS)):
+        code = re.sub(rf"\b{word}\b", f"new_{word}", code)
+        text = f"{code}\n\n\ndef read_options(path):\n"
+        turns.append(BenchPrompt(f"{AGENT_TURNS}-{n + 1}", AGENT_TURNS, (text,)))
+    return turns
+
+
+def split_warm(prompts: Sequence[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
+    """The first `n` prompts of each category, and the others."""
+    seen: dict[str, int] = {}
+    earlier: list[Prompt] = []
+    others: list[Prompt] = []
+    for prompt in prompts:
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        (earlier if seen[prompt.category] <= n else others).append(prompt)
+    return earlier, others
 
 
 def select_prompts(

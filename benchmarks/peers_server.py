@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import re
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.peers_arms import Generation, PeerFailed, Prompt
+from benchmarks.peers_arms import Generation, PeerFailed, Prompt, processor_s
 from edgespec.backends.options import LoadOptions
 
 WITH_DRAFT = ("ngram-simple", "ngram-mod")  # n-gram modes that are also run together with the draft model
@@ -145,7 +147,10 @@ class LlamaServer:
             response = connection.getresponse()
             if response.status != 200:
                 raise PeerFailed(f"the server answered {response.status}: {response.read().decode()[:300]}")
-            return read_stream(iter(response.readline, b""))
+            lines = iter(response.readline, b"")
+            head, start_s = next(lines, b""), processor_s(self._process.pid)
+            generation = read_stream(itertools.chain([head], lines))
+            return replace(generation, busy_s=processor_s(self._process.pid) - start_s)
         except (OSError, http.client.HTTPException, psutil.Error) as error:
             raise PeerFailed(f"{error!r}; its log ends: {self._tail()}") from error
         finally:

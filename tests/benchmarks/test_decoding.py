@@ -34,6 +34,29 @@ def test_parity(program: Program) -> None:
         assert arm["equal"] == arm["of"] == 1 and arm["forks"] == [] and arm["tau"] >= 1
 
 
+def test_lookups(program: Program) -> None:
+    arms = [word for name in ("ngram", "recycling:2/4", "jacobi") for word in ("--arm", name)]
+    sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1)
+    result = program("benchmarks.lookups", *arms, *sizes, "--curve", "9:1=1,64=1")
+    assert [arm["arm"] for arm in result["arms"]] == ["plain", "ngram", "recycling:2/4", "jacobi"]
+    assert all(arm["tau"] >= 1 and arm["x plain"] > 0 for arm in result["arms"])
+
+
+def test_sessions(program: Program) -> None:
+    result = program("benchmarks.sessions", "--sessions", 1, "--tokens", 8, "--curve", "9:1=1,64=1")
+    arms = {arm["arm"]: arm for arm in result["arms"]}
+    assert [*arms] == ["plain", "ngram", "off", "suffix", "ngram+suffix"]
+    assert all(arm["tau"] >= 1 and arm["cold x plain"] > 0 and arm["warm x plain"] > 0 for arm in arms.values())
+
+
+def test_repeats(program: Program) -> None:
+    result = program("benchmarks.repeats", "--lines", 40, "--tokens", 48, "--repeats", 1)
+    assert [each["text"] for each in result["texts"]][-2:] == ["breaks 5 to 20", "breaks 8 to 40"]
+    for each in result["texts"]:
+        assert each["longest"]["plain"] == 0 and each["longest"]["up to 15"] <= 15 and each["longest"]["up to 63"] <= 63
+    assert result["means"]["edit"]["plain"] == 1.0
+
+
 def test_parallel(program: Program, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     arguments = ("--max-concurrency", "1,2", "--tokens", 8, "--repeats", 1, "--plot", plot)

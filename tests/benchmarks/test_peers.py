@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from benchmarks.peers import NO_PEER, Run, common_prefix, format_table, main, summarize
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
+from benchmarks.peers_categories import compare_by_category, format_ratio
+from benchmarks.peers_prompts import make_agent_turns, split_warm
 from benchmarks.peers_server import list_draft_modes, read_stream
 from tests.models import TARGET
 
@@ -135,3 +137,28 @@ def test_rows_pair_runs_of_one_prompt() -> None:
 def test_no_peer(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--target", str(TARGET), "--llama-server", str(tmp_path / "nowhere")])
     assert result.exit_code == 1 and NO_PEER in result.output
+
+
+def test_ratios_by_category() -> None:
+    prompts = [Prompt(f"{name}-{n}", name, "", [1]) for name in ("chat", "rag") for n in range(3)]
+    runs = [
+        (prompt, arm, speed) for prompt in prompts for arm, speed in (("auto", 30.0), ("auto", 50.0), ("other", 20.0))
+    ]
+    runs += [(prompts[0], "late", 10.0), (prompts[1], "late", None)]
+    found = compare_by_category(runs, "auto")
+    assert list(found) == ["chat", "all", "rag"] and found["rag"] == {"other": (2.0, 2.0, 2.0)}
+    assert found["chat"]["late"] == (4.0, 4.0, 4.0), "of the prompts that both have answered"
+    assert format_ratio("other", (1.5, 1.2, 1.9)) == "other 1.50 (1.20 to 1.90)"
+
+
+def test_the_first_prompts_of_each_category_warm_the_memories() -> None:
+    prompts = [Prompt(f"{name}-{n}", name, "", [1]) for n in range(3) for name in ("chat", "rag")]
+    earlier, others = split_warm(prompts, 1)
+    assert [each.id for each in earlier] == ["chat-0", "rag-0"] and len(others) == 4
+    assert split_warm(prompts, 0) == ([], prompts)
+
+
+def test_turns_of_an_agent_change_one_word_each() -> None:
+    texts = [turn.turns[0] for turn in make_agent_turns()]
+    assert len(set(texts)) == 5 and len({text[-40:] for text in texts}) == 1
+    assert [text.count("new_") for text in texts] == sorted(text.count("new_") for text in texts)
