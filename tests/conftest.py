@@ -16,7 +16,7 @@ MARKERS = {
     "contract": ("contract",),
     "slow": (
         "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
-        "fixtures", "hub", "laboratory", "planner", "plugin", "registry", "server", "service", "tui",
+        "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service", "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}

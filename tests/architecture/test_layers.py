@@ -15,7 +15,8 @@ PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
     ("errors", "files", "units"),
-    ("core", "formats", "text"),
+    ("databases",),
+    ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
     ("engine",),
@@ -27,11 +28,13 @@ LAYERS = (
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 # Third-party packages that a layer may import at all.
 ALLOWED = {
+    "databases": set(),
     "errors": set(),
     "files": set(),
     "units": set(),
     "core": {"numpy"},
     "formats": {"numpy", "safetensors"},
+    "memory": {"numpy", "pathspec"},
     "text": {"numpy", "jinja2"},
     "backends": {"numpy", "psutil", "gguf", "llama_cpp", "mlx", "mlx_lm", "transformers"},
     "drafters": {"numpy"},
