@@ -15,7 +15,7 @@ MARKERS = {
     "fast": ("architecture", "core", "drafters", "formats", "text"),
     "contract": ("contract",),
     "slow": (
-        "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
+        "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
         "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service", "tui",
     ),
 }  # fmt: skip

@@ -22,7 +22,7 @@ LAYERS = (
     ("engine",),
     ("bench", "conversations", "planner"),
     ("service",),
-    ("api", "server", "tui"),
+    ("adapt", "api", "server", "tui"),
     ("cli",),
 )
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
@@ -46,6 +46,7 @@ ALLOWED = {
     "conversations": {"platformdirs"},
     "planner": {"numpy"},
     "service": {"psutil"},
+    "adapt": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
     "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn"},
     "tui": {"textual", "rich", "psutil", "markdown_it", "pygments"},
     "api": set(),

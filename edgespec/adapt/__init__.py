@@ -1,0 +1,1 @@
+"""Draft models adapted to the texts of their user: training data, training, evaluation."""
