@@ -8,7 +8,8 @@ token ids (the first turn of a prompt, without a template), threads and context.
 chat and the server run it, and measures its settings and costs on load. After a warm-up on another text the arms of a
 prompt take turns, in reverse order on every second repeat. The autopilot's memory and ngram-mod keep what was answered,
 so repeats are not cold. With --warm N every arm first answers the first N prompts of each category, which are not
-measured. The category agent_turns is not shipped: five edits of one file, each of which ends with the same code.
+measured. The category agent_turns is not shipped: a file of 300 lines and a request, after each of five edits. All of
+its turns are run, whatever --per-category is.
 
 Columns: tokens/s is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; with
 --processor-time by the program's processor time, which others disturb less; "own" is the program's own figure. "x
@@ -36,11 +37,11 @@ import psutil
 from benchmarks.harness import MODEL_PATH, PLAIN, list_loaded, load_model, print_result
 from benchmarks.peers_arms import LOOKUPS, Arm, Edgespec, Generation, PeerFailed, Prompt, mlx_arms, open_edgespec
 from benchmarks.peers_categories import compare_by_category, format_ratio
-from benchmarks.peers_prompts import read_candidates, select_prompts, split_warm
+from benchmarks.peers_prompts import read_candidates, select_prompts, split_warm, take_candidates
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.bench.prompt_sets import read_prompts, take_per_category
+from edgespec.bench.prompt_sets import read_prompts
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse
@@ -106,7 +107,7 @@ def main(
     with ExitStack() as stack:
         try:
             found = read_prompts(file) if file else read_candidates(categories)
-            chosen = take_per_category(found, per_category + warm)
+            chosen = take_candidates(found, per_category + warm)
             with closing(Engine(load_model(backend, target, options), list_loaded(), PLAIN)) as encoder:
                 first = Prompt("warm-up", "", WARM_UP, encoder.encode(WARM_UP))
                 prompts = select_prompts(encoder, chosen, tokens, ctx, prompt_tokens or 1)

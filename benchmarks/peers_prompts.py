@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import keyword
+import numbers
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from benchmarks.peers_arms import Prompt
-from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
+from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts, take_per_category
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow
 
 AGENT_TURNS = "agent_turns"  # a category
 N_TURNS = 5
-FILE_LINES = slice(150, 210)
+N_LINES, N_EDITED = 300, 100  # of the file, and at its end, where the edits are
+REQUEST = '\n\n\ndef read_options(path):\n    """Read'
 
 
 def read_candidates(categories: Sequence[str]) -> list[BenchPrompt]:
@@ -29,15 +29,20 @@ def read_candidates(categories: Sequence[str]) -> list[BenchPrompt]:
 
 
 def make_agent_turns() -> list[BenchPrompt]:
-    """A file of the standard library in which each turn has renamed one more word, and a function to be written."""
-    code = "\n".join(Path(argparse.__file__).read_text(encoding="utf-8").splitlines()[FILE_LINES])
-    words = Counter(word for word in re.findall(r"\b[a-z_]{5,}\b", code) if not keyword.iskeyword(word))
+    """A file of the standard library in which each turn has renamed one more method, and a function to be written."""
+    lines = Path(numbers.__file__).read_text(encoding="utf-8").splitlines()[-N_LINES:]
+    kept, edited = "\n".join(lines[:-N_EDITED]), "\n".join(lines[-N_EDITED:])
     turns = []
-    for n, (word, _) in enumerate(words.most_common(N_TURNS)):
-        code = re.sub(rf"\b{word}\b", f"new_{word}", code)
-        text = f"{code}\n\n\ndef read_options(path):\n"
-        turns.append(BenchPrompt(f"{AGENT_TURNS}-{n + 1}", AGENT_TURNS, (text,)))
+    for n, name in enumerate(re.findall(r"\bdef (\w+)", edited)[:N_TURNS]):
+        edited = re.sub(rf"\b{name}\b", f"new{name}", edited)
+        turns.append(BenchPrompt(f"{AGENT_TURNS}-{n + 1}", AGENT_TURNS, (f"{kept}\n{edited}{REQUEST}",)))
     return turns
+
+
+def take_candidates(candidates: Sequence[BenchPrompt], limit: int) -> list[BenchPrompt]:
+    """The first `limit` prompts of each category, and all turns of an agent."""
+    turns = [prompt for prompt in candidates if prompt.category == AGENT_TURNS]
+    return [*take_per_category([prompt for prompt in candidates if prompt not in turns], limit), *turns]
 
 
 def split_warm(prompts: Sequence[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,14 @@ from click.testing import CliRunner
 from benchmarks.peers import NO_PEER, Run, common_prefix, format_table, main, summarize
 from benchmarks.peers_arms import Generation, PeerFailed, Prompt
 from benchmarks.peers_categories import compare_by_category, format_ratio
-from benchmarks.peers_prompts import make_agent_turns, split_warm
+from benchmarks.peers_prompts import (
+    AGENT_TURNS,
+    REQUEST,
+    make_agent_turns,
+    read_candidates,
+    split_warm,
+    take_candidates,
+)
 from benchmarks.peers_server import list_draft_modes, read_stream
 from tests.models import TARGET
 
@@ -158,7 +165,15 @@ def test_the_first_prompts_of_each_category_warm_the_memories() -> None:
     assert split_warm(prompts, 0) == ([], prompts)
 
 
-def test_turns_of_an_agent_change_one_word_each() -> None:
+def test_turns_of_an_agent_edit_a_file_of_300_lines() -> None:
     texts = [turn.turns[0] for turn in make_agent_turns()]
-    assert len(set(texts)) == 5 and len({text[-40:] for text in texts}) == 1
-    assert [text.count("new_") for text in texts] == sorted(text.count("new_") for text in texts)
+    files = [text.removesuffix(REQUEST).splitlines() for text in texts]
+    assert len(files) == 5 and {len(lines) for lines in files} == {300}
+    for earlier, later in pairwise(files):
+        changed = [n for n, pair in enumerate(zip(earlier, later, strict=True)) if pair[0] != pair[1]]
+        assert changed and changed[0] >= 200, "the beginning can stay in the cache"
+
+
+def test_all_turns_of_an_agent_are_taken() -> None:
+    taken = [prompt.id for prompt in take_candidates(read_candidates(["chat", AGENT_TURNS]), 2)]
+    assert taken == ["chat-1", "chat-2", *(f"{AGENT_TURNS}-{n}" for n in range(1, 6))]
