@@ -66,6 +66,13 @@ def read_texts(database: Database, key: SpaceKey, first: int, last: int) -> list
         return list(_to_texts(db.execute(query, (*_columns(key), first, last))))
 
 
+def list_ids(database: Database, key: SpaceKey, first: int, limit: int) -> list[int]:
+    """The ids of texts from `first` on, `limit` at most, in rising order."""
+    query = f"SELECT id FROM texts WHERE space = {_SPACE} AND id >= ? ORDER BY id LIMIT ?"
+    with database.read() as db:
+        return [id for (id,) in db.execute(query, (*_columns(key), first, limit))]
+
+
 def list_unindexed(database: Database, key: SpaceKey) -> list[tuple[int, int]]:
     """(id, number of tokens) of every text that is in no segment, by id."""
     inside = "SELECT 1 FROM segments WHERE space = texts.space AND texts.id BETWEEN first AND last"

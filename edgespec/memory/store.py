@@ -12,9 +12,10 @@ from edgespec.memory import rows
 from edgespec.memory.corpus import Corpus
 from edgespec.memory.database import Database
 from edgespec.memory.removal import remove_texts
-from edgespec.memory.texts import Kind, SpaceKey
+from edgespec.memory.texts import Kind, SpaceKey, StoredText
 
 DEFAULT_LIMIT_BYTES = 512 * 2**20
+_PAGE = 256  # texts that are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,14 @@ class TextStore:
             for text in rows.read_texts(self._database, key, id, id):
                 for kind, tokens in text.parts():
                     yield Record(key.tokenizer, key.namespace, kind, text.origin.source, text.origin.time, tokens)
+
+    def texts(self, tokenizer: str, namespace: str = "") -> Iterator[StoredText]:
+        """The texts of a tokenizer and namespace in the order of storing, without damaged ones."""
+        key = SpaceKey(tokenizer, namespace)
+        first = 0
+        while ids := rows.list_ids(self._database, key, first, _PAGE):
+            yield from rows.read_texts(self._database, key, first, ids[-1])
+            first = ids[-1] + 1
 
     def _remove(self, condition: str, parameters: Sequence[object], forgotten: tuple[str | None, str | None]) -> int:
         """Remove the texts that meet an SQL condition; `forgotten` is what it means: the namespace, the source."""

@@ -1,0 +1,122 @@
+"""The stored texts that a draft learns from, and those that are held out to measure the gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from edgespec.core.arrays import Ints
+from edgespec.errors import InvalidRequest
+from edgespec.memory.store import TextStore
+from edgespec.memory.suffixes import MAX_MATCH
+from edgespec.memory.texts import BLOCK, StoredText
+
+MIN_TOKENS = 10_000
+"""Tokens that training needs, those of documents included."""
+MIN_CONVERSATIONS = 10
+"""Conversations that training needs."""
+MIN_HELD_OUT = 5
+"""Conversations that measure the gain: with fewer, all of them may gain by chance in more than one case of 32."""
+HELD_OUT_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """A run of tokens of a conversation or document.
+
+    tokens  [n] int32
+    n_lead  the first so many are context only: another text has them too
+    answer  the position where the model's answer starts; n where there is none, as in documents
+    source  names the conversation or document, the same for all of its texts
+    time    when it was stored, in seconds since the epoch
+    """
+
+    tokens: Ints
+    n_lead: int
+    answer: int
+    source: str
+    time: float
+
+    @property
+    def n_new(self) -> int:
+        """The tokens that no other text has."""
+        return len(self.tokens) - self.n_lead
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Texts to train on, and texts of other conversations to measure the gain with."""
+
+    train: list[TrainingText]
+    held_out: list[TrainingText]
+
+
+def read_texts(store: TextStore, tokenizer: str, namespace: str = "", *, documents: bool) -> list[TrainingText]:
+    """The stored texts in the order of storing, with documents or without. Raises CacheError."""
+    sources = _Sources()
+    return [
+        TrainingText(text.tokens.astype(np.int32), text.n_lead, text.answer, sources.name(text), text.origin.time)
+        for text in store.texts(tokenizer, namespace)
+        if documents or not text.origin.is_corpus
+    ]
+
+
+def split_texts(texts: Sequence[TrainingText], held_out_share: float = HELD_OUT_SHARE) -> Split:
+    """Hold out about a share of the conversations, MIN_HELD_OUT at least, by a hash of their sources.
+
+    When texts are added, no conversation that was trained on is held out. Documents never are: no model has written
+    them. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
+    """
+    answered = sorted({text.source for text in texts if text.answer < len(text.tokens)}, key=_draw)
+    if (missing := MIN_CONVERSATIONS - len(answered)) > 0:
+        raise InvalidRequest(
+            f"there are {count_tokens(texts):,} tokens of {len(answered)} conversations; {missing} more conversations"
+            " are needed.",
+            hint="Use the model for longer: every chat and every `edgespec run` counts.",
+        )
+    held_out = {source for i, source in enumerate(answered) if i < MIN_HELD_OUT or _draw(source) < held_out_share}
+    split = Split([], [])
+    for text in texts:
+        (split.held_out if text.source in held_out else split.train).append(text)
+    n_train = count_tokens(split.train)
+    if (missing := MIN_TOKENS - n_train) > 0:
+        raise InvalidRequest(
+            f"there are {n_train:,} tokens to train on; {missing:,} more are needed.",
+            hint="Use the model for longer, or add documents with `edgespec memory add`.",
+        )
+    return split
+
+
+def count_tokens(texts: Iterable[TrainingText]) -> int:
+    """The tokens of `texts`, each counted once."""
+    return sum(text.n_new for text in texts)
+
+
+class _Sources:
+    """Names for the sources of texts, which come in the order of storing.
+
+    A text without a source is a conversation of its own, unless it goes on after the answer of an earlier one. That is
+    seen by the end of a block of the earlier text: it is the lead of the later one.
+    """
+
+    def __init__(self) -> None:
+        self._by_end: dict[bytes, str] = {}  # end of a block that has a part of an answer -> source
+
+    def name(self, text: StoredText) -> str:
+        if text.origin.source is not None:
+            return text.origin.source
+        lead = text.tokens[: text.n_lead]
+        known = self._by_end.get(lead.tobytes()) if len(lead) == MAX_MATCH else None
+        source = known or f"text:{text.keys[0]:016x}"
+        for end in range(text.n_lead + BLOCK, len(text.tokens) + 1, BLOCK):
+            if end > text.answer:
+                self._by_end[text.tokens[end - MAX_MATCH : end].tobytes()] = source
+        return source
+
+
+def _draw(source: str) -> float:
+    """A number in [0, 1) for a source."""
+    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64

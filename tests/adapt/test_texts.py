@@ -1,0 +1,138 @@
+"""What is read from the memory to train on, and what of it is held out."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.adapt.texts import (
+    MIN_CONVERSATIONS,
+    MIN_HELD_OUT,
+    MIN_TOKENS,
+    TrainingText,
+    count_tokens,
+    read_texts,
+    split_texts,
+)
+from edgespec.errors import InvalidRequest
+from edgespec.memory.store import TextStore
+from tests.adapt.stores import TOKENIZER, add_conversations, add_document, add_texts
+from tests.memory.texts import make_tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+def read(folder: Path, namespace: str = "", *, documents: bool = True) -> list[TrainingText]:
+    with closing(TextStore.open(folder)) as store:
+        return read_texts(store, TOKENIZER, namespace, documents=documents)
+
+
+def make_texts(n: int, length: int = 1000, answer: int = 100, first: int = 0) -> list[TrainingText]:
+    """One text for each of `n` conversations."""
+    tokens = np.zeros(length, np.int32)
+    return [TrainingText(tokens, 0, answer, f"chat:{first + i}", 0.0) for i in range(n)]
+
+
+def test_conversations_and_documents_come_back_as_they_were_stored(folder: Path) -> None:
+    first, second, document = make_tokens(1, 500), make_tokens(2, 300), make_tokens(3, 700)
+    add_texts(folder, [(first, 70, "chat:1"), (second, 80, "chat:2")])
+    add_texts(folder, [(make_tokens(4, 400), 50, "chat:1")], namespace="key")
+    add_document(folder, "/notes.txt", document)
+    texts = read(folder)
+    assert [text.tokens.tolist() for text in texts] == [first, second, document]
+    assert [(text.n_lead, text.answer, text.source) for text in texts] == [
+        (0, 70, "chat:1"),
+        (0, 80, "chat:2"),
+        (0, 700, "/notes.txt"),
+    ]
+    assert all(text.tokens.dtype == np.int32 for text in texts) and texts[0].time <= texts[2].time
+    assert [text.source for text in read(folder, documents=False)] == ["chat:1", "chat:2"]
+    assert [len(text.tokens) for text in read(folder, namespace="key")] == [400]
+    with closing(TextStore.open(folder)) as store:
+        assert read_texts(store, "another", documents=True) == []
+
+
+def test_more_texts_than_a_page(folder: Path) -> None:
+    add_conversations(folder, 600, length=70)
+    texts = read(folder)
+    assert [text.source for text in texts] == [f"chat:{i + 1}" for i in range(600)]
+    assert [text.tokens.tolist() for text in texts] == [make_tokens(i, 70) for i in range(600)]
+
+
+def test_a_token_is_counted_once(folder: Path) -> None:
+    first = make_tokens(1, 640)
+    second = first + make_tokens(2, 200)
+    add_texts(folder, [(first, 100, "chat:1"), (second, 700, "chat:1")])
+    texts = read(folder)
+    assert len(texts) == 2 and texts[1].n_lead == 32
+    assert count_tokens(texts) == len(second)
+    assert texts[1].tokens.tolist() == second[608:] and texts[1].answer == 700 - 608
+
+
+def test_a_conversation_without_a_name_stays_together(folder: Path) -> None:
+    system = make_tokens(0, 640)
+    turns = [[*system, *make_tokens(seed, 300)] for seed in (1, 2)]
+    longer = [turn + make_tokens(seed + 10, 300) for seed, turn in enumerate(turns)]
+    longest = longer[0] + make_tokens(20, 300)
+    prompts = [(turn, 700, None) for turn in turns] + [(text, 1000, None) for text in longer] + [(longest, 1300, None)]
+    add_texts(folder, prompts)
+    sources = [text.source for text in read(folder)]
+    assert sources[0] == sources[2] == sources[4] and sources[1] == sources[3], "later turns belong to the first one"
+    assert sources[0] != sources[1], "the same system prompt makes no conversation"
+    assert sources == [text.source for text in read(folder)]
+
+
+def test_the_split_keeps_conversations_apart_and_stays_the_same() -> None:
+    texts = make_texts(200) + make_texts(200, answer=50)
+    split = split_texts(texts)
+    train, held_out = ({text.source for text in part} for part in (split.train, split.held_out))
+    assert not train & held_out and len(train | held_out) == 200
+    assert len(split.train) + len(split.held_out) == 400
+    assert 20 <= len(held_out) <= 60
+    later = split_texts([*make_texts(300, first=200), *texts[::-1]])
+    assert held_out == {text.source for text in later.held_out} & {text.source for text in texts}
+    assert len(split_texts(texts, 0.5).held_out) > len(split.held_out)
+
+
+def test_documents_are_trained_on_and_never_held_out() -> None:
+    documents = [TrainingText(np.zeros(500, np.int32), 0, 500, f"/{i}.py", 0.0) for i in range(100)]
+    split = split_texts(make_texts(100) + documents)
+    assert sum(text.source.startswith("/") for text in split.train) == 100
+    assert all(text.source.startswith("chat:") for text in split.held_out)
+
+
+def test_a_few_conversations_are_enough_to_measure() -> None:
+    """By their share alone, too few of these would be held out; more texts never bring a trained one to the others."""
+    texts = make_texts(MIN_CONVERSATIONS, length=5000)
+    trained: set[str] = set()
+    for n in range(MIN_CONVERSATIONS, 60):
+        split = split_texts([*texts, *make_texts(n - MIN_CONVERSATIONS, first=MIN_CONVERSATIONS)])
+        held_out = {text.source for text in split.held_out}
+        assert len(held_out) >= MIN_HELD_OUT and not held_out & trained
+        trained |= {text.source for text in split.train}
+
+
+def test_too_few_tokens_are_told_with_their_number() -> None:
+    texts = make_texts(30, length=200)
+    n_train = 200 * len(split_texts(make_texts(30)).train)
+    with pytest.raises(InvalidRequest) as refusal:
+        split_texts(texts)
+    missing = f"{MIN_TOKENS - n_train:,} more are needed."
+    assert refusal.value.message == f"there are {n_train:,} tokens to train on; {missing}"
+    assert "memory add" in refusal.value.hint
+
+
+def test_too_few_conversations_are_told_with_their_number() -> None:
+    documents = [TrainingText(np.zeros(50_000, np.int32), 0, 50_000, "/long.py", 0.0)]
+    with pytest.raises(InvalidRequest) as refusal:
+        split_texts([*make_texts(MIN_CONVERSATIONS - 3), *documents])
+    told = "there are 57,000 tokens of 7 conversations; 3 more conversations are needed."
+    assert refusal.value.message == told
+    with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 10 more"):
+        split_texts([])
