@@ -11,7 +11,8 @@ from typing import Any
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings, measured_lengths
-from edgespec.controller.store import ProfileKey, calibration_folder, fingerprint_weights, read_entries, save_entry
+from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
+from edgespec.formats.fingerprint import fingerprint_weights
 
 _PREFIX = "settings-"
 

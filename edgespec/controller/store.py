@@ -18,12 +18,11 @@ from typing import Any
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions, idle_cores
 from edgespec.controller.stats import DraftStats
-from edgespec.errors import CacheError
 from edgespec.files import write_atomically
+from edgespec.formats.fingerprint import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
-_END_BYTES = 2**20  # of each end of a weights file, for its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,26 +152,6 @@ def calibration_folder() -> Path:
 
     cache_dir = os.environ.get("EDGESPEC_CACHE_DIR")
     return (Path(cache_dir) if cache_dir else platformdirs.user_cache_path("edgespec")) / "calibration"
-
-
-def fingerprint_weights(model: Path) -> str:
-    """[16] hexadecimal digits of the sizes and both ends of a weights file, or of a folder's. Raises CacheError.
-
-    To read 40 GB in full would take longer than the measurement that the store saves.
-    """
-    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
-    digest = hashlib.sha256()
-    try:
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(_END_BYTES))
-                opened.seek(max(0, size - _END_BYTES))
-                digest.update(opened.read(_END_BYTES))
-    except OSError as error:
-        raise CacheError(f"{model} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
-    return digest.hexdigest()[:16]
 
 
 def describe_machine() -> dict[str, Any]:

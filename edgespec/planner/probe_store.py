@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import BackendName
-from edgespec.controller.store import calibration_folder, fingerprint_weights, read_entries, save_entry
+from edgespec.controller.store import calibration_folder, read_entries, save_entry
+from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import ProbeResult, Trial
 

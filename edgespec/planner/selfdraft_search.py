@@ -15,10 +15,11 @@ from typing import Any
 
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
-from edgespec.controller.store import ProfileKey, calibration_folder, fingerprint_weights
+from edgespec.controller.store import ProfileKey, calibration_folder
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
 from edgespec.files import write_atomically
+from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.planner.draft_eval import DraftEval, Evaluator
 from edgespec.text.chat_template import encode_prompt
 

@@ -11,9 +11,10 @@ from edgespec.backends import Model
 from edgespec.backends.fixed_width import FixedWidthModel, check_width, rank_widths
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.controller.profiler import measure_rows
-from edgespec.controller.store import ProfileKey, calibration_folder, fingerprint_weights, read_entries, save_entry
+from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidRequest
+from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.planner.plan import Plan, Reporter
 
 _MEASURE_S = 1.0

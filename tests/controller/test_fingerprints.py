@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.controller.store import ProfileStore, fingerprint_weights
+from edgespec.controller.store import ProfileStore
 from edgespec.errors import CacheError
+from edgespec.formats.fingerprint import fingerprint_weights
 from tests.controller.test_store import written
 
 MIB = 2**20

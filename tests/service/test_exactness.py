@@ -13,9 +13,9 @@ from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.settings_store import SettingsStore
-from edgespec.controller.store import fingerprint_weights
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
+from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry.schema import load_registry
