@@ -1,0 +1,265 @@
+"""Drafts that were adapted to their user: versions of the draft of a target, of which at most one is used.
+
+A folder holds one folder for each pair of a target and its base draft, named by the fingerprints of both. In it lie a
+folder for each version, with its card and its draft, and the file `active` with the number of the version in use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, reason_of
+from edgespec.files import replace_file
+from edgespec.formats.fingerprint import fingerprint_weights
+
+BASE = 0
+"""The number that stands for the base draft."""
+_ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
+_CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
+_HINT = "Choose another version with `edgespec adapt use`, or the one before with `edgespec adapt revert`."
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Expected tokens of a round on texts that were held out.
+
+    low, high        95% interval of `after - before`
+    n_conversations  that were held out
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+    n_conversations: int
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the draft has gained, beyond chance."""
+        return self.low > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is known of a version.
+
+    method               how the draft drafts, such as 'model' or 'pard'
+    base, target         what the user calls the draft that it was made from, and its target
+    n_texts, n_tokens    it was trained on
+    first_s, last_s      when the oldest and the newest of these texts were stored, in seconds since the epoch
+    loss                 that was minimized, such as 'forward-kl'
+    minutes              of training
+    options              other options of the training, as JSON has them
+    version, created_s   number from 1 on, and seconds since the epoch; set when it is added, as is
+    fingerprint          of its weights
+    """
+
+    method: str
+    base: str
+    target: str
+    n_texts: int
+    n_tokens: int
+    first_s: float
+    last_s: float
+    loss: str
+    gain: Gain
+    minutes: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    version: int = BASE
+    created_s: float = 0.0
+    fingerprint: str = ""
+
+    @property
+    def date(self) -> str:
+        """The day on which it was added, such as 2026-11-23."""
+        return datetime.fromtimestamp(self.created_s).date().isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedDraft:
+    """A version that can be used: a GGUF file or MLX folder at `path`."""
+
+    card: Card
+    path: Path
+
+
+class AdaptedDrafts:
+    """The adapted drafts in a folder, which may be missing. Only its user can read it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pair(self, target: Path, draft: Path) -> AdaptedPair:
+        """The versions of the base draft at `draft` for `target`, both weights files or folders. Raises CacheError."""
+        return AdaptedPair(self.folder / f"{fingerprint_weights(target)}-{fingerprint_weights(draft)}")
+
+    def pairs(self) -> list[AdaptedPair]:
+        """All pairs that have versions. Raises CacheError."""
+        with _as_cache_error(self.folder):
+            folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return [pair for pair in map(AdaptedPair, folders) if pair.versions()]
+
+    def clear(self) -> None:
+        """Remove all versions of all pairs. Raises CacheError."""
+        with _as_cache_error(self.folder):
+            if self.folder.is_dir():
+                shutil.rmtree(self.folder)
+
+
+class AdaptedPair:
+    """The versions of a base draft for a target. Every method raises CacheError.
+
+    Several processes may use it: each sees a version whole or not at all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def versions(self) -> dict[int, Card | None]:
+        """The cards by version, in rising order; None for one that is damaged."""
+        cards: dict[int, Card | None] = {}
+        for version in self._list():
+            try:
+                cards[version] = self._read(version).card
+            except InvalidModelFile:
+                cards[version] = None
+        return cards
+
+    def add(self, card: Card, save: Callable[[Path], None]) -> Card:
+        """Add a version and use it; returns its card with the fields that are set here.
+
+        `save` writes the draft to the path that it is given, which it creates as a file or a folder. Where it fails or
+        the process dies, all is as before.
+        """
+        with _as_cache_error(self.folder), self._lock():
+            partial = self.folder / _PARTIAL
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            partial.mkdir(mode=0o700)
+            try:
+                draft = partial / _FOLDER
+                save(draft)
+                if draft.is_file():
+                    draft = draft.rename(partial / _FILE)
+                version = max(self._list(), default=BASE) + 1
+                card = replace(card, version=version, created_s=time(), fingerprint=fingerprint_weights(draft))
+                (partial / _CARD).write_text(json.dumps(asdict(card)), encoding="utf-8")
+                _make_private(partial)
+                partial.rename(self.folder / str(version))
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            self._write_active(version)
+        return card
+
+    def active_number(self) -> int:
+        """The number of the version in use; BASE for none. Raises InvalidModelFile where that is damaged."""
+        path = self.folder / _ACTIVE
+        with _as_cache_error(self.folder):
+            text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else str(BASE)
+        if not text.isascii() or not text.isdigit():
+            raise InvalidModelFile("it is not known which version of the draft is in use.", hint=_HINT)
+        return int(text)
+
+    def active(self) -> AdaptedDraft | None:
+        """The version in use; None for the base draft. Raises InvalidModelFile where it is damaged or missing."""
+        number = self.active_number()
+        return self._read(number) if number != BASE else None
+
+    def use(self, version: int) -> None:
+        """Use a version from now on, or BASE. Raises InvalidRequest for one that is not there, InvalidModelFile."""
+        if version != BASE:
+            if version not in (known := self._list()):
+                there = f"there are {', '.join(map(str, known))}" if known else "there are none"
+                raise InvalidRequest(f"there is no version {version} of this draft.", hint=f"Versions: {there}.")
+            self._read(version)
+        if self.folder.is_dir():
+            with _as_cache_error(self.folder), self._lock():
+                self._write_active(version)
+
+    def revert(self) -> int:
+        """Use the latest version before the one in use that is not damaged, or the base draft; returns its number."""
+        try:
+            active = self.active_number()
+        except InvalidModelFile:
+            active = BASE
+        usable = [version for version, card in self.versions().items() if card is not None and version < active]
+        version = max(usable, default=BASE)
+        self.use(version)
+        return version
+
+    def _list(self) -> list[int]:
+        """The numbers of the versions, in rising order."""
+        with _as_cache_error(self.folder):
+            names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _read(self, version: int) -> AdaptedDraft:
+        """Raises InvalidModelFile, CacheError."""
+        folder = self.folder / str(version)
+        path = next((folder / name for name in (_FOLDER, _FILE) if (folder / name).exists()), None)
+        if path is None:
+            raise InvalidModelFile(f"the files of version {version} of the draft are missing.", hint=_HINT)
+        try:
+            card = _from_dict(json.loads((folder / _CARD).read_bytes()))
+        except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InvalidModelFile(f"the card of version {version} of the draft is damaged.", hint=_HINT) from error
+        if card.version != version or card.fingerprint != fingerprint_weights(path):
+            raise InvalidModelFile(f"the files of version {version} of the draft are damaged.", hint=_HINT)
+        return AdaptedDraft(card, path)
+
+    def _write_active(self, version: int) -> None:
+        with replace_file(self.folder / _ACTIVE) as partial:
+            partial.chmod(0o600)
+            partial.write_text(f"{version}\n", encoding="utf-8")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Let one process write; the system ends the lock of one that dies."""
+        import fcntl
+
+        self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _from_dict(values: Any) -> Card:
+    """Raises KeyError, TypeError, ValueError, OverflowError for values that no card has."""
+    card = Card(**{**values, "gain": Gain(**values["gain"])})
+    kinds = {"str": str, "int": int, "float": int | float, "Mapping[str, Any]": dict}
+    for part in (card, card.gain):
+        for each in fields(part):
+            value, kind = getattr(part, each.name), kinds.get(str(each.type))
+            if kind is not None and not isinstance(value, kind):
+                raise TypeError(f"{each.name} is {value!r}")
+    _ = card.date
+    return card
+
+
+def _make_private(folder: Path) -> None:
+    """Let only the user read what is in `folder`."""
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+@contextmanager
+def _as_cache_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(
+            f"{folder} cannot be read or written: {reason_of(error)}.",
+            hint="Check its permissions and the space on the disk.",
+        ) from error

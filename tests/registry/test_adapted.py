@@ -1,0 +1,237 @@
+"""Versions of adapted drafts on disk: added whole or not at all, chosen, and told of where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CacheError, EdgespecError, InvalidModelFile, InvalidRequest
+from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair, Card, Gain
+
+GAIN = Gain(before=2.0, after=2.5, low=0.3, high=0.7, n_conversations=9)
+CARD = Card("model", "draft", "target", 12, 34_000, 1e9, 2e9, "forward-kl", GAIN, 30.0, {"rank": 16})
+Save = Callable[[Path], None]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> AdaptedPair:
+    return open_pair(tmp_path)
+
+
+def open_pair(tmp_path: Path, draft: bytes = b"base draft") -> AdaptedPair:
+    for name, data in (("target.gguf", b"target"), ("draft.gguf", draft)):
+        (tmp_path / name).write_bytes(data)
+    return AdaptedDrafts(tmp_path / "adapted").pair(tmp_path / "target.gguf", tmp_path / "draft.gguf")
+
+
+def writing(data: bytes) -> Save:
+    def save(path: Path) -> None:
+        path.write_bytes(data)
+
+    return save
+
+
+def save_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"weights")
+
+
+def test_a_new_version_is_used(pair: AdaptedPair, tmp_path: Path) -> None:
+    assert pair.active() is None and pair.versions() == {} and pair.active_number() == BASE
+    card = pair.add(CARD, writing(b"one"))
+    assert (card.version, card.base, card.gain) == (1, "draft", GAIN) and card.created_s > 1.7e9
+    found = open_pair(tmp_path).active()
+    assert found is not None and found.card == card and found.path.read_bytes() == b"one"
+    assert found.path.name == "draft.gguf"
+    assert pair.add(CARD, save_folder).version == 2
+    found = pair.active()
+    assert found is not None and found.path.is_dir() and found.card.version == 2
+    assert found.card.date == card.date and len(card.date) == 10
+    assert pair.versions() == {1: card, 2: found.card}
+
+
+def test_versions_belong_to_a_pair(pair: AdaptedPair, tmp_path: Path) -> None:
+    pair.add(CARD, writing(b"one"))
+    other = open_pair(tmp_path, draft=b"another draft")
+    assert other.active() is None
+    other.add(CARD, writing(b"two"))
+    drafts = AdaptedDrafts(tmp_path / "adapted")
+    assert {each.folder for each in drafts.pairs()} == {pair.folder, other.folder}
+    drafts.clear()
+    assert drafts.pairs() == [] and pair.active() is None and not drafts.folder.exists()
+    drafts.clear()
+
+
+def test_use_and_revert(pair: AdaptedPair) -> None:
+    for data in (b"one", b"two", b"three"):
+        pair.add(CARD, writing(data))
+    assert pair.active_number() == 3
+    pair.use(1)
+    found = pair.active()
+    assert found is not None and found.path.read_bytes() == b"one"
+    pair.use(3)
+    assert [pair.revert() for _ in range(4)] == [2, 1, BASE, BASE]
+    assert pair.active() is None
+    pair.use(2)
+    pair.use(BASE)
+    assert pair.active() is None
+    with pytest.raises(InvalidRequest, match="there is no version 4 of this draft") as refusal:
+        pair.use(4)
+    assert refusal.value.hint == "Versions: there are 1, 2, 3."
+    assert pair.add(CARD, writing(b"four")).version == 4
+
+
+def test_a_pair_without_versions(pair: AdaptedPair) -> None:
+    pair.use(BASE)
+    assert pair.revert() == BASE and not pair.folder.exists()
+    with pytest.raises(InvalidRequest, match="no version 1") as refusal:
+        pair.use(1)
+    assert refusal.value.hint == "Versions: there are none."
+
+
+def damage_card(folder: Path) -> None:
+    (folder / "card.json").write_text("{")
+
+
+def damage_gain(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | {"gain": {**card["gain"], "low": "much"}}))
+
+
+def damage_time(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | {"created_s": 1e300}))
+
+
+def remove_card(folder: Path) -> None:
+    (folder / "card.json").unlink()
+
+
+def truncate(folder: Path) -> None:
+    (folder / "draft.gguf").write_bytes(b"tw")
+
+
+def remove_draft(folder: Path) -> None:
+    (folder / "draft.gguf").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (damage_card, "the card of version 2 of the draft is damaged."),
+        (damage_gain, "the card of version 2 of the draft is damaged."),
+        (damage_time, "the card of version 2 of the draft is damaged."),
+        (remove_card, "the card of version 2 of the draft is damaged."),
+        (truncate, "the files of version 2 of the draft are damaged."),
+        (remove_draft, "the files of version 2 of the draft are missing."),
+    ],
+)
+def test_damage_is_told_in_a_sentence(pair: AdaptedPair, damage: Callable[[Path], None], told: str) -> None:
+    for data in (b"one", b"two", b"three"):
+        pair.add(CARD, writing(data))
+    pair.use(2)
+    damage(pair.folder / "2")
+    with pytest.raises(InvalidModelFile) as refusal:
+        pair.active()
+    assert refusal.value.message == told and "edgespec adapt revert" in refusal.value.hint
+    assert [card is None for card in pair.versions().values()] == [False, True, False]
+    pair.use(3)
+    with pytest.raises(InvalidModelFile):
+        pair.use(2)
+    assert pair.revert() == 1, "the damaged one is passed over"
+
+
+def test_a_damaged_choice(pair: AdaptedPair) -> None:
+    pair.add(CARD, writing(b"one"))
+    (pair.folder / "active").write_text("one")
+    with pytest.raises(InvalidModelFile, match="it is not known which version of the draft is in use"):
+        pair.active()
+    assert pair.revert() == BASE and pair.active() is None
+
+
+def test_only_its_user_can_read_it(pair: AdaptedPair) -> None:
+    before = os.umask(0)
+    try:
+        pair.add(CARD, save_folder)
+        pair.add(CARD, writing(b"two"))
+    finally:
+        os.umask(before)
+    for path in (pair.folder.parent, *pair.folder.parent.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_draft_that_cannot_be_saved_changes_nothing(pair: AdaptedPair) -> None:
+    pair.add(CARD, writing(b"one"))
+
+    def fill_the_disk(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CacheError, match="No space left on device"):
+        pair.add(CARD, fill_the_disk)
+
+    def refuse(path: Path) -> None:
+        raise EdgespecError("no.", hint="Try again.")
+
+    with pytest.raises(EdgespecError, match="no"):
+        pair.add(CARD, refuse)
+    assert list(pair.versions()) == [1] and pair.active_number() == 1
+    assert sorted(path.name for path in pair.folder.iterdir()) == ["1", "active", "lock"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgespec.registry.adapted import AdaptedPair
+from tests.registry.test_adapted import CARD
+
+def save(path):
+    path.write_bytes(b"half of the")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+AdaptedPair(Path(sys.argv[1])).add(CARD, save)
+"""
+
+
+def test_a_process_that_is_killed_leaves_the_present_version(pair: AdaptedPair) -> None:
+    pair.add(CARD, writing(b"one"))
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(pair.folder)], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == -9, child.stderr
+    assert (pair.folder / ".partial" / "draft").exists()
+    found = pair.active()
+    assert found is not None and found.path.read_bytes() == b"one" and list(pair.versions()) == [1]
+    assert pair.add(CARD, writing(b"two")).version == 2, "the dead process holds no lock"
+    assert not (pair.folder / ".partial").exists()
+
+
+ADDING = """
+import sys
+from pathlib import Path
+from edgespec.registry.adapted import AdaptedPair
+from tests.registry.test_adapted import CARD, writing
+
+for _ in range(10):
+    print(AdaptedPair(Path(sys.argv[1])).add(CARD, writing(b"draft")).version)
+"""
+
+
+def test_processes_that_add_at_the_same_time(pair: AdaptedPair) -> None:
+    command = [sys.executable, "-c", ADDING, str(pair.folder)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    added = [int(line) for child in children for line in child.communicate()[0].split()]
+    assert sorted(added) == list(range(1, 31))
+    assert all(card is not None for card in pair.versions().values()) and pair.active_number() == 30
+
+
+def test_a_model_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"missing\.gguf cannot be read"):
+        AdaptedDrafts(tmp_path).pair(tmp_path / "missing.gguf", tmp_path / "missing.gguf")
