@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,21 @@ def replace_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder beside `path`, which becomes `path` when the block ends without an error.
+
+    Only the user can read it; it is removed otherwise. Raises OSError, also where `path` is a folder with files.
+    """
+    partial = path.parent / f".{path.name}.{os.urandom(4).hex()}"
+    partial.mkdir(mode=0o700)
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

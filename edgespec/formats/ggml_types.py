@@ -60,3 +60,4 @@ GGML_TYPES: dict[int, GgmlType] = {
     41: GgmlType("Q1_0", 128, 18),
     42: GgmlType("Q2_0", 64, 18),
 }
+GGML_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}

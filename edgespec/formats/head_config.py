@@ -42,7 +42,7 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
     `shapes` is empty where no weights are at hand: then the config alone decides. Raises InvalidModelFile for a head
     whose tensors are not those of its kind, or whose config contradicts them.
     """
-    own = {name.removeprefix("model."): shape for name, shape in _unpack(config, shapes).items()}
+    own = {name.removeprefix("model."): shape for name, shape in unpack_shapes(config, shapes).items()}
     settings = _Settings(config)
     match _find_kind(settings, own):
         case None:
@@ -64,7 +64,7 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
             return HeadSpec("gemma4-assistant", hidden_size, (), size, _vocabulary(settings, own), feeds_normed=True)
 
 
-def _unpack(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
+def unpack_shapes(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
     """Shapes with those of matrices that MLX has quantized as they were before: each group of columns has a scale."""
     table = config.get("quantization")
     if not isinstance(table, dict):

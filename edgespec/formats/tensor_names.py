@@ -1,4 +1,4 @@
-"""Tensor names of the llama architecture: GGUF -> Hugging Face."""
+"""Tensor names of the llama, qwen2 and qwen3 architectures: GGUF -> Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,3 +16,13 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QWEN3_PARTS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+def to_folder_name(name: str) -> str:
+    """'blk.0.attn_q.weight' -> 'model.layers.0.self_attn.q_proj.weight'. Raises KeyError for a name of neither kind."""
+    part, _, kind = name.rpartition(".")
+    if not part.startswith("blk."):
+        return f"{PARTS[part]}.{kind}"
+    _, layer, inner = part.split(".", 2)
+    return f"model.layers.{layer}.{(PARTS | _QWEN3_PARTS)[inner]}.{kind}"

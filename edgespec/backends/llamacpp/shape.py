@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import CacheError
-from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.ggml_types import GGML_IDS
 from edgespec.formats.gguf import Header, TensorInfo
 
 ALIGNMENT = 32  # bytes; GGUF's default
 _SPARE_BYTES = 256 * 2**20  # left free on the disk
-_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
 def write_shape(header: Header, blocks: int, path: Path) -> None:
@@ -56,7 +55,7 @@ def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[st
         if key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
             _add(writer, key, changed.get(key, value), all_blocks, kept)
     for name, tensor in tensors:
-        kind = gguf.GGMLQuantizationType(_IDS[tensor.type.name])
+        kind = gguf.GGMLQuantizationType(GGML_IDS[tensor.type.name])
         writer.add_tensor_info(name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

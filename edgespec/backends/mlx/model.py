@@ -186,7 +186,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False})
         return HfTokenizer(wrapper, folder.integer("vocab_size") or len(wrapper))
     except (Exception, SystemExit) as error:  # of transformers, for a damaged file
-        raise _load_error(path, error) from error
+        raise load_error(path, error) from error
 
 
 def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
@@ -198,7 +198,7 @@ def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     except (EdgespecError, Cancelled):
         raise
     except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
-        raise _load_error(path, error) from error
+        raise load_error(path, error) from error
     return model, tokenizer, read_template(path), folder.trained_context
 
 
@@ -233,7 +233,8 @@ def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCan
             progress(done / total)
 
 
-def _load_error(path: Path, error: BaseException) -> EdgespecError:
+def load_error(path: Path, error: BaseException) -> EdgespecError:
+    """The error for a folder on which mlx-lm or a tokenizer raised `error`."""
     reason = reason_of(error)
     if isinstance(error, MemoryError):
         return BackendError("the model does not fit into memory.", hint="Use a smaller model.")
