@@ -24,6 +24,7 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
+from edgespec.service.activity import Activity
 from edgespec.service.client import ModelInfo, no_model, require_model
 from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.stream import Stream
@@ -38,6 +39,7 @@ class LocalEngine:
     def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """`after_turn`: see Worker."""
         self.loaded: LoadedModel | None = None
+        self._activity = Activity()
         self._worker = Worker(after_turn, self._set_idle)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
@@ -136,6 +138,7 @@ class LocalEngine:
             stream.cancel()
         self._worker.call(self._close_model)
         self._worker.close()
+        self._activity.close()
         self._reader.close()
 
     def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
@@ -169,6 +172,7 @@ class LocalEngine:
             loaded.engine.close()
 
     def _set_idle(self, is_idle: bool) -> None:
+        self._activity.set(not is_idle)
         if (loaded := self.loaded) is not None and loaded.engine.memory is not None:
             loaded.engine.memory.set_idle(is_idle)
 

@@ -1,0 +1,59 @@
+"""When training may compute: not while this machine answers, not on battery, not longer than its user allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from time import sleep
+from typing import Literal
+
+import psutil
+
+from edgespec.core.protocols import CheckCancelled
+from edgespec.service.activity import is_any_engine_working
+
+StopReason = Literal["time", "battery"]
+
+_POLL_S = 0.2
+_NICENESS = 10
+
+
+def is_on_battery() -> bool:
+    """Whether the machine runs on its battery; False where that is not known."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return battery is not None and battery.power_plugged is False
+
+
+def lower_priority() -> None:
+    """Let other processes go first, from now on."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Asked before each step.
+
+    limit_s        seconds of training, without pauses
+    must_wait      whether something more urgent runs on the machine
+    must_stop      whether its power is too dear; give `lambda: False` to train on battery too
+    """
+
+    limit_s: float = inf
+    must_wait: Callable[[], bool] = is_any_engine_working
+    must_stop: Callable[[], bool] = is_on_battery
+
+    def before_step(self, trained_s: float, check: CheckCancelled) -> StopReason | None:
+        """Return when the next step may begin, or why none may, after `trained_s` of training. Raises Cancelled."""
+        while True:
+            check()
+            if trained_s >= self.limit_s:
+                return "time"
+            if self.must_stop():
+                return "battery"
+            if not self.must_wait():
+                return None
+            sleep(_POLL_S)
