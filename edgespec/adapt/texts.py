@@ -16,10 +16,10 @@ from edgespec.memory.texts import BLOCK, StoredText
 
 MIN_TOKENS = 10_000
 """Tokens that training needs, those of documents included."""
-MIN_CONVERSATIONS = 10
+MIN_CONVERSATIONS = 16
 """Conversations that training needs."""
-MIN_HELD_OUT = 5
-"""Conversations that measure the gain: with fewer, all of them may gain by chance in more than one case of 32."""
+MIN_HELD_OUT = 8
+"""Conversations that measure the gain: with 5, chance is taken for a gain in 8 cases of 100, with 8 or more in 4 or 5."""
 HELD_OUT_SHARE = 0.2
 
 

@@ -132,7 +132,7 @@ def test_too_few_conversations_are_told_with_their_number() -> None:
     documents = [TrainingText(np.zeros(50_000, np.int32), 0, 50_000, "/long.py", 0.0)]
     with pytest.raises(InvalidRequest) as refusal:
         split_texts([*make_texts(MIN_CONVERSATIONS - 3), *documents])
-    told = "there are 57,000 tokens of 7 conversations; 3 more conversations are needed."
+    told = "there are 63,000 tokens of 13 conversations; 3 more conversations are needed."
     assert refusal.value.message == told
-    with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 10 more"):
+    with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 16 more"):
         split_texts([])

@@ -1,0 +1,111 @@
+"""How many tokens of a text a draft predicts, and whether an adapted draft predicts more of texts that are held out.
+
+The texts are the target's own answers. A drafted token is accepted where it is the next token of the text, as greedy
+decoding and matching of samples accept it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.adapt.batches import cut_windows
+from edgespec.adapt.texts import TrainingText
+from edgespec.core.arrays import Ints
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import InvalidRequest
+from edgespec.registry.adapted import Gain as Gain
+
+Matrix = npt.NDArray[np.float32]
+"""[positions, depth] whether, or how probably, the token of each depth is accepted if those before it were.
+
+A position is a token of an answer before which a round may begin. Behind the end of a text nothing is accepted.
+"""
+_RESAMPLES = 4000
+_INTERVAL = 2.5, 97.5  # percentiles
+_WINDOW = 512  # tokens that are read at once
+
+
+def find_rounds(text: TrainingText) -> range:
+    """The positions of the tokens that drafting may predict: those of the answer but its first, without the lead.
+
+    The first token of an answer comes from reading the prompt.
+    """
+    return range(max(text.answer + 1, text.n_lead, 1), len(text.tokens))
+
+
+def find_hits(best: Ints, text: TrainingText) -> npt.NDArray[np.bool_]:
+    """[positions of find_rounds] whether the draft's best token is the text's; `best` [n] has it after each token."""
+    rounds = find_rounds(text)
+    hits: npt.NDArray[np.bool_] = best[rounds.start - 1 : -1] == text.tokens[rounds.start :]
+    return hits
+
+
+def chain_matrix(hits: npt.NDArray[np.bool_], depth: int) -> Matrix:
+    """The Matrix of a draft that predicts one token after the other, from its hits in one text."""
+    padded = np.concatenate([hits, np.zeros(depth - 1, bool)]).astype(np.float32)
+    return np.lib.stride_tricks.sliding_window_view(padded, depth) if len(hits) else np.zeros((0, depth), np.float32)
+
+
+def measure_chains(network: Any, texts: Sequence[TrainingText], depth: int, check: CheckCancelled) -> dict[str, Matrix]:
+    """The Matrix of each conversation.
+
+    `network` is MLX's, tokens int32 [B, T] to logits [B, T, V]. Raises Cancelled.
+    """
+    found: dict[str, list[Matrix]] = {}
+    for text, best in zip(texts, read_best(network, texts, check), strict=True):
+        found.setdefault(text.source, []).append(chain_matrix(find_hits(best, text), depth))
+    return {source: np.concatenate(parts) for source, parts in found.items()}
+
+
+def read_best(network: Any, texts: Sequence[TrainingText], check: CheckCancelled) -> list[Ints]:
+    """[n] the network's best token after each token of each text; -1 in the lead and behind the last token.
+
+    Raises Cancelled.
+    """
+    import mlx.core as mx
+
+    best = [np.full(len(text.tokens), -1, np.int32) for text in texts]
+    for window in cut_windows(texts, _WINDOW):
+        check()
+        part = texts[window.text].tokens[window.start : window.stop]
+        logits = network(mx.array(part[None]))
+        rows = np.array(mx.argmax(logits[0], axis=-1)).astype(np.int32)
+        best[window.text][window.first : window.stop] = rows[window.first - window.start :]
+    return best
+
+
+def expected_tokens(matrix: Matrix) -> float:
+    """Tokens of a round with drafts of the matrix's depth: the accepted ones and one of the target, on average."""
+    return 1 + float(_count_accepted(matrix).mean())
+
+
+def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int = 0) -> Gain:
+    """The gain of the second over the first in expected tokens, both by conversation, of the same positions and depth.
+
+    The interval is a paired bootstrap over conversations, because the positions of one resemble each other. Raises
+    InvalidRequest where no conversation has a position.
+    """
+    if {name: each.shape for name, each in before.items()} != {name: each.shape for name, each in after.items()}:
+        raise ValueError("the two were not measured at the same positions")
+    names = [name for name, each in before.items() if len(each)]
+    if not names:
+        raise InvalidRequest(
+            "the answers that are held out are too short to measure the gain.", hint="Use the model for longer."
+        )
+    sizes = np.array([len(before[name]) for name in names], np.float64)
+    first, second = (np.array([_count_accepted(part[name]).sum() for name in names]) for part in (before, after))
+    n = len(names)
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
+    low, high = np.percentile(drawn @ (second - first) / (drawn @ sizes), _INTERVAL)
+    total = sizes.sum()
+    return Gain(1 + float(first.sum() / total), 1 + float(second.sum() / total), float(low), float(high), n)
+
+
+def _count_accepted(matrix: Matrix) -> npt.NDArray[np.float64]:
+    """[positions] tokens of a draft that are accepted before the first one that is not."""
+    accepted: npt.NDArray[np.float64] = np.cumprod(matrix, axis=1, dtype=np.float64).sum(axis=1)
+    return accepted

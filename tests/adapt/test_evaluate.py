@@ -1,0 +1,213 @@
+"""Expected tokens of a round against rounds that are simulated or run; and when a gain is more than chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.adapt.evaluate import (
+    Matrix,
+    chain_matrix,
+    compare,
+    expected_tokens,
+    find_hits,
+    find_rounds,
+    measure_chains,
+    read_best,
+)
+from edgespec.adapt.texts import TrainingText
+from edgespec.backends import Model, open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Ints
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.greedy import read_prompt
+from edgespec.core.protocols import Budget, Draft
+from edgespec.core.sampling import SamplingParams
+from edgespec.drafters import drafter_specs
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.errors import Cancelled, InvalidRequest
+from tests.models import DRAFT
+
+PROMPTS = ("the rate of ", "a test", "hold on", "the end", "nothing is ", "ha", "rain and sun", "sounds like ")
+LENGTH = 24  # of an answer
+VOCABULARY = 257
+
+
+def open_toy(name: str) -> Model:
+    options = LoadOptions(context_size=512)
+    return open_model("toy", Path(name), options, progress=lambda fraction: None, check=lambda: None)
+
+
+def read_argmax(model: Model, tokens: list[int]) -> Ints:
+    """[n] the best token after each token."""
+    session = model.open_session(lambda: None)
+    read_prompt(session, tokens[:1])
+    session.rewind(0)
+    return session.forward(tokens[0], Draft.chain(tokens[1:])).argmax()
+
+
+def answer(prompt: str, depth: int) -> Finished:
+    """A greedy answer of the toy target, with drafts of its draft model."""
+    drafters = [LoadedDrafter(drafter_specs()["model"], "draft", open_toy("draft"))] if depth else []
+    engine = Engine(open_toy("tree"), drafters, Speculation(("model",) if depth else (), depth))
+    *_, last = engine.stream(Request(prompt, max_tokens=LENGTH, sampling=SamplingParams(temperature=0)))
+    engine.close()
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[TrainingText]:
+    """Greedy answers of plain decoding."""
+    found = []
+    for prompt in PROMPTS:
+        tokens = [*prompt.encode(), *answer(prompt, 0).tokens]
+        found.append(TrainingText(np.array(tokens, np.int32), 0, len(prompt), prompt, 0.0))
+    return found
+
+
+def hits_of(text: TrainingText) -> np.ndarray:
+    return find_hits(read_argmax(open_toy("draft"), text.tokens.tolist()), text)
+
+
+def run_round(drafter: SequentialDrafter, target: Model, text: list[int], at: int, depth: int) -> int:
+    """The tokens that a round before position `at` emits: drafted by the draft, verified by the target's argmax."""
+    drafter.begin(text[:at], None)
+    tree = DraftTree()
+    for _ in drafter.expand(tree, text[:at], Budget(depth, depth)):
+        pass
+    chain, parent = [], -1
+    while parent in tree.parents:  # the first child is the best one
+        parent = tree.parents.index(parent)
+        chain.append(tree.tokens[parent])
+    choices = read_argmax(target, [*text[:at], *chain])[at - 1 :]
+    accepted = 0
+    while accepted < len(chain) and at + accepted < len(text) and chain[accepted] == choices[accepted]:
+        accepted += 1
+    return accepted + 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_expected_tokens_are_those_of_simulated_rounds(texts: list[TrainingText], depth: int) -> None:
+    drafter = SequentialDrafter("model", ModelDraftSession(open_toy("draft").open_session(lambda: None), VOCABULARY))
+    target, accepted, rows = open_toy("tree"), 0, []
+    for text in texts:
+        tokens = text.tokens.tolist()
+        accepted += sum(run_round(drafter, target, tokens, at, depth) - 1 for at in find_rounds(text))
+        rows.append(chain_matrix(hits_of(text), depth))
+    matrix = np.concatenate(rows)
+    assert len(matrix) == sum(len(text.tokens) - text.answer - 1 for text in texts)
+    assert expected_tokens(matrix) == 1 + accepted / len(matrix)
+    assert 0.3 < matrix[:, 0].mean() < 0.95, "some are accepted and some are not"
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_an_engine_takes_the_rounds_that_the_matrix_tells(texts: list[TrainingText], depth: int) -> None:
+    for text in texts:
+        last = answer(text.source, depth)
+        assert list(last.tokens) == text.tokens[text.answer :].tolist()
+        at = rounds = 0
+        accepted = np.cumprod(chain_matrix(hits_of(text), depth), axis=1).sum(axis=1).astype(int)
+        while at < len(accepted):
+            at, rounds = at + int(accepted[at]) + 1, rounds + 1
+        assert last.metrics.target_forwards == rounds
+
+
+def test_positions_of_rounds() -> None:
+    def rounds(n_lead: int, answer: int) -> list[int]:
+        return list(find_rounds(TrainingText(np.zeros(8, np.int32), n_lead, answer, "", 0.0)))
+
+    assert rounds(0, 5) == [6, 7], "the first token of the answer comes from the prefill"
+    assert rounds(4, 0) == [4, 5, 6, 7], "an answer that began in another text"
+    assert rounds(0, 0) == [1, 2, 3, 4, 5, 6, 7] and rounds(0, 7) == rounds(2, 8) == []
+
+
+def test_hits_and_chains() -> None:
+    text = TrainingText(np.array([9, 9, 1, 2, 3, 4], np.int32), 0, 2, "", 0.0)
+    hits = find_hits(np.array([0, 1, 2, 3, 0, 0], np.int32), text)
+    assert hits.tolist() == [True, True, False]
+    assert chain_matrix(hits, 2).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert expected_tokens(chain_matrix(hits, 2)) == 2 and expected_tokens(chain_matrix(hits, 1)) == 1 + 2 / 3
+    assert chain_matrix(hits[:0], 3).shape == (0, 3)
+    assert expected_tokens(np.array([[0.5, 0.5]], np.float32)) == 1.75
+
+
+def test_a_network_reads_long_texts_in_windows() -> None:
+    """The best tokens of windows, which see less, are mostly those of the whole text."""
+    import mlx.core as mx
+
+    from edgespec.adapt.student import Student
+
+    network = Student.open(DRAFT).network
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 400, 1300).astype(np.int32)
+    texts = [TrainingText(tokens, 100, 600, "a", 0.0), TrainingText(tokens[:90], 0, 20, "b", 0.0)]
+    long, short = read_best(network, texts, lambda: None)
+    whole = np.array(mx.argmax(network(mx.array(tokens[None]))[0], axis=-1))
+    assert (short[:-1] == whole[:89]).all() and short[-1] == -1
+    assert (long[:99] == -1).all() and long[-1] == -1 and (long[99:-1] >= 0).all()
+    assert (long[99:400] == whole[99:400]).mean() > 0.9
+    again = TrainingText(tokens[:50], 0, 40, "a", 0.0)
+    found = measure_chains(network, [*texts, again], 3, lambda: None)
+    assert {source: matrix.shape for source, matrix in found.items()} == {"a": (699 + 9, 3), "b": (69, 3)}
+    assert found["b"][:, 0].tolist() == (whole[20:89] == tokens[21:90]).tolist()
+
+    def cancel() -> None:
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        read_best(network, texts, cancel)
+
+
+def draw(rng: np.random.Generator, rates: np.ndarray, n_positions: int = 60) -> dict[str, Matrix]:
+    """Conversations with hits at these rates."""
+    return {str(i): chain_matrix(rng.random(n_positions) < rate, 4) for i, rate in enumerate(rates)}
+
+
+def test_a_clear_gain_is_one() -> None:
+    rng = np.random.default_rng(1)
+    rates = rng.uniform(0.4, 0.6, 20)
+    before, after = draw(rng, rates), draw(rng, rates + 0.2)
+    gain = compare(before, after)
+    assert gain.is_better and gain.n_conversations == 20
+    pooled = [expected_tokens(np.concatenate(list(part.values()))) for part in (before, after)]
+    assert [gain.before, gain.after] == pytest.approx(pooled, rel=1e-12)
+    assert 0 < gain.low < gain.after - gain.before < gain.high
+    assert compare(before, after) == gain, "the same texts give the same answer"
+    loss = compare(after, before)
+    assert not loss.is_better and loss.high < 0
+
+
+def test_no_gain_is_none() -> None:
+    rng = np.random.default_rng(2)
+    same = draw(rng, np.full(20, 0.5))
+    gain = compare(same, same)
+    assert (gain.low, gain.high) == (0, 0) and not gain.is_better
+    found = [compare(draw(rng, np.full(20, 0.5)), draw(rng, np.full(20, 0.5))).is_better for _ in range(100)]
+    assert sum(found) <= 10, "2.5 in 100 are expected"
+
+
+def test_conversations_are_resampled_and_not_positions() -> None:
+    """One conversation with a large gain among many with a small loss is no evidence."""
+    rng = np.random.default_rng(3)
+    rates = np.full(12, 0.5)
+    changed = rates - 0.05
+    changed[0] = 1.0
+    before, after = draw(rng, rates), draw(rng, changed)
+    before["0"], after["0"] = draw(rng, rates[:1], 3000)["0"], draw(rng, changed[:1], 3000)["0"]
+    gain = compare(before, after)
+    assert gain.after > gain.before + 1 and not gain.is_better
+
+
+def test_conversations_without_positions() -> None:
+    some, none = np.ones((3, 2), np.float32), np.zeros((0, 2), np.float32)
+    assert compare({"a": some, "b": none}, {"a": some, "b": none}).n_conversations == 1
+    with pytest.raises(InvalidRequest, match="too short to measure"):
+        compare({"b": none}, {"b": none})
+    with pytest.raises(ValueError, match="same positions"):
+        compare({"a": some}, {"a": some[:2]})
