@@ -95,6 +95,33 @@ def llama(path: Path, *, seed: int = 0, layers: int = 2, width: int = 64, templa
     m.save()
 
 
+def llama3(path: Path) -> None:
+    """A llama whose lower frequencies are divided, as those of Llama 3 are."""
+    m = GgufBuilder(path, "llama", layers=2, width=64)
+    m.attention(heads=4, kv_heads=2, head_width=16)
+    m.writer.add_feed_forward_length(128)
+    m.writer.add_tensor("rope_freqs.weight", np.array([1, 1, 1, 2, 4, 8, 8, 8], np.float32))
+    _dense(m, 2, width=64, heads=4, kv_heads=2, head_width=16, ffn=128)
+    m.save()
+
+
+def qwen(path: Path, architecture: str) -> None:
+    """A qwen2, with biases of queries, keys and values, or a qwen3, with norms of queries and keys."""
+    m = GgufBuilder(path, architecture, layers=2, width=64)
+    m.attention(heads=4, kv_heads=2, head_width=16)
+    m.writer.add_feed_forward_length(128)
+    _dense(m, 2, width=64, heads=4, kv_heads=2, head_width=16, ffn=128)
+    for i in range(2):
+        for name, n in (("q", 64), ("k", 32), ("v", 32)):
+            if architecture == "qwen2":
+                bias = m.rng.standard_normal(n, dtype=np.float32)
+                m.writer.add_tensor(f"blk.{i}.attn_{name}.bias", bias)
+            elif name != "v":
+                norm = m.rng.uniform(0.5, 2, 16).astype(np.float32)
+                m.writer.add_tensor(f"blk.{i}.attn_{name}_norm.weight", norm)
+    m.save()
+
+
 def sliding_window(path: Path) -> None:
     """A gemma3 with a window of 24 tokens in all layers but every sixth."""
     layers, width = 7, 64

@@ -21,8 +21,8 @@ class Draft(Protocol):
 
     network: Any
 
-    def save(self, weights: Mapping[str, Any], path: Path) -> None:
-        """Write the base with these weights, by name, at once or not at all. Raises OSError."""
+    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+        """Write the base with these weights, by name, at once or not at all; see Student.save. Raises OSError."""
         ...
 
 
@@ -85,17 +85,18 @@ class Student:
 
         return sum(each.nbytes for _, each in tree_flatten(self.network.trainable_parameters()))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, mask_token: int | None = None) -> None:
         """Write the trained model in the format that it was opened from, at once or not at all, for its owner only.
 
-        A file replaces one that exists; a folder must not exist. The network can be trained further.
+        A file replaces one that exists; a folder must not exist. The network can be trained further. With `mask_token`
+        the metadata name this token as that of a PARD model.
         Raises BackendError for weights that are not finite, CacheError where the path cannot be written.
         """
         with map_errors():
             weights = _merge(self.network)
             _check_finite(weights)
         try:
-            self._draft.save(weights, path)
+            self._draft.save(weights, path, mask_token)
         except OSError as error:
             reason = "the disk is full" if error.errno in _FULL else reason_of(error)
             raise CacheError(
@@ -125,7 +126,8 @@ def _merge(network: Any) -> dict[str, Any]:
         if part not in layers:  # where they are the small matrices
             weights[f"{outer if outer in layers else part}.{kind}"] = array
     for name, layer in layers.items():
-        weights[f"{name}.weight"] += layer.scale * (layer.lora_a @ layer.lora_b).T
+        base = weights[f"{name}.weight"]  # += would change the network's own array
+        weights[f"{name}.weight"] = base + layer.scale * (layer.lora_a @ layer.lora_b).T
     return weights
 
 
