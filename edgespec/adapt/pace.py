@@ -37,23 +37,25 @@ def lower_priority() -> None:
 class Pace:
     """Asked before each step.
 
-    limit_s        seconds of training, without pauses
-    must_wait      whether something more urgent runs on the machine
-    must_stop      whether its power is too dear; give `lambda: False` to train on battery too
+    limit_s    seconds of training, without pauses
+    must_wait  whether something more urgent runs on the machine
+    must_stop  whether its power is too dear; give `lambda: False` to train on battery too
     """
 
     limit_s: float = inf
     must_wait: Callable[[], bool] = is_any_engine_working
     must_stop: Callable[[], bool] = is_on_battery
 
+    def wait(self, check: CheckCancelled) -> None:
+        """Return when nothing more urgent runs. Raises Cancelled."""
+        check()
+        while self.must_wait():
+            sleep(_POLL_S)
+            check()
+
     def before_step(self, trained_s: float, check: CheckCancelled) -> StopReason | None:
         """Return when the next step may begin, or why none may, after `trained_s` of training. Raises Cancelled."""
-        while True:
-            check()
-            if trained_s >= self.limit_s:
-                return "time"
-            if self.must_stop():
-                return "battery"
-            if not self.must_wait():
-                return None
-            sleep(_POLL_S)
+        self.wait(check)
+        if trained_s >= self.limit_s:
+            return "time"
+        return "battery" if self.must_stop() else None

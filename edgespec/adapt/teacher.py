@@ -16,6 +16,7 @@ from edgespec.core.truncation import highest, top_k
 
 TOP = 64  # tokens of a row
 _FORWARD_BYTES = 64 * 2**20  # scores of one forward
+_ID_BYTES, _LOG_PROB_BYTES = 4, 2
 _LOWEST = -100.0  # log probability of a token that is impossible
 
 
@@ -102,17 +103,16 @@ class RowStore:
         self._kept: dict[int, TeacherRows] = {}
 
     def fill(self, report: Callable[[int, int], None]) -> None:
-        """Read all texts that fit; `report` gets the numbers of tokens read and in all.
+        """Read the first texts, as many as fit; `report` gets the numbers of tokens read and to be read.
 
         Raises Cancelled, BackendError.
         """
-        total, done = sum(len(text) for text in self._texts), 0
-        for i, text in enumerate(self._texts):
-            if self._left_bytes <= 0:
-                break
+        row_bytes = self._teacher.n_top * (_ID_BYTES + _LOG_PROB_BYTES)
+        lengths = [len(text) for text in self._texts]
+        n_kept = int(np.searchsorted(np.cumsum(lengths) * row_bytes, self._left_bytes, side="right"))
+        for i in range(n_kept):
             self.read(i)
-            done += len(text)
-            report(done, total)
+            report(sum(lengths[: i + 1]), sum(lengths[:n_kept]))
 
     def read(self, index: int) -> TeacherRows:
         """The rows of a text. Log probabilities have half precision. Raises Cancelled, BackendError."""

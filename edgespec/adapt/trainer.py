@@ -28,6 +28,7 @@ B = TypeVar("B")
 Objective = Callable[[Any, B], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
 
+_VERSION = 1  # of the state in a checkpoint, and of what follows from it
 _TIMED = range(2, 10)  # steps that tell how many the time allows
 _RECENT = 32  # steps whose mean loss is reported at the end
 
@@ -165,7 +166,7 @@ class Trainer(Generic[B]):
         losses = []
         self._network.eval()
         for i in range(len(self._held_out)):
-            check()
+            self._pace.wait(check)
             losses.append(float(self._objective(self._network, self._held_out.take(i)).item()))
         self._network.train()
         return mean(losses)
@@ -202,7 +203,7 @@ class Trainer(Generic[B]):
     def _make_key(self) -> str:
         """A hash of data and options, of what is trained, and of the weights that are not."""
         options = {name: value for name, value in asdict(self._options).items() if name != "checkpoint_s"}
-        digest = blake2b(json.dumps([self._batches.key, options]).encode(), digest_size=16)
+        digest = blake2b(json.dumps([_VERSION, self._batches.key, options]).encode(), digest_size=16)
         trained = dict(tree_flatten(self._network.trainable_parameters()))
         for path, array in tree_flatten(self._network.parameters()):
             value = "" if path in trained else array.sum().item()

@@ -28,6 +28,8 @@ class Activity:
 
     def set(self, is_working: bool) -> None:
         """Take the lock, or release it. Never waits."""
+        if self._file is None and not is_working:
+            return
         with suppress(OSError):  # one who looks holds it for a moment, and this engine's work is not seen
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
