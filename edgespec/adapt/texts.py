@@ -19,7 +19,7 @@ MIN_TOKENS = 10_000
 MIN_CONVERSATIONS = 16
 """Conversations that training needs."""
 MIN_HELD_OUT = 8
-"""Conversations that measure the gain: with 5, chance is taken for a gain in 8 cases of 100, with 8 or more in 4 or 5."""
+"""Conversations that measure the gain. With 5, chance passes for a gain in 8 of 100 cases, with 8 or more in 4 or 5."""
 HELD_OUT_SHARE = 0.2
 
 

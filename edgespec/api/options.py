@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions
+from edgespec.conversations.adapted import adapted_folder
 from edgespec.conversations.memory import memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
@@ -140,6 +141,7 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
         ),
         force=arguments.get("force", False),
         memory=MemoryOptions(memory_folder()) if arguments.get("memory", False) else None,
+        adapted=adapted_folder(),
     )
 
 

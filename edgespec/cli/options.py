@@ -201,6 +201,7 @@ def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:
 def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
     """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
+    from edgespec.conversations.adapted import adapted_folder
     from edgespec.conversations.memory import memory_folder
     from edgespec.planner.plan import LoadConfig, MemoryOptions
 
@@ -225,6 +226,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
         ),
         force=options["force"],
         memory=None if options.get("memory", False) is False else MemoryOptions(memory_folder()),
+        adapted=adapted_folder(),
     )
 
 

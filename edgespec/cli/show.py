@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
+    from edgespec.conversations.adapted import adapted_folder
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
+    from edgespec.planner.adapted import find_version
     from edgespec.planner.heads import find_head
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
@@ -40,6 +42,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     resolved = resolve_pair(model, chosen, registry, hub)
     found = read_metadata(resolved.target, hub)
     own = find_head(found)
+    version = find_version(resolved, chosen, adapted_folder(), registry, hub)
     context = LoadOptions(ctx).context_for(found.trained_context)
     cost = estimate_memory(found, context)
     facts: dict[str, Any] = {
@@ -47,6 +50,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "backend": chosen,
         **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
         "draft": None if resolved.draft is None else str(resolved.draft),
+        **({"adapted_draft": version} if version is not None else {}),
         **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
         **({"head": str(resolved.head)} if resolved.head is not None else {}),
         **({"own_head": own.kind} if own is not None and own.in_target else {}),

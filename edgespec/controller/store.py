@@ -74,11 +74,11 @@ def _say(value: Any) -> str:
 class ProfileStore:
     """The file of a target and its draft models. Their weights are read when its path is first needed."""
 
-    def __init__(self, target: Path, drafts: Sequence[Path] = (), self_draft: str = "") -> None:
-        """`drafts` are draft models; `self_draft` is the method by which the target drafts for itself, or empty."""
+    def __init__(self, target: Path, drafts: Sequence[Path] = (), variant: str = "") -> None:
+        """`drafts` are draft models; `variant` is what their weights do not tell, such as the way of a self-draft."""
         roles = ("draft" if i == 0 else f"draft {i + 1}" for i in range(len(drafts)))
         self._models = [("target", target), *zip(roles, drafts, strict=True)]
-        self._self_draft = self_draft
+        self._variant = variant
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -88,7 +88,7 @@ class ProfileStore:
     @cached_property
     def path(self) -> Path:
         """Raises CacheError if the models' files cannot be read."""
-        name = hashlib.sha256("+".join([*self.digests.values(), self._self_draft]).encode()).hexdigest()
+        name = hashlib.sha256("+".join([*self.digests.values(), self._variant]).encode()).hexdigest()
         return calibration_folder() / f"{name[:24]}.json"
 
     def load(self, key: ProfileKey) -> DraftStats | str | None:

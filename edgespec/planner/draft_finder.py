@@ -26,6 +26,7 @@ from edgespec.planner.heads import (
     refusing_heads,
 )
 from edgespec.planner.sidecars import list_sidecars
+from edgespec.registry.adapted import BASE, AdaptedPair, Card
 from edgespec.registry.heads import find_with_head
 from edgespec.registry.resolve import ResolvedPair, Source, find_pard_token, resolve_source
 from edgespec.registry.schema import Registry
@@ -43,6 +44,7 @@ class PlannedDrafter:
     mask_token  of a PARD model
     head        what the file of `model` says, where that is a trained head
     found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
+    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
     """
 
     spec: DrafterSpec
@@ -51,12 +53,19 @@ class PlannedDrafter:
     mask_token: int | None = None
     head: HeadSpec | None = None
     found: str = ""
+    adaptation: Adaptation | None = None
 
     @property
     def label(self) -> str:
         """What the user calls it."""
         named = None if self.is_in_target or self.model is None else self.model.reference
-        return str(named or self.self_draft or self.spec.name)
+        version = f" (version {self.card.version})" if self.card is not None else ""
+        return f"{named or self.self_draft or self.spec.name}{version}"
+
+    @property
+    def card(self) -> Card | None:
+        """Of the adapted version that is used; None for the draft itself."""
+        return self.adaptation.card if self.adaptation is not None else None
 
     @property
     def is_in_target(self) -> bool:
@@ -71,6 +80,21 @@ class PlannedModel:
     reference: Reference
     source: Source
     metadata: ModelMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """The versions of a draft that were adapted to the user.
+
+    base    the drafter with the draft that they were made from
+    active  the number of the version that was to be used when it was last looked at; None where that was not known
+    card    of the version that is used; None for the base draft
+    """
+
+    base: PlannedDrafter
+    pair: AdaptedPair
+    active: int | None = BASE
+    card: Card | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import parse_reference
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+from edgespec.planner.adapted import describe_version, use_adapted
 from edgespec.planner.draft_finder import DraftFinder
 from edgespec.planner.draft_finder import PlannedDrafter as PlannedDrafter
 from edgespec.planner.draft_finder import PlannedModel as PlannedModel
@@ -48,6 +49,7 @@ class LoadConfig:
     force       load even if it does not fit in memory
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
     memory      where earlier texts are kept; None: they are not, and nothing drafts from them
+    adapted     the folder of drafts that were adapted to their user; None: they are not used
     """
 
     model: str | None = None
@@ -60,6 +62,7 @@ class LoadConfig:
     force: bool = False
     fetch_heads: bool = False
     memory: MemoryOptions | None = None
+    adapted: Path | None = None
 
 
 class Reporter(Protocol):
@@ -106,8 +109,9 @@ class Plan:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences that say which heads 'auto' has found; a load says them once a head is loaded."""
-        return [each.found for each in self.drafters if each.found]
+        """Sentences that say which heads 'auto' has found, and which adapted drafts are used; a load says them too."""
+        cards = [each.card for each in self.drafters if each.card is not None]
+        return [*(each.found for each in self.drafters if each.found), *map(describe_version, cards)]
 
     @property
     def self_draft(self) -> SelfDraftSpec | None:
@@ -132,6 +136,8 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
         backend, target, own_head, resolved, registry, hub, request.fetch_heads, request.memory is not None
     )
     drafters = finder.find_all(reporter.notice) if request.draft == AUTO else finder.find(parse_draft(request.draft))
+    if request.adapted is not None:
+        drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))

@@ -19,6 +19,7 @@ from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.memory import estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import estimate_speed
+from edgespec.registry.adapted import Card
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
 from edgespec.registry.schema import Registry
 from edgespec.units import gib, significant
@@ -48,6 +49,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "draft": "+".join(each.label for each in planned.drafters) or "none",
         "draft_models": [str(each.model.reference) for each in planned.drafters if each.model and not each.head],
         "heads": [_describe_head(each, planned) for each in planned.drafters if each.head],
+        "adapted_drafts": [_describe_version(each.card) for each in planned.drafters if each.card],
         "context": fit.context,
         "weights_bytes": fit.target.weights,
         "kv_bytes": fit.target.kv,
@@ -72,6 +74,11 @@ def _describe_head(drafter: PlannedDrafter, planned: Plan) -> dict[str, Any]:
         "kv_bytes": cost.kv,
         "scratch_bytes": cost.compute,
     }
+
+
+def _describe_version(card: Card) -> dict[str, Any]:
+    expected = {"tokens_per_round": card.gain.after, "tokens_per_round_of_base": card.gain.before}
+    return {"base": card.base, "version": card.version, "date": card.date, **expected}
 
 
 def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
@@ -140,6 +147,9 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         states = " and states" if facts["backend"] == "mlx" else ""
         cache = f"KV cache{states} {gib(head['kv_bytes'])}"
         yield f"  {head['kind']} head: {place}, {cache}, scratch memory {gib(head['scratch_bytes'])}"
+    for version in facts["adapted_drafts"]:
+        rounds = f"{version['tokens_per_round']:.2f}, before {version['tokens_per_round_of_base']:.2f}"
+        yield f"  draft adapted on {version['date']} (version {version['version']}): tokens per round {rounds}"
     if "settings" in facts:
         stored = facts["settings"]
         lines = RuntimeSettings.from_dict(stored).describe() if stored else ["settings of llama.cpp: not measured yet"]

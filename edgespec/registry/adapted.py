@@ -129,7 +129,7 @@ class AdaptedPair:
         cards: dict[int, Card | None] = {}
         for version in self._list():
             try:
-                cards[version] = self._read(version).card
+                cards[version] = self.read(version).card
             except InvalidModelFile:
                 cards[version] = None
         return cards
@@ -171,7 +171,21 @@ class AdaptedPair:
     def active(self) -> AdaptedDraft | None:
         """The version in use; None for the base draft. Raises InvalidModelFile where it is damaged or missing."""
         number = self.active_number()
-        return self._read(number) if number != BASE else None
+        return self.read(number) if number != BASE else None
+
+    def read(self, version: int) -> AdaptedDraft:
+        """A version. Raises InvalidModelFile where it is damaged or missing."""
+        folder = self.folder / str(version)
+        path = next((folder / name for name in (_FOLDER, _FILE) if (folder / name).exists()), None)
+        if path is None:
+            raise InvalidModelFile(f"the files of version {version} of the draft are missing.", hint=_HINT)
+        try:
+            card = _from_dict(json.loads((folder / _CARD).read_bytes()))
+        except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InvalidModelFile(f"the card of version {version} of the draft is damaged.", hint=_HINT) from error
+        if card.version != version or card.fingerprint != fingerprint_weights(path):
+            raise InvalidModelFile(f"the files of version {version} of the draft are damaged.", hint=_HINT)
+        return AdaptedDraft(card, path)
 
     def use(self, version: int) -> None:
         """Use a version from now on, or BASE. Raises InvalidRequest for one that is not there, InvalidModelFile."""
@@ -179,7 +193,7 @@ class AdaptedPair:
             if version not in (known := self._list()):
                 there = f"there are {', '.join(map(str, known))}" if known else "there are none"
                 raise InvalidRequest(f"there is no version {version} of this draft.", hint=f"Versions: {there}.")
-            self._read(version)
+            self.read(version)
         if self.folder.is_dir():
             with _as_cache_error(self.folder), self._lock():
                 self._write_active(version)
@@ -200,20 +214,6 @@ class AdaptedPair:
         with _as_cache_error(self.folder):
             names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-    def _read(self, version: int) -> AdaptedDraft:
-        """Raises InvalidModelFile, CacheError."""
-        folder = self.folder / str(version)
-        path = next((folder / name for name in (_FOLDER, _FILE) if (folder / name).exists()), None)
-        if path is None:
-            raise InvalidModelFile(f"the files of version {version} of the draft are missing.", hint=_HINT)
-        try:
-            card = _from_dict(json.loads((folder / _CARD).read_bytes()))
-        except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InvalidModelFile(f"the card of version {version} of the draft is damaged.", hint=_HINT) from error
-        if card.version != version or card.fingerprint != fingerprint_weights(path):
-            raise InvalidModelFile(f"the files of version {version} of the draft are damaged.", hint=_HINT)
-        return AdaptedDraft(card, path)
 
     def _write_active(self, version: int) -> None:
         with replace_file(self.folder / _ACTIVE) as partial:

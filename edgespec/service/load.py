@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec.backends import BackendName, Model, open_model, require
-from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
@@ -18,20 +19,14 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
+from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
 from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
-from edgespec.planner.selfdraft_search import (
-    EVALUATION_S,
-    Choice,
-    SelfDraftCache,
-    SelfDraftSearch,
-    all_methods,
-    make_self_draft,
-    quick_methods,
-)
+from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, Reporter, fetch, plan
+from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, all_methods, make_self_draft
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
@@ -40,6 +35,7 @@ from edgespec.service.head_probe import attach_head
 from edgespec.service.ignored_options import find_ignored_options
 from edgespec.service.loaded_model import LoadedModel as LoadedModel
 from edgespec.service.remember import open_memory
+from edgespec.service.self_draft import choose_self_draft
 from edgespec.service.settings import apply_settings, choose_settings
 
 _PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
@@ -71,7 +67,7 @@ class Loader:
             settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
             if (memory := open_memory(config.memory, target, planned.name, self.reporter)) is not None:
                 undo.callback(memory.close)
-            loaded = self._build(config, planned, target, target_path, settings, memory)
+            loaded = self._build_any(config, planned, target, target_path, settings, memory)
             undo.callback(loaded.engine.release_draft)
             for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned):
                 self.reporter.notice(text)
@@ -85,7 +81,22 @@ class Loader:
             return self._load_toy(config, loaded.engine.memory)
         planned = self._plan(replace(config, backend=loaded.info.backend))
         target, memory = loaded.engine.target, loaded.engine.memory
-        changed = self._build(config, planned, target, loaded.target_path, loaded.settings, memory)
+        changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
+        return self._replace(loaded, changed)
+
+    def follow_versions(self, loaded: LoadedModel) -> LoadedModel:
+        """Load the versions of adapted drafts that are in use now. On failure `loaded` is unchanged."""
+        planned, engine = loaded.planned, loaded.engine
+        if planned is None:
+            return loaded
+        drafters = tuple(choose_version(each, planned.metadata, self.hub) for each in planned.drafters)
+        planned = replace(planned, drafters=drafters)
+        changed = self._build(loaded.config, planned, engine.target, loaded.target_path, loaded.settings, engine.memory)
+        changed.engine.speculation, changed.engine.is_paused = engine.speculation, engine.is_paused
+        return self._replace(loaded, changed)
+
+    def _replace(self, loaded: LoadedModel, changed: LoadedModel) -> LoadedModel:
+        """Take `changed`, which has the same target, in place of `loaded`, and free what only that has."""
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
@@ -133,87 +144,77 @@ class Loader:
         progress = partial(self.reporter.loading, path.name)
         return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
 
+    def _build_any(self, config: LoadConfig, planned: Plan, *parts: Any) -> LoadedModel:
+        """`_build`, where necessary with the base drafts in place of adapted ones that cannot be loaded."""
+        try:
+            return self._build(config, planned, *parts)
+        except EdgespecError as refusal:
+            if not any(each.card for each in planned.drafters):
+                raise
+            self.reporter.notice(f"Drafting without what was adapted: {refusal.message}")
+        planned = replace(planned, drafters=tuple(map(use_base, planned.drafters)))
+        return self._build(config, planned, *parts)
+
     def _build(
         self,
         config: LoadConfig,
-        planned: Plan,
+        asked: Plan,
         target: Model,
         target_path: Path,
         settings: RuntimeSettings | None,
         memory: Memory | None,
     ) -> LoadedModel:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
-        chosen = apply_settings(settings, planned)
+        chosen = apply_settings(settings, asked)
         key = ProfileKey.current(chosen.backend, chosen.options)
-        method = self._choose_self_draft(config, chosen, target, target_path, key)
-        target, planned = keep_exact(target, target_path, planned, self.reporter, self.check)
+        method = choose_self_draft(config, chosen, target, target_path, key, self.reporter, self.check)
+        target, planned = keep_exact(target, target_path, asked, self.reporter, self.check)
         planned = apply_settings(settings, planned)
         drafters: list[LoadedDrafter] = []
+        loaded: list[PlannedDrafter] = []
         paths: list[Path] = []
-        source: Model | AttachedDraft | AttachedHead | None
         with ExitStack() as undo:
             for each in planned.drafters:
-                source = None
+                source, path = None, None
                 if each.model is not None:
-                    paths.append(self._fetch(each.model.source))
-                    if each.head is None:
-                        source = self._load(paths[-1], planned)
-                    else:
-                        both, notify = (target_path, paths[-1]), self.reporter
-                        source = attach_head(target, each, both, planned, config.draft, notify, self.check)
+                    path = self._fetch(each.model.source)
+                    source = self._load_draft(target, each, (target_path, path), planned, config)
                     if source is None:  # a head that 'auto' has found
-                        paths.pop()
                         continue
                     undo.callback(source.close)
+                    paths.append(path)
+                loaded.append(watch(each, target_path, path, config.adapted))
                 if each.spec.name != SELF:
                     drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token))
             if method is not None:
                 folder = SelfDraftCache(target_path, planned.name).folder
                 progress = partial(self.reporter.loading, str(method))
-                source = make_self_draft(target, method, folder, progress, self.check)
-                undo.callback(source.close)
-                drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), source))
+                self_draft = make_self_draft(target, method, folder, progress, self.check)
+                undo.callback(self_draft.close)
+                drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), self_draft))
             order = [each.spec.name for each in planned.drafters]  # of asking; a self-draft that was found comes last
             drafters.sort(key=lambda each: order.index(each.spec.name) if each.spec.name in order else len(order))
             speculation = _speculation(config, [each.spec.name for each in drafters])
             engine = Engine(target, drafters, speculation, planned.options.caches, memory)
             undo.pop_all()
-        store = ProfileStore(target_path, paths, str(method or ""))
+        versions = [f"version {each.card.version}" for each in loaded if each.card is not None]
+        store = ProfileStore(target_path, paths, "+".join([str(method)] * (method is not None) + versions))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
         key = replace(key, exact_width=planned.options.exact_width)
-        return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings)
+        planned = replace(asked, drafters=tuple(loaded))
+        return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings, config, planned)
 
-    def _choose_self_draft(
-        self, config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: ProfileKey
-    ) -> SelfDraftSpec | None:
-        """The self-draft to use: the requested one, the remembered one, or the best of a short search."""
-        requested = planned.self_draft
-        if requested is not None and requested.skip != Skip():
-            return requested
-        if requested is None and (config.draft != AUTO or config.draft_max == 0):
-            return None
-        cache = SelfDraftCache(target_path, planned.name)
-        choice = cache.look_up(key, str(requested or "auto"))
-        if choice is None and requested is None and planned.models:
-            return None  # there is a draft model; `edgespec draft build` compares them
-        if choice is None:
-            self.reporter.notice(
-                f"Searching for a self-draft of the model, for about {EVALUATION_S:.0f} seconds; this is done once."
-            )
-            search = SelfDraftSearch(target, cache.folder, EVALUATION_S, self.check, self.reporter.loading)
-            try:
-                choice = search.choose([requested] if requested is not None else quick_methods(planned.backend))
-            except Unsupported as refusal:
-                if requested is not None:
-                    raise
-                self.reporter.notice(f"Drafting without a self-draft: {refusal.message}")
-                return None
-            cache.remember(key, str(requested or "auto"), choice)
-        if requested is None and not choice.pays:
-            self.reporter.notice(f"No self-draft is expected to pay ({choice.method}: {choice.reason}).")
-            return None
-        self.reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
-        return choice.method
+    def _load_draft(
+        self, target: Model, drafter: PlannedDrafter, paths: tuple[Path, Path], planned: Plan, config: LoadConfig
+    ) -> Model | AttachedHead | None:
+        """The draft model or head of `drafter`; `paths` are the target's and its own. None for one that is left out."""
+        if drafter.head is None:
+            source: Model | AttachedHead | None = self._load(paths[1], planned)
+        else:
+            source = attach_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
+        if source is not None and drafter.card is not None:
+            self.reporter.notice(describe_version(drafter.card))
+        return source
 
     def _profile(self, loaded: LoadedModel) -> None:
         """Give the engine what is stored of these models; measure now what the autopilot needs and is not stored."""

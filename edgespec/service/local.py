@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -17,7 +19,7 @@ from edgespec.core.batching import Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding, embed
-from edgespec.engine.events import AnswerStart, Event, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.prompts import PromptEncoder, RawText
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
@@ -32,6 +34,30 @@ from edgespec.service.worker import Work, Worker
 
 T = TypeVar("T")
 
+_LOOK_S = 1.0  # between two looks for another version of an adapted draft
+
+
+class Notices:
+    """A Reporter that keeps what it is told for a generation. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._texts: SimpleQueue[str] = SimpleQueue()
+
+    def notice(self, text: str) -> None:
+        self._texts.put(text)
+
+    def download(self, name: str, done: int, total: int) -> None:
+        """Nobody waits for it."""
+
+    def loading(self, name: str, fraction: float) -> None:
+        """Nobody waits for it."""
+
+    def take(self) -> Iterator[Notice]:
+        """What was told since the last call."""
+        with suppress(Empty):
+            while True:
+                yield Notice(self._texts.get_nowait())
+
 
 class LocalEngine:
     """An EngineClient. Commands of one process use it directly; EngineProcess runs one in a process of its own."""
@@ -44,6 +70,9 @@ class LocalEngine:
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
         self._devices: tuple[DeviceMemory, ...] = ()
+        self._notices = Notices()  # for the next generation
+        self._look_s = 0.0  # when to look for another version of an adapted draft
+        self._is_following = False  # whether one is being loaded
         self._is_closed = False
 
     @property
@@ -80,7 +109,11 @@ class LocalEngine:
         return self.submit(work)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
+        """See EngineClient. Another version of an adapted draft is loaded first, once the running generations end."""
+        self._follow_versions()
+
         def work(check: CheckCancelled) -> Iterator[Event | Yield]:
+            yield from self._notices.take()
             try:
                 yield from self.require_loaded().engine.generate(request, check, speculation)
             finally:
@@ -163,6 +196,29 @@ class LocalEngine:
         stream = self._reader.submit(work)
         self._running.add(stream)
         return stream
+
+    def _follow_versions(self) -> None:
+        """Have the versions of adapted drafts loaded that are in use now. Where that fails, the present ones stay."""
+        if self._is_following or (loaded := self.loaded) is None or monotonic() < self._look_s:
+            return
+        self._look_s = monotonic() + _LOOK_S
+        if not loaded.is_outdated:
+            return
+        self._is_following = True
+
+        def work(check: CheckCancelled) -> Iterator[None]:
+            try:
+                present = self.require_loaded()
+                self.loaded = present.mark_seen()  # whatever fails now is not tried again
+                self.loaded = Loader(self._notices, check).follow_versions(present)
+                self._refresh()
+            except EdgespecError as refusal:
+                self._notices.notice(f"Drafting as before: {refusal.message}")
+            finally:
+                self._is_following = False
+            yield
+
+        self.submit(work)
 
     def _close_model(self) -> None:
         loaded, self.loaded = self.loaded, None

@@ -214,7 +214,7 @@ def test_a_self_draft_beside_lookups(open_: Open, heard: Heard) -> None:
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a self-draft ends after a few trials."""
-    monkeypatch.setattr("edgespec.service.load.EVALUATION_S", 0.5)
+    monkeypatch.setattr("edgespec.service.self_draft.EVALUATION_S", 0.5)
 
 
 @pytest.mark.parametrize("draft", ["layerskip", "ngram+layerskip"])
