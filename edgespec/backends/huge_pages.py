@@ -21,6 +21,8 @@ _KERNEL_FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE = 14
 _MIN_BYTES = 16 * 2**20  # more than a thread's stack, usually 8 MiB
+_MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ", re.MULTILINE)
+_ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)  # no file's path, no [heap]
 
 
 class Range(NamedTuple):
@@ -76,7 +78,8 @@ class NewMemory:
         libc = ctypes.CDLL(None)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         page = read_page_bytes()
-        for found in subtract(_read_ranges(is_anonymous=True), self._before):
+        large = [found for found in _read_ranges(is_anonymous=True) if found.end - found.start >= _MIN_BYTES]
+        for found in subtract(large, self._before):
             start, end = -(-found.start // page) * page, found.end // page * page
             if end - start >= _MIN_BYTES:
                 libc.madvise(start, end - start, _MADV_HUGEPAGE)
@@ -97,14 +100,10 @@ def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> Iterator[Range]
 
 def _read_ranges(is_anonymous: bool) -> list[Range]:
     """Mappings of this process, ascending: all of them, or those of private anonymous memory that can be written."""
-    found = []
     with suppress(OSError):
-        for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
-            addresses, permissions, *others = line.split()
-            if not is_anonymous or (permissions == "rw-p" and len(others) == 3):  # neither a file's path nor [heap]
-                low, high = addresses.split("-")
-                found.append(Range(int(low, 16), int(high, 16)))
-    return found
+        mapped = (_ANONYMOUS if is_anonymous else _MAPPED).findall(_MAPS.read_bytes())
+        return [Range(int(low, 16), int(high, 16)) for low, high in mapped]
+    return []
 
 
 def _read_huge_kib() -> int:

@@ -28,7 +28,7 @@ class ToyModel:
     sharpness: float = 2.0
 
     def logits(self, prefix: Sequence[int]) -> Logits:
-        rng = np.random.default_rng((self.seed, *prefix[-self.order :]))
+        rng = np.random.default_rng(np.array((self.seed, *prefix[-self.order :]), np.uint32))  # a tuple takes long
         return (rng.standard_normal(self.vocab_size) * self.sharpness).astype(np.float32)
 
 
