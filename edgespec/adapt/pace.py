@@ -37,7 +37,7 @@ def lower_priority() -> None:
 class Pace:
     """Asked before each step.
 
-    limit_s    seconds of training, without pauses
+    limit_s    seconds of training steps; pauses, and what is read before and between them, come on top
     must_wait  whether something more urgent runs on the machine
     must_stop  whether its power is too dear; give `lambda: False` to train on battery too
     """
