@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import load_error
 from edgespec.errors import DraftRefused, reason_of
 from edgespec.files import new_folder
-from edgespec.formats.mlx_folder import read_folder
+from edgespec.formats.mlx_folder import read_folder, read_json
 
 _COPIED = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 _INDEX = "model.safetensors.index.json"  # of several files; one is written
@@ -49,7 +50,7 @@ class FolderDraft:
         self.network.set_dtype(mx.float32)
         mx.eval(self.network.parameters())
 
-    def save(self, weights: Mapping[str, Any], path: Path) -> None:
+    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write a folder with these weights, by name, and the config and tokenizer of the base.
 
         Tensors have the types of the base; matrices that were quantized are quantized again, unless they did not
@@ -66,6 +67,9 @@ class FolderDraft:
             for file in {each for pattern in _COPIED for each in self._path.glob(pattern)}:
                 if file.name != _INDEX:
                     shutil.copyfile(file, partial / file.name)
+            if mask_token is not None:
+                config = {**read_json(self._path / "config.json"), "pard_token": mask_token}
+                (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             _write(partial / "model.safetensors", arrays)
             for file in partial.iterdir():
                 file.chmod(0o600)

@@ -22,6 +22,7 @@ from edgespec.formats.gguf_config import ROPE_FACTORS, read_gguf_config
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.tensor_names import to_folder_name
 
+_MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
 _ALIGNMENT = 32  # bytes; GGUF's default
 _COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
 _Q8_0 = GGML_TYPES[GGML_IDS["Q8_0"]]
@@ -45,7 +46,7 @@ class GgufDraft:
         except (KeyError, ValueError, NotImplementedError) as error:  # of tensors, shapes and types
             raise load_error(path, error) from error
 
-    def save(self, weights: Mapping[str, Any], path: Path) -> None:
+    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write the network with these weights, by name, to a GGUF file with the metadata of the base.
 
         Tensors whose weights did not change are copied. The others keep their type, and are Q8_0 where it is too coarse
@@ -54,7 +55,7 @@ class GgufDraft:
         changed = {name: found for name in self._tensors if (found := self._find_change(name, weights)) is not None}
         with replace_file(path) as partial:
             partial.chmod(0o600)  # it has learned from the user's texts
-            self._write_header(partial, {name: _choose_type(self._type(name)) for name in changed})
+            self._write_header(partial, {name: _choose_type(self._type(name)) for name in changed}, mask_token)
             with partial.open("ab") as file:
                 for name, tensor in self._tensors.items():
                     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
@@ -79,11 +80,15 @@ class GgufDraft:
         found = weights[to_folder_name(name)]
         return None if np.array_equal(self._read(name), np.array(found)) else found
 
-    def _write_header(self, path: Path, changed: Mapping[str, GgmlType]) -> None:
+    def _write_header(self, path: Path, changed: Mapping[str, GgmlType], mask_token: int | None) -> None:
         """Write all that precedes the data; `changed` are types by name, of tensors whose data changed."""
         writer = gguf.GGUFWriter(path, self._header.architecture)
+        left_out = {"general.architecture", "general.alignment"}
+        if mask_token is not None:
+            writer.add_mask_token_id(mask_token)
+            left_out.add(_MASK_TOKEN)
         for key in self._header.metadata:
-            if key not in ("general.architecture", "general.alignment"):
+            if key not in left_out:
                 _copy_field(writer, self._reader.fields[key])
         for info in self._header.tensors:
             kind = changed.get(info.name, info.type)

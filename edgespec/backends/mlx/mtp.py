@@ -84,9 +84,7 @@ def read_network(folder: Path, spec: HeadSpec, target: Any) -> MtpNetwork:
     arrays = _stack_experts(read_arrays(folder))
     names = mtp_names(arrays)
     weights = HeadWeights(arrays, names)
-    may_shift = not names["fc"].endswith("eh_proj.weight")
-    shifts = _find_shifts(weights) if may_shift else dict.fromkeys((*_OUTER_NORMS, *_LAYER_NORMS), 0.0)
-    return MtpNetwork(spec, read_layer_shape(folder), weights, shifts, read_target(target))
+    return MtpNetwork(spec, read_layer_shape(folder), weights, find_shifts(weights, names), read_target(target))
 
 
 def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,12 +108,14 @@ def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return found | {name: mx.stack([group[i] for i in sorted(group)]) for name, group in groups.items()}
 
 
-def _find_shifts(weights: HeadWeights) -> dict[str, float]:
-    """What is to be added to the weights of each norm of a head with Qwen's names.
+def find_shifts(weights: HeadWeights, names: Mapping[str, str]) -> dict[str, float]:
+    """What is to be added to the weights of each norm, by neutral name; `names` are those of `mtp_names`.
 
-    Original files hold them less 1. Some converters add 1 to all, some to those of the layer alone, some to the last
+    Original files with Qwen's names hold them less 1. Some converters add 1 to all, some to those of the layer alone, some to the last
     one. The two norms before `fc` have true means of 0.3 to 0.5, so their size does not tell; but a mean below 0 does.
     """
+    if names["fc"].endswith("eh_proj.weight"):  # DeepSeek's names
+        return dict.fromkeys((*_OUTER_NORMS, *_LAYER_NORMS), 0.0)
     layer = [weights.mean(name) for name in _LAYER_NORMS if name in weights]
     is_short = sum(layer) < _PLAIN_MEAN * len(layer)
     shifts = dict.fromkeys(_LAYER_NORMS, float(is_short))

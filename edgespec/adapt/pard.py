@@ -1,0 +1,166 @@
+"""Making a draft model predict several tokens in one forward (PARD, An et al. 2025, arXiv:2504.18583).
+
+A window of a text has its own rows, and mask rows: those of a cut follow a token of the text, see the text up to it and
+each other, and predict the tokens behind the one after it. Most of the deeper rows are left out (conditional drop).
+All rows lie in one sequence, with positions and an attention mask of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.adapt.batches import Batch, TextBatches
+from edgespec.adapt.losses import LOSSES
+from edgespec.adapt.options import LossName
+from edgespec.adapt.trainer import Objective
+from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
+from edgespec.backends.mlx.keyvalues import KeyValues
+from edgespec.core.arrays import Ints
+from edgespec.errors import InvalidRequest
+
+DEPTH = 8  # tokens that are drafted in one forward
+DECAY = 0.8  # of the weight of each further one
+KEPT, LEAST = 0.7, 0.2  # of the cuts, at each further depth; and at every depth
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """n rows of a window: those of the text, then mask rows.
+
+    tokens     [n] int32
+    positions  [n] int32 in the text; a row predicts the token after its position
+    sees       [n, n] which rows a row attends to
+    """
+
+    tokens: Ints
+    positions: Ints
+    sees: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PardBatch:
+    """Rows of B windows with the same cuts, and the target's rows at their positions; n as in PackedRows.
+
+    tokens           [B, n] int32
+    positions, sees  as in PackedRows
+    ids, log_probs   [B, n, K]; see TeacherRows
+    weights          [B, n] float32; 0 for rows that do not count
+    """
+
+    tokens: Ints
+    positions: Ints
+    sees: npt.NDArray[np.bool_]
+    ids: Ints
+    log_probs: npt.NDArray[np.floating]
+    weights: npt.NDArray[np.float32]
+
+
+class PardBatches:
+    """Batches[PardBatch] of those of a sequential draft. Each has cuts of its own, other ones in each epoch."""
+
+    def __init__(
+        self, batches: TextBatches, mask_token: int, *, depth: int = DEPTH, decay: float = DECAY, seed: int = 0
+    ) -> None:
+        """`depth` tokens are drafted in one forward; each further one weighs `decay` times as much."""
+        self._batches = batches
+        self._mask_token = mask_token
+        self._depth, self._decay, self._seed = depth, decay, seed
+        self.key = f"{batches.key}-pard-{mask_token}-{depth}-{decay}-{seed}"
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def take(self, step: int) -> PardBatch:
+        batch = self._batches.take(step)
+        counts = batch.mask.any(axis=0)
+        stop = int(np.flatnonzero(counts)[-1]) + 1
+        cuts, depths = choose_cuts(int(counts.argmax()), stop, self._depth, np.random.default_rng([self._seed, step]))
+        return pack_batch(batch, cuts, depths, self._mask_token, self._decay)
+
+
+def choose_mask_token(vocab_size: int, used: Collection[int]) -> int:
+    """The highest id below `vocab_size` that is not `used`: not in the texts, and without a meaning of its own.
+
+    Vocabularies end in ids that are reserved, padding or rare. Raises InvalidRequest where all are used.
+    """
+    for token in reversed(range(vocab_size)):
+        if token not in used:
+            return token
+    raise InvalidRequest("the draft has no token that its texts do not use.", hint="Use a draft that is a PARD model.")
+
+
+def choose_cuts(first: int, size: int, depth: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """(the cuts [m], the depths [m] from 1 on) of the mask rows in a window of `size` tokens.
+
+    A cut is the position of the last token that its rows see. Rows before `first` predict nothing that is trained. A
+    cut with a row at one depth has rows at all smaller ones.
+    """
+    cuts, depths = [], []
+    kept = first + rng.permutation(size - first)
+    for d in range(1, depth):
+        kept = kept[kept + d < size][: max(1, round((size - first) * max(KEPT**d, LEAST)))]
+        cuts.append(kept)
+        depths.append(np.full(len(kept), d))
+    return np.concatenate(cuts).astype(np.int32), np.concatenate(depths).astype(np.int32)
+
+
+def pack(tokens: Ints, cuts: Ints, depths: Ints, mask_token: int) -> PackedRows:
+    """The rows of a window with `tokens` [size] and mask rows behind `cuts`, see `choose_cuts`."""
+    own = np.arange(len(tokens))
+    cut, depth = np.concatenate([own, cuts]), np.concatenate([np.zeros_like(own), depths])
+    sees_text = (depth == 0) & (cut <= cut[:, None])
+    sees_masks = (depth > 0) & (cut == cut[:, None]) & (depth <= depth[:, None])
+    masks = np.full(len(cuts), mask_token, np.int32)
+    packed = np.concatenate([np.asarray(tokens, np.int32), masks])
+    return PackedRows(packed, (cut + depth).astype(np.int32), sees_text | sees_masks)
+
+
+def pack_batch(batch: Batch, cuts: Ints, depths: Ints, mask_token: int, decay: float) -> PardBatch:
+    """The windows of a batch with mask rows behind `cuts`, of a weight of `decay` ** depth.
+
+    A mask row counts where those of its cut and of its own position do.
+    """
+    windows = [pack(tokens, cuts, depths, mask_token) for tokens in batch.tokens]
+    first, size = windows[0], batch.tokens.shape[1]
+    at = first.positions
+    own = np.concatenate([np.arange(size), cuts])
+    weights = np.concatenate([np.ones(size), decay**depths]) * batch.mask[:, at] * batch.mask[:, own]
+    tokens = np.stack([each.tokens for each in windows])
+    return PardBatch(tokens, at, first.sees, batch.ids[:, at], batch.log_probs[:, at], weights.astype(np.float32))
+
+
+class PackedKeys(KeyValues):
+    """The keys and values of one layer in one forward of packed rows."""
+
+    def __init__(self, sees: Any) -> None:
+        super().__init__(ForwardContext())
+        self._sees = sees
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        return keys, values
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        return self._sees
+
+
+def run_packed(network: Any, tokens: Any, positions: Any, sees: Any) -> Any:
+    """Logits [batch, n, V] of rows [batch, n] at `positions` [n], which attend to what `sees` [n, n] says."""
+    with tree_positions(positions):
+        return network(tokens, cache=[PackedKeys(sees) for _ in network.layers])
+
+
+def parallel(name: LossName) -> Objective[PardBatch]:
+    """The objective of a PARD model: each row is compared with the target's at its position."""
+    loss = LOSSES[name]
+
+    def objective(network: Any, batch: PardBatch) -> mx.array:
+        logits = run_packed(network, mx.array(batch.tokens), mx.array(batch.positions), mx.array(batch.sees))
+        return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.weights))
+
+    return objective

@@ -1,0 +1,215 @@
+"""Training of PARD models: what mask rows see and predict, and that a trained draft proposes blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optimizers
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.adapt.batches import Batch, TextBatches
+from edgespec.adapt.evaluate import expected_tokens
+from edgespec.adapt.pard import (
+    KEPT,
+    LEAST,
+    PardBatches,
+    choose_cuts,
+    choose_mask_token,
+    pack,
+    pack_batch,
+    parallel,
+    run_packed,
+)
+from edgespec.adapt.proposals import measure_blocks
+from edgespec.adapt.student import Student
+from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.texts import TrainingText
+from edgespec.backends.llamacpp.model import load as load_llamacpp
+from edgespec.backends.mlx.model import load as load_mlx
+from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import Session
+from edgespec.drafters.pard import PardSession
+from edgespec.errors import InvalidRequest
+from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.mlx_folder import read_folder
+from edgespec.registry.resolve import find_pard_token
+from tests.mlx_models import DENSE, make_folder
+from tests.models import DRAFT, REPOSITORY, TARGET
+
+FIXTURE = REPOSITORY / "tests" / "fixtures" / "pard"
+MASK, V = 3, 4096
+OPTIONS = LoadOptions(context_size=256, threads=1)
+
+
+def random_tokens(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(4, V, n).astype(np.int32)
+
+
+def make_batch(lengths: list[int], first: int) -> Batch:
+    """Windows of random tokens and rows, filled up to the longest."""
+    shape, rng = (len(lengths), max(lengths)), np.random.default_rng(1)
+    mask = np.array([[first <= i < n for i in range(shape[1])] for n in lengths], np.float32)
+    ids = rng.integers(0, V, (*shape, 3)).astype(np.int32)
+    return Batch(rng.integers(4, V, shape).astype(np.int32), ids, np.full((*shape, 3), -2, np.float32), mask)
+
+
+@given(st.integers(0, 30), st.integers(1, 60), st.integers(1, 9), st.integers(0, 99))
+@settings(deadline=None)
+def test_cuts(first: int, more: int, depth: int, seed: int) -> None:
+    """Rows lie inside the window, those of a cut have all smaller depths, and the deeper the fewer."""
+    size = first + more
+    if depth == 1:
+        return
+    cuts, depths = choose_cuts(first, size, depth, np.random.default_rng(seed))
+    pairs = set(zip(cuts.tolist(), depths.tolist(), strict=True))
+    assert len(pairs) == len(cuts)
+    assert all(first <= cut and cut + d < size and 1 <= d < depth for cut, d in pairs)
+    assert all(d == 1 or (cut, d - 1) in pairs for cut, d in pairs)
+    for d in range(1, depth):
+        assert (depths == d).sum() <= max(1, round(more * max(KEPT**d, LEAST)))
+
+
+def test_the_share_of_cuts_that_is_kept() -> None:
+    _, depths = choose_cuts(0, 1000, 8, np.random.default_rng(0))
+    shares = [(depths == d).mean() * len(depths) / 1000 for d in range(1, 8)]
+    assert shares == pytest.approx([0.7, 0.49, 0.343, 0.24, 0.2, 0.2, 0.2], abs=0.005)
+
+
+def test_packed_rows_say_what_blocks_say() -> None:
+    """All rows of a window in one forward, against a forward for each cut."""
+    network = Student.open(FIXTURE).network
+    tokens = random_tokens(40)
+    cuts, depths = choose_cuts(5, 40, 5, np.random.default_rng(2))
+    rows = pack(tokens, cuts, depths, MASK)
+    packed = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+    assert mx.allclose(packed[0, :40], network(mx.array(tokens[None]))[0], atol=1e-4)
+    for i in np.random.default_rng(3).choice(len(cuts), 20):
+        text = [*tokens[: cuts[i] + 1].tolist(), *[MASK] * int(depths[i])]
+        assert mx.allclose(packed[0, 40 + i], network(mx.array([text]))[0, -1], atol=1e-4)
+        assert rows.positions[40 + i] == cuts[i] + depths[i]
+
+
+def test_rows_are_compared_with_the_target_at_their_positions() -> None:
+    batch, cuts, depths = make_batch([12, 9], first=4), np.array([4, 7, 4, 2]), np.array([1, 3, 2, 3])
+    packed = pack_batch(batch, cuts, depths, MASK, decay=0.5)
+    assert packed.tokens[:, 12:].tolist() == [[MASK] * 4] * 2
+    assert packed.positions[12:].tolist() == [5, 10, 6, 5]
+    assert np.array_equal(packed.ids[:, 12:], batch.ids[:, [5, 10, 6, 5]])
+    assert packed.weights[:, :12].tolist() == batch.mask.tolist()
+    assert packed.weights[:, 12:].tolist() == [[0.5, 0.125, 0.25, 0], [0.5, 0, 0.25, 0]], (
+        "padding, and cuts in the lead"
+    )
+
+
+def test_the_loss_counts_rows_by_their_weights() -> None:
+    """Against the loss of each row by itself."""
+    network, batch = Student.open(FIXTURE).network, make_batch([10], first=3)
+    packed = pack_batch(batch, np.array([3, 5]), np.array([1, 1]), MASK, decay=0.5)
+    total, weights = 0.0, 0.0
+    logits = np.array(run_packed(network, *(mx.array(each) for each in (packed.tokens, packed.positions, packed.sees))))
+    log_q = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for row, weight in enumerate(packed.weights[0]):
+        p = np.exp(packed.log_probs[0, row].astype(float))
+        q = np.exp(log_q[0, row, packed.ids[0, row]].astype(float))
+        total += weight * ((p * np.log(p / q)).sum() + (1 - p.sum()) * np.log((1 - p.sum()) / (1 - q.sum())))
+        weights += weight
+    assert float(parallel("forward-kl")(network, packed).item()) == pytest.approx(total / weights, rel=1e-4)
+
+
+def test_an_unused_token_becomes_the_mask() -> None:
+    assert choose_mask_token(8, {7, 6, 2}) == 5
+    with pytest.raises(InvalidRequest, match="no token"):
+        choose_mask_token(3, {0, 1, 2})
+
+
+@pytest.fixture(scope="module")
+def answer() -> tuple[TrainingText, Teacher]:
+    """What the packaged target says after a function's header, and the target."""
+    model = load_llamacpp(TARGET, OPTIONS)
+    session = model.open_session()
+    prompt = model.tokenizer.encode("def read_lines(path):\n", parse_special=False)
+    chain, _ = session.rollout(prompt, 100, V)
+    tokens = np.array([*prompt, *chain.tokens], np.int32)
+    return TrainingText(tokens, 0, len(prompt), "a", 0.0), Teacher(model.open_session(), lambda: None)
+
+
+def make_batches(answer: tuple[TrainingText, Teacher], seed: int = 0) -> PardBatches:
+    text, teacher = answer
+    return PardBatches(TextBatches([text], RowStore(teacher, [text.tokens])), MASK, depth=4, seed=seed)
+
+
+def test_batches_are_the_same_at_each_step(answer: tuple[TrainingText, Teacher]) -> None:
+    one, other = make_batches(answer), make_batches(answer, seed=1)
+    first, again, second = one.take(0), make_batches(answer).take(0), one.take(1)
+    assert len(one) == 1
+    assert np.array_equal(first.positions, again.positions)
+    assert not np.array_equal(first.positions, second.positions)
+    assert one.key == make_batches(answer).key != other.key
+    drawn = first.positions[first.weights[0] > 0]
+    assert (drawn.min(), drawn.max()) == (0, len(answer[0].tokens) - 2)
+
+
+def train(student: Student, batches: PardBatches, steps: int) -> None:
+    student.train_all()
+    network, objective = student.network, parallel("forward-kl")
+    gradient = nn.value_and_grad(network, lambda batch: objective(network, batch))
+    optimizer = optimizers.AdamW(learning_rate=1e-3, bias_correction=True)
+    for step in range(steps):
+        _, gradients = gradient(batches.take(step))
+        optimizer.update(network, optimizers.clip_grad_norm(gradients, 1.0)[0])
+        mx.eval(network.parameters(), optimizer.state)
+
+
+def measure(session: Session, text: TrainingText) -> float:
+    pard = PardSession(session, V, MASK)
+    found = measure_blocks(pard, [text], 4, lambda: None)
+    assert found.keys() == {"a"} and found["a"].shape == (len(text.tokens) - text.answer - 1, 4)
+    return expected_tokens(found["a"])
+
+
+def test_a_draft_that_is_trained_proposes_blocks(answer: tuple[TrainingText, Teacher], tmp_path: Path) -> None:
+    text, _ = answer
+    before = measure(load_llamacpp(DRAFT, OPTIONS).open_session(), text)
+    student = Student.open(DRAFT)
+    train(student, make_batches(answer), 30)
+    student.save(tmp_path / "pard.gguf", mask_token=MASK)
+    after = measure(load_llamacpp(tmp_path / "pard.gguf", OPTIONS).open_session(), text)
+    assert find_pard_token(read_file(DRAFT)) is None
+    assert find_pard_token(read_file(tmp_path / "pard.gguf")) == MASK
+    assert before < 2 and after > before + 1
+
+
+def test_a_folder_names_its_mask_token(tmp_path: Path) -> None:
+    base = make_folder(tmp_path / "base", DENSE)
+    Student.open(base).save(tmp_path / "pard", mask_token=7)
+    assert find_pard_token(read_folder(tmp_path / "pard")) == 7
+    Student.open(tmp_path / "pard").save(tmp_path / "again", mask_token=9)
+    assert find_pard_token(read_folder(tmp_path / "again")) == 9
+    Student.open(tmp_path / "pard").save(tmp_path / "kept")
+    assert find_pard_token(read_folder(tmp_path / "kept")) == 7
+
+
+def test_a_file_that_names_a_mask_token_already(tmp_path: Path) -> None:
+    Student.open(FIXTURE / "model.gguf").save(tmp_path / "other.gguf", mask_token=9)
+    assert find_pard_token(read_file(tmp_path / "other.gguf")) == 9
+
+
+def test_proposals_are_those_of_packed_rows(answer: tuple[TrainingText, Teacher]) -> None:
+    """Blocks of a session, against one forward with all cuts; the end of a text has no tokens to be compared with."""
+    text, depth = answer[0], 3
+    found = measure_blocks(PardSession(load_mlx(FIXTURE, OPTIONS).open_session(), V, MASK), [text], depth, lambda: None)
+    network, n = Student.open(FIXTURE).network, len(text.tokens)
+    cuts = np.arange(text.answer, n - 1)
+    rows = pack(text.tokens, np.tile(cuts, depth - 1), np.repeat(np.arange(1, depth), len(cuts)), MASK)
+    logits = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+    best = np.array(mx.argmax(logits[0], axis=-1))
+    best = np.stack([best[cuts], *best[n:].reshape(depth - 1, -1)], axis=1)
+    for i, cut in enumerate(cuts):
+        true = text.tokens[cut + 1 : cut + 1 + depth]
+        expected = [d < len(true) and best[i, d] == true[d] for d in range(depth)]
+        assert found["a"][i].astype(bool).tolist() == expected
