@@ -1,0 +1,193 @@
+"""Plans with adapted drafts: the version in use takes the place of its base draft, and is told of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import FileBackend
+from edgespec.backends.options import LoadOptions
+from edgespec.hub.hub import Hub
+from edgespec.hub.reference import parse_reference
+from edgespec.planner.adapted import find_local, find_version, is_outdated
+from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.plan import LoadConfig, Plan, plan
+from edgespec.planner.report import describe_plan, format_plan
+from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
+from edgespec.registry.resolve import LocalGguf, resolve_pair
+from edgespec.registry.schema import load_registry
+from tests.models import DRAFT, TARGET, llama
+from tests.registry.test_adapted import CARD
+from tests.reporter import Heard
+
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "adapted"
+
+
+@pytest.fixture
+def pair(folder: Path) -> AdaptedPair:
+    return AdaptedDrafts(folder).pair(TARGET, DRAFT)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    return Hub("https://nowhere.invalid", tmp_path / "hub", offline=True)
+
+
+@pytest.fixture
+def planned(tmp_path: Path, folder: Path, hub: Hub, heard: Heard) -> Planned:
+    def plan_it(draft: str = "auto", *, backend: FileBackend = "llamacpp", model: Path | None = None) -> Plan:
+        options = LoadOptions(threads=1, context_size=128)
+        name = None if model is None else str(model)
+        request = LoadConfig(name, backend, draft, load=options, adapted=folder)
+        return plan(request, load_registry(tmp_path / "none.toml"), hub, heard)
+
+    return plan_it
+
+
+def save_model(path: Path) -> None:
+    """A draft with the vocabulary of the pair."""
+    llama(path)
+
+
+def save_other_vocabulary(path: Path) -> None:
+    path.write_bytes(DRAFT.read_bytes().replace(b"return", b"retorn"))
+
+
+def model_of(found: Plan) -> PlannedDrafter:
+    (drafter,) = [each for each in found.drafters if each.spec.name == "model"]
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("draft", "backend"), [("auto", "llamacpp"), ("model", "llamacpp"), (str(DRAFT), "llamacpp"), ("auto", "mlx")]
+)
+def test_the_version_in_use_takes_the_place_of_its_base(
+    planned: Planned, pair: AdaptedPair, heard: Heard, draft: str, backend: FileBackend
+) -> None:
+    before = planned(draft, backend=backend)
+    assert before.findings == [] and model_of(before).card is None and "version" not in model_of(before).label
+    card = pair.add(CARD, save_model)
+    found = planned(draft, backend=backend)
+    drafter = model_of(found)
+    version = pair.active()
+    assert version is not None and drafter.model is not None
+    assert drafter.model.source == LocalGguf(version.path) and drafter.card == card
+    assert drafter.label == f"{model_of(before).label} (version 1)"
+    assert found.findings == [f"Drafting with version 1 of the draft, adapted on {card.date}."]
+    assert found.fit.draft != before.fit.draft, "the memory of the version's own file"
+    assert found.sources == [found.target, LocalGguf(version.path)] and heard.notices == []
+    pair.use(BASE)
+    assert model_of(planned(draft, backend=backend)).label == model_of(before).label
+
+
+def test_versions_are_reported(planned: Planned, pair: AdaptedPair) -> None:
+    assert describe_plan(planned())["adapted_drafts"] == []
+    card = pair.add(CARD, save_model)
+    facts = describe_plan(planned())
+    assert facts["adapted_drafts"] == [
+        {"base": "draft", "version": 1, "date": card.date, "tokens_per_round": 2.5, "tokens_per_round_of_base": 2.0}
+    ]
+    assert facts["draft"].endswith(" (version 1)")
+    line = f"  draft adapted on {card.date} (version 1): tokens per round 2.50, before 2.00"
+    assert line in list(format_plan(facts))
+
+
+def test_another_target_has_versions_of_its_own(planned: Planned, pair: AdaptedPair, tmp_path: Path) -> None:
+    pair.add(CARD, save_model)
+    target = tmp_path / "target.gguf"
+    shutil.copy(TARGET, target)
+    assert model_of(planned(str(DRAFT), model=target)).card is not None, "the same model at another place"
+    llama(target)
+    assert model_of(planned(str(DRAFT), model=target)).card is None
+
+
+def truncate(pair: AdaptedPair) -> None:
+    (pair.folder / "1" / "draft.gguf").write_bytes(b"GGUF")
+
+
+def forget_choice(pair: AdaptedPair) -> None:
+    (pair.folder / "active").write_text("?")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (truncate, "the files of version 1 of the draft are damaged."),
+        (forget_choice, "it is not known which version of the draft is in use."),
+    ],
+)
+@pytest.mark.parametrize("draft", ["auto", "model"])
+def test_the_base_is_used_where_a_version_is_damaged(
+    planned: Planned, pair: AdaptedPair, heard: Heard, draft: str, damage: Callable[[AdaptedPair], None], told: str
+) -> None:
+    base = model_of(planned(draft))
+    pair.add(CARD, save_model)
+    damage(pair)
+    found = model_of(planned(draft))
+    assert found.model is not None and base.model is not None
+    assert (found.model.source, found.label, found.card) == (base.model.source, base.label, None)
+    assert heard.notices == [f"Drafting with {base.label} itself: {told}"]
+    assert not is_outdated(found), "it is not tried again"
+    pair.use(BASE)
+    assert not is_outdated(model_of(planned(draft)))
+
+
+def save_damaged(path: Path) -> None:
+    path.write_bytes(b"no model")
+
+
+@pytest.mark.parametrize(("save", "told"), [(save_damaged, "GGUF"), (save_other_vocabulary, "another vocabulary")])
+def test_the_base_is_used_where_a_version_does_not_fit(
+    planned: Planned, pair: AdaptedPair, heard: Heard, save: Callable[[Path], None], told: str
+) -> None:
+    pair.add(CARD, save)
+    assert model_of(planned()).card is None
+    (notice,) = heard.notices
+    assert notice.startswith("Drafting with ") and told in notice
+
+
+def test_an_engine_hears_of_another_version(planned: Planned, pair: AdaptedPair) -> None:
+    drafter = model_of(planned())
+    assert not is_outdated(drafter)
+    pair.add(CARD, save_model)
+    assert is_outdated(drafter) and not is_outdated(model_of(planned()))
+    pair.use(BASE)
+    assert not is_outdated(drafter)
+    (pair.folder / "active").write_text("?")
+    assert is_outdated(drafter)
+
+
+def test_show_names_the_version(folder: Path, pair: AdaptedPair, hub: Hub, tmp_path: Path) -> None:
+    registry = load_registry(tmp_path / "none.toml")
+
+    def show(model: str | None = None) -> str | None:
+        return find_version(resolve_pair(model, "llamacpp", registry, hub), "llamacpp", folder, registry, hub)
+
+    assert show() is None and show(str(TARGET)) is None
+    card = pair.add(CARD, save_model)
+    assert show() == f"version 1 of {card.date}" and show(str(TARGET)) is None, "a file has no paired draft"
+    truncate(pair)
+    assert show() == "the files of version 1 of the draft are damaged"
+
+
+def test_a_model_that_is_not_downloaded_has_no_versions(folder: Path, hub: Hub) -> None:
+    registry = load_registry()
+    resolved = resolve_pair(None, "llamacpp", registry, hub)
+    assert find_local(resolved.target, hub) == TARGET
+    elsewhere = replace(resolved, draft=parse_reference("user/draft-GGUF:Q4_K_M"))
+    assert find_version(elsewhere, "llamacpp", folder, registry, hub) is None
+    assert find_version(replace(resolved, draft=None), "llamacpp", folder, registry, hub) is None
