@@ -12,7 +12,10 @@ from edgespec.formats.head_file import read_folder_shapes
 from edgespec.formats.mlx_folder import Folder, read_folder
 
 _FLOAT_BYTES = 4
-_TRAINED = 5  # copies of a trained weight: itself before and after a step, its gradient, AdamW's two moments
+_MOMENTS = 2  # AdamW's, of each trained weight
+_IN_STEP = (
+    3  # for each trained weight, after the backward pass: its gradient, before and after clipping, and its update
+)
 _SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
 # Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
 _PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
@@ -29,18 +32,19 @@ def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None =
     """
     sizes, shapes = _read_folder(path) if path.is_dir() else _read_gguf(path)
     n_weights = sum(prod(shape) for shape in shapes.values())
-    if rank is None:
-        weights, trained = 0, n_weights
-    else:
+    n_trained = n_weights
+    if rank is not None:
         blocks = [shape for name, shape in shapes.items() if len(shape) == 2 and (".layers." in name or "blk." in name)]
-        weights, trained = n_weights, sum(rank * sum(shape) for shape in blocks)
+        n_trained = sum(rank * sum(shape) for shape in blocks)
+        n_weights += n_trained
     in_layer = (
         _PER_HIDDEN * sizes["hidden_size"]
         + _PER_FEED_FORWARD * sizes["intermediate_size"]
         + _PER_HEAD_PAIR * sizes["num_attention_heads"] * min(batch_tokens, _SEQUENCE)
     )
     per_token = sizes["num_hidden_layers"] * in_layer + _PER_LOGIT * sizes["vocab_size"]
-    return int(_MARGIN * _FLOAT_BYTES * (weights + _TRAINED * trained + per_token * batch_tokens))
+    in_step = max(per_token * batch_tokens, _IN_STEP * n_trained)
+    return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
 
 
 Sizes = dict[str, int]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.backends.mlx.library import load_mlx, map_errors
 from edgespec.errors import BackendError, BackendUnavailable, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.formats.head_file import read_head
@@ -31,8 +30,6 @@ class Student:
 
     network  mlx-lm's module in single precision: tokens int32 [B, T] to logits [B, T, V]
     """
-
-    training_bytes = staticmethod(estimate_training_bytes)
 
     def __init__(self, draft: Draft) -> None:
         self.network = draft.network

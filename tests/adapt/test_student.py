@@ -19,6 +19,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_mlx_lm
 
+from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.adapt.student import Student
 from edgespec.errors import BackendError, CacheError, DraftRefused, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
@@ -232,9 +233,9 @@ def test_without_mlx_the_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['mlx'] = None\n"
         "from pathlib import Path; from edgespec.adapt.student import Student\n"
-        "from edgespec.errors import EdgespecError\n"
+        "from edgespec.adapt.footprint import estimate_training_bytes; from edgespec.errors import EdgespecError\n"
         f"path = Path({str(DRAFT)!r})\n"
-        "assert Student.training_bytes(path, 1024) > 0\n"
+        "assert estimate_training_bytes(path, 1024) > 0\n"
         "try: Student.open(path)\n"
         "except EdgespecError as error: print(type(error).__name__, error.message, error.hint)\n"
     )
@@ -298,7 +299,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["f16", "4-bit-folder"])
 def test_memory_is_known_before(name: str, rank: int | None, parent: Path) -> None:
     path, _ = make_draft(name, parent)
-    estimate = Student.training_bytes(path, 512, rank=rank)
+    estimate = estimate_training_bytes(path, 512, rank=rank)
     student = Student.open(path)
     student.train_all() if rank is None else student.train_lora(rank)
     tokens = mx.random.randint(4, 4096, (1, 512))
@@ -318,6 +319,6 @@ def test_memory_of_a_folder_is_that_of_the_same_file() -> None:
     file = find_trained("draft")
     if not (file.parent / "config.json").is_file():
         pytest.skip("the trained folder is missing")
-    assert Student.training_bytes(file, 1024) == Student.training_bytes(file.parent, 1024)
-    assert Student.training_bytes(file, 1024, rank=8) < Student.training_bytes(file, 1024)
-    assert Student.training_bytes(file, 1024) < Student.training_bytes(file, 2048)
+    assert estimate_training_bytes(file, 1024) == estimate_training_bytes(file.parent, 1024)
+    assert estimate_training_bytes(file, 1024, rank=8) < estimate_training_bytes(file, 1024)
+    assert estimate_training_bytes(file, 1024) < estimate_training_bytes(file, 2048)
