@@ -36,7 +36,8 @@ class FolderDraft:
         try:
             self.network = load_model(path, lazy=True, strict=True, trust_remote_code=False)[0]
             for file in sorted(path.glob("model*.safetensors")):
-                self._arrays |= mx.load(str(file))
+                arrays, self._metadata = mx.load(str(file), return_metadata=True)
+                self._arrays |= arrays
         except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
             raise load_error(path, error) from error
         self._check()
@@ -48,6 +49,9 @@ class FolderDraft:
         self.network.set_dtype(mx.float32)  # scales, before they multiply
         dequantize_model(self.network)
         self.network.set_dtype(mx.float32)
+        for name, array in tree_flatten(self.network.parameters()):
+            if array.dtype != mx.float32:
+                raise self._refuse(f"the weights of {name} are packed")
         mx.eval(self.network.parameters())
 
     def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
@@ -70,22 +74,21 @@ class FolderDraft:
             if mask_token is not None:
                 config = {**read_json(self._path / "config.json"), "pard_token": mask_token}
                 (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            _write(partial / "model.safetensors", arrays)
+            _write(partial / "model.safetensors", arrays, self._metadata)
             for file in partial.iterdir():
                 file.chmod(0o600)
 
     def _check(self) -> None:
         """Raise DraftRefused for a mixture, and for a network that mlx-lm composes of other tensors than the files'."""
         if any(isinstance(each, SwitchLinear | QuantizedSwitchLinear) for each in self.network.modules()):
-            raise DraftRefused(
-                f"{self._path.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense draft."
-            )
+            raise self._refuse("it is a mixture of experts")
         for name, array in tree_flatten(self.network.parameters()):
             if name not in self._arrays or self._arrays[name].shape != array.shape:
-                raise DraftRefused(
-                    f"{self._path.name} cannot be trained: mlx-lm changes its tensor {name} when it loads it.",
-                    hint="Use a draft of the llama, qwen2 or qwen3 architecture.",
-                )
+                raise self._refuse(f"mlx-lm changes its tensor {name} when it loads it")
+
+    def _refuse(self, why: str) -> DraftRefused:
+        hint = "Use a draft of the llama, qwen2 or qwen3 architecture."
+        return DraftRefused(f"{self._path.name} cannot be trained: {why}.", hint=hint)
 
     def _quantize(self, part: str, weight: Any) -> dict[str, Any]:
         """The tensors of a quantized matrix: those of the base where it did not change."""
@@ -100,11 +103,11 @@ class FolderDraft:
         return dict(zip(names, base, strict=False))
 
 
-def _write(file: Path, arrays: dict[str, Any]) -> None:
+def _write(file: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
     """Raises OSError, BackendError."""
     with map_errors():
         mx.eval(arrays)
     try:
-        mx.save_safetensors(str(file), arrays, {"format": "mlx"})
+        mx.save_safetensors(str(file), arrays, metadata)
     except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
         raise OSError(errno.ENOSPC, reason_of(error)) from error

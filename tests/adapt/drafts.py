@@ -20,7 +20,7 @@ from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from tests.contract.runtimes import prefill
-from tests.mlx_models import DENSE, make_folder
+from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import DRAFT, find_trained, llama, llama3, qwen
 
 TEXT = [int(token) for token in np.random.default_rng(0).integers(4, 4096, 24)]
@@ -68,6 +68,7 @@ MAKERS: dict[str, tuple[Callable[[Path], object], float]] = {
     "llama-folder": (folder, 0.001),
     "tied-folder": (partial(folder, tie_word_embeddings=True), 0.001),
     "qwen3-folder": (partial(folder, model_type="qwen3", rope_theta=1e4), 0.001),
+    "gemma3-folder": (partial(make_folder, config=CONFIGS["sliding-window"]), 0.001),
     "4-bit-folder": (partial(make_folder, config=DENSE, bits=4), 0.001),
 }
 TRAINED = {"packaged": (DRAFT, 0.5), "f16": (find_trained("draft"), 0.02)}

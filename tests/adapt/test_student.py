@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_mlx_lm
+from mlx_lm.models.bitlinear_layers import bitnet_quantize
 
 from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.adapt.student import Student
@@ -25,7 +26,7 @@ from edgespec.errors import BackendError, CacheError, DraftRefused, EdgespecErro
 from edgespec.formats.gguf_validate import read_file
 from tests.adapt.drafts import LOW_BIT, NAMES, TEXT, make_draft, read_network, read_runtime, ternary, train
 from tests.formats.head_files import write_eagle3
-from tests.mlx_models import CONFIGS, DENSE, make_folder
+from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model, save
 from tests.models import DRAFT, REPOSITORY, GgufBuilder, find_trained, sliding_window
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"
@@ -207,6 +208,17 @@ def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
     assert "nonesuch" in refused(InvalidModelFile, unknown)
     make_folder(tmp_path / "moe", CONFIGS["moe"])
     assert "mixture of experts" in refused(DraftRefused, tmp_path / "moe")
+    settings = {"quant_method": "bitnet"}
+    folder = change_config(tmp_path / "bitnet", quantization_config=settings)
+    config = json.loads((folder / "config.json").read_text())
+    save(folder, bitnet_quantize(make_model(config), settings), config)
+    assert "q_proj.weight are packed" in refused(DraftRefused, folder)
+    gpt2 = {"model_type": "gpt2", "n_ctx": 256, "n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 256}
+    folder = make_folder(tmp_path / "gpt2", {**gpt2, "layer_norm_epsilon": 1e-5})
+    weights = mx.load(str(folder / "model.safetensors"))
+    published = {name.removeprefix("model."): w.T if ".c_" in name else w for name, w in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), published)
+    assert "mlx-lm changes its tensor model." in refused(DraftRefused, folder)
     for name in ("eagle3", "medusa"):
         assert f"is a head ({name})" in refused(DraftRefused, FIXTURES / "heads" / f"{name}-python-6m")
 
