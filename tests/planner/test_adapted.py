@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.backends import FileBackend
 from edgespec.backends.options import LoadOptions
+from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import parse_reference
 from edgespec.planner.adapted import find_local, find_version, is_outdated
@@ -18,12 +19,14 @@ from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
-from edgespec.registry.resolve import LocalGguf, resolve_pair
+from edgespec.registry.resolve import LocalGguf, find_pard_token, resolve_pair
 from edgespec.registry.schema import load_registry
-from tests.models import DRAFT, TARGET, llama
+from tests.formats.head_files import H, V, write, write_eagle3
+from tests.models import DRAFT, REPOSITORY, TARGET, llama
 from tests.registry.test_adapted import CARD
 from tests.reporter import Heard
 
+PARD = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
 Planned = Callable[..., Plan]
 
 
@@ -191,3 +194,24 @@ def test_a_model_that_is_not_downloaded_has_no_versions(folder: Path, hub: Hub) 
     elsewhere = replace(resolved, draft=parse_reference("user/draft-GGUF:Q4_K_M"))
     assert find_version(elsewhere, "llamacpp", folder, registry, hub) is None
     assert find_version(replace(resolved, draft=None), "llamacpp", folder, registry, hub) is None
+
+
+def test_a_head_and_a_pard_model_have_versions(planned: Planned, folder: Path, heard: Heard, tmp_path: Path) -> None:
+    target = write(tmp_path / "target.gguf", "llama", {"embedding_length": H}, {"token_embd.weight": (V, H)})
+    head = write_eagle3(tmp_path / "head.gguf")
+    pair = AdaptedDrafts(folder).pair(target, head)
+    card = pair.add(CARD, lambda path: shutil.copy(head, path))
+    found = planned(model=target)
+    drafter = found.drafters[-1]
+    assert drafter.spec.name == "eagle3" and drafter.card == card and drafter.label == f"{head} (version 1)"
+    assert found.findings == [
+        f"Drafting with {head}, an EAGLE-3 head that lies beside the target.",
+        f"Drafting with version 1 of the draft, adapted on {card.date}.",
+    ]
+    pair.add(CARD, save_model)
+    assert planned(model=target).drafters[-1].card is None
+    assert heard.notices == [f"Drafting with {head} itself: version 2 of the draft is another kind of draft."]
+    versions = AdaptedDrafts(folder).pair(TARGET, PARD)
+    versions.add(CARD, lambda path: shutil.copy(PARD, path))
+    (pard,) = planned(f"pard:{PARD}").drafters
+    assert pard.card is not None and pard.mask_token == find_pard_token(read_file(PARD))

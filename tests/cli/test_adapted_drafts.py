@@ -1,0 +1,57 @@
+"""Commands say which version of an adapted draft they use, or why they cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
+from tests.cli.conftest import Cli
+from tests.models import DRAFT, TARGET
+from tests.registry.test_adapted import CARD
+
+RUN = (
+    "run",
+    "def f(",
+    "--temperature",
+    "0",
+    "--max-tokens",
+    "8",
+    "--draft",
+    "model",
+    "--draft-max",
+    "3",
+    "--ctx",
+    "128",
+)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> AdaptedPair:
+    return AdaptedDrafts(tmp_path / "data" / "adapted").pair(TARGET, DRAFT)
+
+
+def test_commands_name_the_version(cli: Cli, pair: AdaptedPair) -> None:
+    plain = cli(*RUN, "--threads", "1")
+    assert "adapted" not in plain.stdout + plain.stderr and "adapted" not in cli("show").stdout
+    card = pair.add(CARD, lambda path: shutil.copy(DRAFT, path))
+    notice = f"note: Drafting with version 1 of the draft, adapted on {card.date}."
+    done = cli(*RUN, "--threads", "1")
+    assert done.stdout == plain.stdout and notice in done.stderr
+    assert json.loads(cli(*RUN, "--threads", "1", "--json").stdout)["draft"].endswith("draft.gguf (version 1)")
+    assert json.loads(cli("show", "--json").stdout)["adapted_draft"] == f"version 1 of {card.date}"
+    planned = cli("plan", "--no-speed")
+    assert notice in planned.stderr and f"draft adapted on {card.date} (version 1)" in planned.stdout
+
+
+def test_commands_go_on_with_the_base(cli: Cli, pair: AdaptedPair) -> None:
+    plain = cli(*RUN, "--threads", "1")
+    pair.add(CARD, lambda path: shutil.copy(DRAFT, path))
+    (pair.folder / "1" / "card.json").write_text("no card")
+    done = cli(*RUN, "--threads", "1")
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    assert "draft.gguf itself: the card of version 1 of the draft is damaged." in done.stderr
+    assert "the card of version 1 of the draft is damaged" in cli("show").stdout
