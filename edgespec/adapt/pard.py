@@ -22,11 +22,13 @@ from edgespec.adapt.trainer import Objective
 from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.core.arrays import Ints
-from edgespec.errors import InvalidRequest
+from edgespec.errors import DraftRefused, InvalidRequest
 
 DEPTH = 8  # tokens that are drafted in one forward
 DECAY = 0.8  # of the weight of each further one
 KEPT, LEAST = 0.7, 0.2  # of the cuts, at each further depth; and at every depth
+
+_PROBED = 64  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,28 @@ def run_packed(network: Any, tokens: Any, positions: Any, sees: Any) -> Any:
     """Logits [batch, n, V] of rows [batch, n] at `positions` [n], which attend to what `sees` [n, n] says."""
     with tree_positions(positions):
         return network(tokens, cache=[PackedKeys(sees) for _ in network.layers])
+
+
+def check_packing(network: Any) -> None:
+    """Raises DraftRefused for a network that computes other things in packed rows: recurrent states, short windows."""
+    tokens = np.arange(_PROBED, dtype=np.int32)
+    rows = pack(tokens, np.array([_PROBED // 2] * 2), np.array([1, 2]), mask_token=0)
+    text = [*tokens[: _PROBED // 2 + 1].tolist(), 0, 0]
+    try:
+        packed = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+        plain = network(mx.array([text]))
+        is_equal = mx.allclose(packed[0, -2:], plain[0, -2:], rtol=1e-2, atol=1e-2).item()
+    except Exception as error:  # whatever its layers do with caches that are not theirs
+        raise _refuse() from error
+    if not is_equal:
+        raise _refuse()
+
+
+def _refuse() -> DraftRefused:
+    return DraftRefused(
+        "the draft cannot become a PARD model: its layers do not attend to all tokens before theirs.",
+        hint="Use a llama, qwen2 or qwen3.",
+    )
 
 
 def parallel(name: LossName) -> Objective[PardBatch]:

@@ -18,6 +18,7 @@ from edgespec.adapt.pard import (
     KEPT,
     LEAST,
     PardBatches,
+    check_packing,
     choose_cuts,
     choose_mask_token,
     pack,
@@ -34,11 +35,11 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Session
 from edgespec.drafters.pard import PardSession
-from edgespec.errors import InvalidRequest
+from edgespec.errors import DraftRefused, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.registry.resolve import find_pard_token
-from tests.mlx_models import DENSE, make_folder
+from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 FIXTURE = REPOSITORY / "tests" / "fixtures" / "pard"
@@ -119,6 +120,18 @@ def test_the_loss_counts_rows_by_their_weights() -> None:
         total += weight * ((p * np.log(p / q)).sum() + (1 - p.sum()) * np.log((1 - p.sum()) / (1 - q.sum())))
         weights += weight
     assert float(parallel("forward-kl")(network, packed).item()) == pytest.approx(total / weights, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sliding-window", "recurrent", "hybrid"])
+def test_networks_that_cannot_be_packed(name: str) -> None:
+    network = make_model({**CONFIGS[name], "vocab_size": 97})
+    with pytest.raises(DraftRefused, match="cannot become a PARD model"):
+        check_packing(network)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_networks_that_can_be_packed(name: str) -> None:
+    check_packing(make_model({**CONFIGS[name], "vocab_size": 97}))
 
 
 def test_an_unused_token_becomes_the_mask() -> None:
