@@ -1,13 +1,13 @@
-"""What README.md and docs/python.md promise: programs are typed, options, commands and files exist."""
+"""What README.md and docs/python.md promise: options, commands and files exist.
+
+tests/architecture/test_style.py checks the types of their programs.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 import edgespec
 from tests.models import REPOSITORY
@@ -15,16 +15,6 @@ from tests.models import REPOSITORY
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url"}  # options of pip and pipx
 SYNONYMS = {"--gamma", "--nodes", "--verify"}
-
-
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
-def test_programs_are_typed(document: str, tmp_path: Path) -> None:
-    text = (REPOSITORY / document).read_text(encoding="utf-8")
-    source = tmp_path / "program.py"
-    source.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(REPOSITORY / "pyproject.toml")]
-    child = subprocess.run([*command, str(source)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stdout
 
 
 def test_every_argument_is_documented() -> None:
