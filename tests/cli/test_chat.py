@@ -130,7 +130,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
-    def until(self, text: str, count: int = 1, timeout_s: float = 20) -> None:
+    def until(self, text: str, count: int = 1, timeout_s: float = 60) -> None:
         """Read until `text` has appeared `count` times since the start."""
         deadline = time.monotonic() + timeout_s
         while self.seen.count(text) < count:
@@ -157,7 +157,7 @@ class Terminal:
             raise AssertionError(f"the child has gone: {self.seen[-2000:]}") from None
 
     def close(self) -> int:
-        code = self.child.wait(timeout=20)
+        code = self.child.wait(timeout=60)
         os.close(self._fd)
         return code
 
