@@ -7,7 +7,7 @@ All rows lie in one sequence, with positions and an attention mask of their own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,16 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.adapt.batches import Batch, TextBatches
+from edgespec.adapt.batches import Batch, TextBatches, cut_windows
+from edgespec.adapt.evaluate import Matrix, find_rounds
 from edgespec.adapt.losses import LOSSES
 from edgespec.adapt.options import LossName
+from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import Objective
 from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.core.arrays import Ints
+from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DraftRefused, InvalidRequest
 
 DEPTH = 8  # tokens that are drafted in one forward
@@ -29,6 +32,7 @@ DECAY = 0.8  # of the weight of each further one
 KEPT, LEAST = 0.7, 0.2  # of the cuts, at each further depth; and at every depth
 
 _PROBED = 64  # tokens
+_WINDOW = 256  # tokens that are measured at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +192,28 @@ def parallel(name: LossName) -> Objective[PardBatch]:
         return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.weights))
 
     return objective
+
+
+def measure_packed(
+    network: Any, texts: Sequence[TrainingText], mask_token: int, depth: int, check: CheckCancelled
+) -> dict[str, Matrix]:
+    """The Matrix of each conversation, for blocks of `depth` tokens: what proposals.measure_blocks would find.
+
+    All blocks of a part of a text lie in one forward. Raises Cancelled.
+    """
+    found: dict[str, list[Matrix]] = {}
+    for window in cut_windows(texts, _WINDOW):
+        check()
+        text, size = texts[window.text], window.stop - window.start
+        cuts = np.arange(max(window.first, find_rounds(text).start - 1), window.stop) - window.start
+        if not len(cuts):
+            continue
+        own = np.tile(cuts, depth - 1).astype(np.int32), np.repeat(np.arange(1, depth, dtype=np.int32), len(cuts))
+        rows = pack(text.tokens[window.start : window.stop], *own, mask_token)
+        logits = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+        best = np.array(mx.argmax(logits[0], axis=-1))
+        best = np.concatenate([best[cuts], best[size:]]).reshape(depth, len(cuts)).T
+        at = window.start + cuts[:, None] + 1 + np.arange(depth)  # the token of each depth
+        hits = (at <= window.stop) & (best == text.tokens[np.minimum(at, window.stop)])
+        found.setdefault(text.source, []).append(hits.astype(np.float32))
+    return {source: np.concatenate(parts) for source, parts in found.items()}

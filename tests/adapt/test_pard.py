@@ -21,6 +21,7 @@ from edgespec.adapt.pard import (
     check_packing,
     choose_cuts,
     choose_mask_token,
+    measure_packed,
     pack,
     pack_batch,
     parallel,
@@ -213,16 +214,11 @@ def test_a_file_that_names_a_mask_token_already(tmp_path: Path) -> None:
 
 
 def test_proposals_are_those_of_packed_rows(answer: tuple[TrainingText, Teacher]) -> None:
-    """Blocks of a session, against one forward with all cuts; the end of a text has no tokens to be compared with."""
-    text, depth = answer[0], 3
-    found = measure_blocks(PardSession(load_mlx(FIXTURE, OPTIONS).open_session(), V, MASK), [text], depth, lambda: None)
-    network, n = Student.open(FIXTURE).network, len(text.tokens)
-    cuts = np.arange(text.answer, n - 1)
-    rows = pack(text.tokens, np.tile(cuts, depth - 1), np.repeat(np.arange(1, depth), len(cuts)), MASK)
-    logits = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
-    best = np.array(mx.argmax(logits[0], axis=-1))
-    best = np.stack([best[cuts], *best[n:].reshape(depth - 1, -1)], axis=1)
-    for i, cut in enumerate(cuts):
-        true = text.tokens[cut + 1 : cut + 1 + depth]
-        expected = [d < len(true) and best[i, d] == true[d] for d in range(depth)]
-        assert found["a"][i].astype(bool).tolist() == expected
+    """Blocks of a session at each position, against one forward with all of them."""
+    texts = [answer[0], TrainingText(answer[0].tokens[:40], 30, 8, "b", 0.0)]
+    session = PardSession(load_mlx(FIXTURE, OPTIONS).open_session(), V, MASK)
+    proposed = measure_blocks(session, texts, 3, lambda: None)
+    packed = measure_packed(Student.open(FIXTURE).network, texts, MASK, 3, lambda: None)
+    assert proposed["b"].shape == (10, 3) and proposed["a"].shape == (99, 3)
+    assert {name: each.tolist() for name, each in packed.items()} == {n: each.tolist() for n, each in proposed.items()}
+    assert 0.2 < proposed["a"][:, 1].mean() < 1 and proposed["a"][-1, 1:].tolist() == [0, 0]
