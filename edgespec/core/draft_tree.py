@@ -31,6 +31,7 @@ class DraftTree:
         self.q: list[Probs | None] = []
         self.voter: str | None = None  # the drafter whose turn it is; None for anybody's
         self._child: dict[tuple[int, int], int] = {}
+        self._children: dict[int, list[int]] = {}  # by parent
         self._first_changed = 0
 
     def __len__(self) -> int:
@@ -49,6 +50,7 @@ class DraftTree:
         node = self._child.get((parent, token))
         if node is None:
             node = self._child[parent, token] = len(self.tokens)
+            self._children.setdefault(parent, []).append(node)
             self.tokens.append(token)
             self.parents.append(parent)
             self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
@@ -56,8 +58,8 @@ class DraftTree:
             self.q.append(q)
         else:
             self.votes[node][source] = max(confidence, self.votes[node].get(source, confidence))
-        if node < self._first_changed:
-            self._first_changed = node
+        if (first := self._children[parent][0]) < self._first_changed:
+            self._first_changed = first
         return node
 
     def add_chain(self, tokens: Sequence[int], source: str, confidences: Sequence[float], parent: int = -1) -> int:
@@ -67,24 +69,31 @@ class DraftTree:
         return parent
 
     def take_changed(self) -> int:
-        """The first node that was added or voted for since the last call; the number of nodes if there is none."""
+        """The first node with a vote or a sibling that changed since the last call; the number of nodes without one."""
         first, self._first_changed = self._first_changed, len(self.tokens)
         return first
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` nodes."""
-        for node in range(n, len(self)):
-            del self._child[self.parents[node], self.tokens[node]]
+        for node in range(len(self) - 1, n - 1, -1):
+            parent = self.parents[node]
+            del self._child[parent, self.tokens[node]]
+            siblings = self._children[parent]
+            siblings.pop()
+            self._first_changed = min(self._first_changed, *siblings[:1], node)
         for values in (self.tokens, self.parents, self.depths, self.votes, self.q):
             del values[n:]
-        self._first_changed = min(self._first_changed, len(self.tokens))
+
+    def children(self, parent: int) -> Sequence[int]:
+        """In the order in which they were added."""
+        return self._children.get(parent, ())
 
     def find_child(self, parent: int, token: int) -> int | None:
         return self._child.get((parent, token))
 
     def proposals(self, parent: int, source: str) -> list[int]:
         """The children of `parent` that `source` has proposed, the most confident first."""
-        found = [i for i in range(parent + 1, len(self)) if self.parents[i] == parent and source in self.votes[i]]
+        found = [node for node in self.children(parent) if source in self.votes[node]]
         return sorted(found, key=lambda node: -self.votes[node][source])
 
     def path_tokens(self, node: int) -> list[int]:

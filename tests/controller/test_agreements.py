@@ -1,4 +1,4 @@
-"""Tokens that several drafters propose: one node, whose rate is learned from all votes."""
+"""Tokens that several drafters propose, whose rate is learned from all votes; and tokens on which they disagree."""
 
 from __future__ import annotations
 
@@ -95,12 +95,55 @@ def test_a_later_vote_changes_all_probabilities_below() -> None:
     assert tree.probabilities == pytest.approx([both, both * 0.4, both * 0.16])
     tree.tree.add(-1, 8, MODEL, LOW)
     tree.tree.add(1, 9, MODEL, HIGH)
-    assert tree.probabilities[3:] == pytest.approx([0.14, both * 0.4 * 0.72])
+    lookup, model = beside(0.4, 0.72), beside(0.72, 0.4)
+    assert tree.probabilities == pytest.approx([both, both * 0.4, both * 0.4 * lookup, 0.14, both * 0.4 * model])
     tree.tree.add(0, 6, MODEL, LOW)
     second = stats.rate({NGRAM: SHORT, MODEL: LOW})
-    expected = [both, both * second, both * second * 0.4, 0.14, both * second * 0.72]
+    expected = [both, both * second, both * second * lookup, 0.14, both * second * model]
     assert tree.probabilities == pytest.approx(expected), "of the node, of those below it, and of no other"
     assert tree.probability(4) == pytest.approx(expected[4])
+
+
+def beside(p: float, other: float) -> float:
+    """The rate of a token of rate `p` beside another drafter's token of rate `other`, by enumeration."""
+    alone, others, neither = p * (1 - other), other * (1 - p), (1 - p) * (1 - other)  # both cannot be
+    return alone / (alone + others + neither)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7, 0.99])
+@pytest.mark.parametrize("other", [0.2, 0.7, 0.99])
+def test_of_two_drafters_that_disagree_at_most_one_is_right(p: float, other: float) -> None:
+    tree = ScoredTree(lambda votes: {"a": p, "b": other}[next(iter(votes))])
+    tree.tree.add_chain([5, 6], "a", [0.5, 0.5])
+    assert tree.probabilities == pytest.approx([p, p * p])
+    tree.tree.add(-1, 7, "b", 0.5)
+    own, others = beside(p, other), beside(other, p)
+    assert tree.probabilities == pytest.approx([own, own * p, others])
+    assert own + others < 1.0
+    tree.tree.truncate(2)
+    assert tree.probabilities == pytest.approx([p, p * p]), "nobody disagrees any more"
+
+
+def test_a_drafters_own_tokens_do_not_contest_each_other() -> None:
+    rates = {0.5: 0.5, 0.3: 0.3, 4.0: 0.6}
+    tree = ScoredTree(lambda votes: rates[max(votes.values())])
+    tree.tree.add(-1, 5, MODEL, 0.5)
+    tree.tree.add(-1, 6, MODEL, 0.3)
+    assert tree.probabilities == pytest.approx([0.5, 0.3])
+    tree.tree.add(-1, 7, NGRAM, 4.0)
+    assert tree.probabilities == pytest.approx([beside(0.5, 0.6), beside(0.3, 0.6), beside(0.6, 0.5 + 0.3)])
+    tree.tree.add(-1, 5, NGRAM, 0.5)
+    assert tree.probabilities[0] == pytest.approx(0.5), "both propose it"
+
+
+def test_the_weaker_of_two_chains_takes_no_rows() -> None:
+    """A sure chain beside one that is as often right alone: the target is asked for the sure one alone."""
+    rates = {"sure": 0.99, "likely": 0.8}
+    tree = ScoredTree(lambda votes: rates[next(iter(votes))])
+    tree.tree.add_chain(range(8), "likely", [0.8] * 8)
+    tree.tree.add_chain(range(8, 16), "sure", [0.99] * 8)
+    assert set(tree.select(8).sources) == {"sure"}
+    assert sum(tree.probabilities[:8]) < 0.2
 
 
 @pytest.mark.parametrize("n", range(5))
@@ -108,17 +151,16 @@ def test_probabilities_after_nodes_were_taken_back(n: int) -> None:
     stats = text_stats(shared())
     tree = scored(stats)
     tree.tree.add(-1, 8, MODEL, HIGH)
-    before = list(tree.probabilities)
+    assert len(tree.probabilities) == 4
     tree.tree.truncate(n)
     assert len(tree) == len(tree.probabilities) == n
-    assert tree.probabilities == before[:n]
     tree.tree.add(-1, 5, MODEL, HIGH)
     tree.tree.add(-1, 9, MODEL, LOW)
-    rates = [
-        stats.rate(votes) * (1.0 if parent < 0 else tree.probability(parent))
-        for votes, parent in zip(tree.tree.votes, tree.tree.parents, strict=True)
-    ]
-    assert tree.probabilities == pytest.approx(rates)
+    anew = ScoredTree(stats.rate)
+    for parent, token, votes in zip(tree.tree.parents, tree.tree.tokens, tree.tree.votes, strict=True):
+        for name, confidence in votes.items():
+            anew.tree.add(parent, token, name, confidence)
+    assert tree.probabilities == pytest.approx(anew.probabilities)
     assert len(tree.select(len(tree)).tokens) == len(tree)
 
 
@@ -128,7 +170,7 @@ def test_the_most_probable_nodes_fill_the_rows() -> None:
     tree.tree.add(-1, 5, MODEL, HIGH)
     tree.tree.add(-1, 8, MODEL, LOW)
     tree.tree.add(0, 9, MODEL, HIGH)
-    draft = tree.select(3)
-    assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 6, 9], [-1, 0, 0])
-    assert draft.sources == ("ngram+model", "ngram", "model")
+    draft = tree.select(3)  # 6 is right at a rate of 0.16 beside 9
+    assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 8, 9], [-1, -1, 0])
+    assert draft.sources == ("ngram+model", "model", "model")
     assert len(tree.select(0)) == 0

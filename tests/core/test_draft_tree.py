@@ -105,6 +105,10 @@ def test_changes_are_told_once() -> None:
     tree.add(2, 1, "model", 0.5)
     tree.add(0, 2, "ngram", 2.0)
     assert (tree.take_changed(), tree.take_changed()) == (1, 4), "a vote for an earlier node is a change too"
+    tree.add(0, 9, "ngram", 2.0)
+    assert (tree.take_changed(), tree.take_changed()) == (1, 5), "so is a sibling"
+    tree.truncate(4)
+    assert (tree.take_changed(), tree.take_changed()) == (1, 4), "and one that is taken back"
 
 
 Path = tuple[int, ...]
@@ -137,12 +141,13 @@ def test_any_operations(operations, data: st.DataObject) -> None:  # type: ignor
             node = tree.add(paths.index(above) - 1, token, source, confidence)
             votes = known.setdefault(path, {})
             votes[source] = max(confidence, votes.get(source, 0.0))
-            changed.add(path)
+            changed |= {each for each in known if each[:-1] == above}
             assert node == list(known).index(path)
         elif name == "truncate":
+            lost = list(known)[n:]
             known = dict(list(known.items())[:n])
             tree.truncate(n)
-            changed &= known.keys()
+            changed = {each for each in known if each in changed or any(each[:-1] == path[:-1] for path in lost)}
         else:
             first = tree.take_changed()
             assert first <= min((list(known).index(path) for path in changed), default=len(known)) <= len(known)
@@ -168,6 +173,7 @@ def check_against(tree: DraftTree, known: dict[Path, dict[str, float]]) -> None:
     assert [list(votes) for votes in tree.votes] == [list(votes) for votes in known.values()]
     for above in ((), *paths):
         node = paths.index(above) if above else -1
+        assert list(tree.children(node)) == [paths.index(path) for path in paths if path and path[:-1] == above]
         for token in range(V):
             child = (*above, token)
             assert tree.find_child(node, token) == (paths.index(child) if child in known else None)
