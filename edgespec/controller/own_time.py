@@ -16,6 +16,7 @@ _LOOK_SHARE = 0.0015  # of the time of plain decoding that looks may take
 _DECIDING_SHARE = 0.01  # of a plain step, that a decision may take in every round
 _TOKENS_TO_DOUBLE = 24  # drafted tokens that take as much time as all else in a round
 _MIN_DECISIONS = 8  # measured ones, before their time counts; the first ones are slow
+_MEASURING_SHARE = 0.001  # of the time of rounds without a decision, for as many that measure it again
 _MAX_REST = 128  # rounds
 _BLIND_ROUNDS = 2  # after a round in which lookups were asked in vain
 _MAX_BLIND = 64
@@ -27,11 +28,18 @@ class OwnTime:
     def __init__(self) -> None:
         self._usual: dict[Kind, float] = {}
         self._n_decisions = 0
+        self._n_awaited = _MIN_DECISIONS  # decisions so far, from which on their time counts
+        self._waited_s = 0.0  # of rounds since a decision was measured
         self._switch_s = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`."""
-        return {"usual": self._usual, "n_decisions": self._n_decisions, "switch_s": self._switch_s}
+        return {
+            "usual": self._usual,
+            "n_decisions": self._n_decisions,
+            "waited_s": self._waited_s,
+            "switch_s": self._switch_s,
+        }
 
     @staticmethod
     def from_dict(state: dict[str, Any]) -> OwnTime:
@@ -40,15 +48,31 @@ class OwnTime:
         usual = {kind: _check_seconds(state["usual"][kind]) for kind in state["usual"].keys() & get_args(Kind)}
         own_time._usual = usual
         own_time._n_decisions = int(_check_seconds(state["n_decisions"]))
+        own_time._waited_s = _check_seconds(state.get("waited_s", 0.0))
         own_time._switch_s = _check_seconds(state["switch_s"])
         return own_time
+
+    def begin_text(self) -> None:
+        """A text begins. Its first decisions are measured where none was for so long that they take next to nothing.
+
+        Where steps are short, nothing else would measure them again, and a busy moment would count for ever.
+        """
+        if _MIN_DECISIONS * self._usual.get("decide", 0.0) < _MEASURING_SHARE * self._waited_s:
+            self._n_awaited = self._n_decisions + _MIN_DECISIONS
+            self._waited_s = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Rounds took `seconds` in which nothing was decided."""
+        self._waited_s += seconds
 
     def add(self, kind: Kind, seconds: float, n_drafted: int = 0) -> float:
         """A round took `seconds`; returns what is charged for it. The first ones, in a cold process, are not.
 
         The usual time is that of a round without drafted tokens.
         """
-        self._n_decisions += kind == "decide"
+        if kind == "decide":
+            self._n_decisions += 1
+            self._waited_s = 0.0
         usual, factor = self._usual.get(kind), _scale(n_drafted)
         if usual is None:
             self._usual[kind] = seconds / factor
@@ -74,7 +98,7 @@ class OwnTime:
 
     def is_negligible(self, plain_s: float) -> bool:
         """Whether a decision in each round would take next to nothing of plain steps of `plain_s`."""
-        deciding_s = self._usual.get("decide", 0.0) if self._n_decisions >= _MIN_DECISIONS else 0.0
+        deciding_s = self._usual.get("decide", 0.0) if self._n_decisions >= self._n_awaited else 0.0
         return deciding_s <= _DECIDING_SHARE * plain_s
 
 

@@ -124,6 +124,7 @@ class Review:
             cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
         own_steps = self._charge("look", step.draft_s, plain_s) + self._charge_switch(step) / plain_s
         self._count_passed(plain_s)
+        self._stats.own_time.wait(plain_s)
         self.regret.add(1, 1.0 + own_steps)
         self._rate.observe_plain(1)
         self._stats.exploration.add(1.0)
@@ -149,6 +150,7 @@ class Review:
         if n:
             if forward_s is not None:
                 self._cost.model.observe(1, self._position, forward_s)
+            self._stats.own_time.wait(n * plain_s)
             self.regret.add(n, n + own_s / plain_s)
             self._rate.observe_plain(n)
             self._stats.exploration.add(n)

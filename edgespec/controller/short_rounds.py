@@ -46,6 +46,7 @@ class ShortRounds:
         return self._lookups.is_unsure
 
     def begin_text(self) -> None:
+        self._own_time.begin_text()
         self.update()
         if self.is_active:
             self.rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -110,6 +111,52 @@ def test_a_decision_that_takes_next_to_nothing_is_made_in_every_round() -> None:
     assert not REASONS[PASSING]
 
 
+class Timed(Adaptive):
+    """A decision takes `deciding_s`, other rounds next to nothing."""
+
+    deciding_s = 0.0
+    n_decisions = 0
+
+    def record(self, step: Step) -> None:
+        if not self._short.is_passing and self._round is not None and self._round.kind == "decide":
+            self.n_decisions += 1
+            step = replace(step, draft_s=step.draft_s + self.deciding_s)
+        super().record(step)
+
+
+def count_decisions(traces: Sequence[Trace], draft_stats: DraftStats, deciding_s: float) -> list[int]:
+    """[texts] decisions of lookups on a clock whose plain step is a second."""
+    clock, counts = make_clock("8B, Q4_0", seed=0), []
+    for trace in traces:
+        controller = Timed([NgramDrafter()], draft_stats, "greedy", VOCABULARY, trees=True)
+        controller.deciding_s = deciding_s
+        replay(controller, [], trace, clock)
+        counts.append(controller.n_decisions)
+    return counts
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_decisions_are_measured_again_after_a_busy_moment(is_stored: bool) -> None:
+    draft_stats = DraftStats(make_profile(make_clock("8B, Q4_0")))
+    assert count_decisions(SAMPLED[:2], draft_stats, 0.05)[1] == 0
+    assert not draft_stats.own_time.is_negligible(1.0)
+    if is_stored:
+        draft_stats = DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict())))
+    counts = count_decisions(SAMPLED, draft_stats, 0.002)
+    assert draft_stats.own_time.is_negligible(1.0)
+    assert counts[0] == 0 and counts[-1] > 50
+
+
+def test_decisions_that_take_long_are_rarely_measured_again() -> None:
+    draft_stats = DraftStats(make_profile(make_clock("8B, Q4_0")))
+    traces = SAMPLED * 4
+    counts = count_decisions(traces, draft_stats, 0.05)
+    seconds = sum(len(trace.text) for trace in traces)
+    assert 8 <= counts[0] <= 12, "unknown at first"
+    assert 0.0004 * seconds < 0.05 * sum(counts[1:]) < 0.0013 * seconds
+    assert not draft_stats.own_time.is_negligible(1.0)
+
+
 def test_lookups_hear_of_every_token_that_went_by() -> None:
     """Of rounds that went by together with a later one; what is missing at the end is what went by at last."""
     clock, trace = make_clock("1B, Q8_0", seed=0), SAMPLED[1]
@@ -189,6 +236,23 @@ def test_decisions_count_once_some_were_measured() -> None:
         assert own_time.add("decide", 1e-5) == 0.0, "those of a cold process are not charged"
     assert own_time.add("decide", 1e-5) == 1e-5
     assert own_time.is_negligible(1e-3) and not own_time.is_negligible(1e-4)
+
+
+def test_decisions_count_as_unknown_once_they_were_not_measured_for_long() -> None:
+    own_time = OwnTime()
+    for _ in range(9):
+        own_time.add("decide", 1e-3)
+    own_time.wait(7.9)
+    own_time.begin_text()
+    assert not own_time.is_negligible(1e-3), "eight of them would take more than a thousandth of the time"
+    own_time.wait(0.2)
+    own_time.begin_text()
+    for _ in range(8):
+        assert own_time.is_negligible(1e-3)
+        assert own_time.add("decide", 1e-3) == pytest.approx(1e-3), "charged like others"
+    assert not own_time.is_negligible(1e-3)
+    own_time.begin_text()
+    assert not own_time.is_negligible(1e-3)
 
 
 class Sure(Drafter):

@@ -171,6 +171,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a usual time below zero": lambda s: s["own_time"]["usual"].update(decide=-1.0),
     "a usual time that is text": lambda s: s["own_time"]["usual"].update(decide="long"),
     "no number of decisions": lambda s: s["own_time"].pop("n_decisions"),
+    "a wait below zero": lambda s: s["own_time"].update(waited_s=-1.0),
     "an infinite switch": lambda s: s["own_time"].update(switch_s=float("inf")),
 }
 
