@@ -37,9 +37,20 @@ def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None =
 
 
 def run_work(work: Work[T]) -> Iterator[T]:
-    """Events of `work` on a thread that may use models; Ctrl-C cancels it."""
+    """Events of `work` on a thread that may use models; Ctrl-C cancels it. Trainings wait for it to end."""
     engine = LocalEngine()
     try:
         yield from interruptible(engine.submit(work))
     finally:
         engine.close()
+
+
+def run_training(work: Work[T]) -> Iterator[T]:
+    """As `run_work`, for work that itself waits for engines."""
+    from edgespec.service.worker import Worker
+
+    worker = Worker()
+    try:
+        yield from interruptible(worker.submit(work))
+    finally:
+        worker.close()

@@ -82,6 +82,21 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),
     ),
     "tune": (("edgespec tune llama-8b-q4", "measure once, for all later runs"),),
+    "adapt": (
+        ("edgespec adapt", "train the draft of the embedded model on what it has answered here"),
+        ("edgespec adapt llama-70b-q4 --minutes 30", "no longer than half an hour"),
+        ("edgespec adapt list", "the trained drafts, and what they gain"),
+    ),
+    "adapt train": (
+        ("edgespec adapt train --method lora", "train low-rank changes only"),
+        ("edgespec adapt train --no-documents --yes", "from answers alone, without a question"),
+    ),
+    "adapt list": (("edgespec adapt list --json", "as JSON"),),
+    "adapt use": (("edgespec adapt use 0", "the draft before any training"),),
+    "adapt revert": (("edgespec adapt revert", "the version before the one in use"),),
+    "adapt data": (("edgespec adapt data status", "how much there is to train on"),),
+    "adapt data status": (("edgespec adapt data status --json", "as JSON"),),
+    "adapt data clear": (("edgespec adapt data clear", "remove the texts"),),
     "draft": (("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),),
     "draft build": (
         ("edgespec draft build llama-8b-q4", "try all methods"),

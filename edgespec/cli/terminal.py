@@ -31,16 +31,18 @@ class TerminalReporter:
     def loading(self, name: str, fraction: float) -> None:
         self._draw(f"loading {name}", round(fraction * 1000), 1000)
 
-    def _draw(self, name: str, done: int, total: int) -> None:
+    def _draw(self, name: str, done: int, total: int, detail: str | None = None) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
             return
         if name != self._bar_name:
             self._end_bar()
             self._bar_name = name
-            self._bar = click.progressbar(length=max(total, 1), label=name, file=sys.stderr, show_pos=False)
+            self._bar = click.progressbar(
+                length=max(total, 1), label=name, file=sys.stderr, show_pos=False, item_show_func=lambda text: text
+            )
         if self._bar is None:
             return
-        self._bar.update(done - self._bar.pos)
+        self._bar.update(done - self._bar.pos, detail)
         if done >= total:
             self._end_bar()
 

@@ -1,0 +1,104 @@
+"""`edgespec adapt`: training on the texts of the memory, versions of the draft, and refusals."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import open_tokenizer
+from edgespec.memory.memory import Memory
+from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+from edgespec.registry.tokenizer_compat import identify_tokenizer
+from tests.cli.conftest import Cli
+from tests.models import DRAFT, TARGET, llama
+
+N_CONVERSATIONS, N_PROMPT = 40, 20
+SOURCES = Path(json.__file__).parent
+FAST = ("--epochs", "1", "--threads", "1", "--on-battery", "--json")
+
+
+def keep_texts(data: Path) -> None:
+    """Fill the user's memory with 40 conversations, of which parts of Python's own code are the answers."""
+    with open_tokenizer("llamacpp", TARGET) as tokenizer:
+        code = "".join(path.read_text() for path in sorted(SOURCES.glob("*.py")))
+        tokens = tokenizer.encode(code, parse_special=False)
+        size = min(len(tokens) // N_CONVERSATIONS, 400)
+        with closing(Memory(data / "memory", identify_tokenizer(tokenizer), DEFAULT_LIMIT_BYTES)) as memory:
+            memory.name_model("python-6m")
+            for i in range(N_CONVERSATIONS):
+                memory.space("").add(tokens[i * size : (i + 1) * size], N_PROMPT, f"chat:{i + 1}")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> str:
+    """A draft with random weights, for the embedded target."""
+    path = tmp_path / "draft.gguf"
+    llama(path, layers=1, width=32)
+    return str(path)
+
+
+def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: str) -> None:
+    keep_texts(tmp_path / "data")
+    shown = cli("adapt", "data", "status")
+    assert "enough" in shown.stdout and "not allowed yet" in shown.stderr
+    unasked = cli("adapt", "--draft", draft, *FAST)
+    assert unasked.returncode == 2 and "--yes" in unasked.stderr and "stay on this machine" in unasked.stderr
+
+    trained = json.loads(cli("adapt", "--draft", draft, "--learning-rate", "0.01", "--yes", *FAST).stdout)
+    assert (trained["kept"], trained["version"], trained["stopped"]) == (True, 1, None)
+    assert trained["tokens_before"] < 1.001 and trained["gain_low"] > 0
+    assert json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
+    (pair,) = (path for path in (tmp_path / "data" / "adapted").iterdir() if path.is_dir())
+    assert not (pair / "training").exists() and {each.stat().st_mode & 0o077 for each in pair.rglob("*")} == {0}
+
+    changed = ("--method", "lora", "--learning-rate", "1e-8")
+    useless = json.loads(cli("adapt", "--draft", draft, *changed, *FAST).stdout)
+    assert (useless["kept"], useless["version"]) == (False, None)
+    assert useless["tokens_before"] == pytest.approx(trained["tokens_after"], abs=1e-3)  # it went on from version 1
+
+    ask = ("run", "def f(x):", "--temperature", "0", "--max-tokens", "30", "--no-memory", "--threads", "1")
+    plain = cli(*ask, "--draft", "none")
+    drafted = cli(*ask, "--draft", draft, "--draft-max", "3")
+    assert drafted.stdout == plain.stdout and "version 1 of the draft" in drafted.stderr
+    assert cli("adapt", "revert").stdout == "python-6m drafts with the draft before any training\n"
+    assert "version 1" not in cli(*ask, "--draft", draft, "--draft-max", "3").stderr
+    assert cli("adapt", "use", "1", "python-6m").stdout == "python-6m drafts with version 1\n"
+    table = cli("adapt", "list").stdout.splitlines()
+    assert table[0].endswith(f"made from {draft}") and table[2].split()[:2] == ["*", "1"]
+    (row,) = json.loads(cli("adapt", "list", "--json").stdout)
+    assert row["active"] and row["tokens"] > 10_000 and row["model"] == "python-6m"
+    assert cli("adapt", "use", "2").returncode == 2
+
+    assert cli("adapt", "data", "clear").stdout.startswith("removed ")
+    assert not json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
+    assert "0 tokens" in cli("adapt", "--draft", draft, "--yes", *FAST).stderr
+
+
+def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:
+    def refuse(*arguments: str) -> str:
+        done = cli("adapt", *arguments, "--yes")
+        assert done.returncode != 0 and "hint: " in done.stderr and not done.stdout
+        return done.stderr
+
+    assert "0 tokens" in refuse()
+    assert "no draft of llama is adapted" in refuse_choice(cli, "use", "1", "llama")
+    assert "no draft is adapted" in refuse_choice(cli, "revert")
+    keep_texts(tmp_path / "data")
+    assert "no draft model" in refuse("--draft", "ngram")
+    assert "learning rate" in refuse("--learning-rate", "7")
+    assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(DRAFT.read_bytes()[:5000])
+    assert "damaged.gguf" in refuse("--draft", str(damaged))
+    (tmp_path / "data" / "adapted").rename(tmp_path / "data" / "old")
+    (tmp_path / "data" / "adapted").write_text("")
+    assert "adapted" in refuse("--draft", draft)
+
+
+def refuse_choice(cli: Cli, *arguments: str) -> str:
+    done = cli("adapt", *arguments)
+    assert done.returncode != 0
+    return done.stderr.lower()
