@@ -35,9 +35,15 @@ class _Adapt(click.Group):
     """`edgespec adapt MODEL` trains; other words than the subcommands' are arguments of that."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
-            args = [_TRAIN, *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, self._complete(args))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, self._complete(args))
+
+    def _complete(self, args: list[str]) -> list[str]:
+        return args if args and (args[0] in self.commands or args[0] in ("--help", "-h")) else [_TRAIN, *args]
 
 
 @click.group("adapt", cls=_Adapt)

@@ -111,8 +111,9 @@ def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def find_shifts(weights: HeadWeights, names: Mapping[str, str]) -> dict[str, float]:
     """What is to be added to the weights of each norm, by neutral name; `names` are those of `mtp_names`.
 
-    Original files with Qwen's names hold them less 1. Some converters add 1 to all, some to those of the layer alone, some to the last
-    one. The two norms before `fc` have true means of 0.3 to 0.5, so their size does not tell; but a mean below 0 does.
+    Original files with Qwen's names hold them less 1. Some converters add 1 to all, some to those of the layer alone,
+    some to the last one. The two norms before `fc` have true means of 0.3 to 0.5, so their size does not tell; but a
+    mean below 0 does.
     """
     if names["fc"].endswith("eh_proj.weight"):  # DeepSeek's names
         return dict.fromkeys((*_OUTER_NORMS, *_LAYER_NORMS), 0.0)
