@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ class Runtime:
     name: str
     open: Callable[[CheckCancelled], Session]
     tolerance: float
+    _said: dict[tuple[int, ...], Logits] = field(default_factory=dict)
 
     def session(self, check: CheckCancelled = lambda: None) -> Session:
         return self.open(check)
@@ -42,11 +43,13 @@ class Runtime:
         return session
 
     def logits_after(self, tokens: list[int]) -> Logits:
-        """[V] what a fresh session says after `tokens`."""
-        session = self.session()
-        z = prefill(session, tokens).copy()
-        session.close()
-        return z
+        """[V] what a fresh session says after `tokens`; it is asked once for each text."""
+        key = tuple(tokens)
+        if key not in self._said:
+            session = self.session()
+            self._said[key] = prefill(session, tokens).copy()
+            session.close()
+        return self._said[key]
 
     def same(self, a: Logits, b: Logits) -> bool:
         return bool(np.abs(a - b).max() <= self.tolerance)

@@ -31,9 +31,6 @@ PROMPT = [1, 0]
 MODEL = Remembering(seed=3, vocab_size=V, order=3, sharpness=1.2)
 DRAFT = Remembering(seed=4, vocab_size=V, order=2, sharpness=0.8)
 SAMPLER = RememberingSampler(SamplingParams(temperature=0.9, presence_penalty=0.4, penalty_window=2), V)
-_SPECS = [spec for spec in drafter_specs().values() if spec.draws]
-_HEADS = [spec for spec in _SPECS if spec.needs == "head"]  # one drafter, over sessions that differ
-DRAWING = [spec.name for spec in _SPECS if spec not in _HEADS[1:]]
 
 
 def truth() -> list[float]:
@@ -54,6 +51,10 @@ def open_drafter(name: str) -> Drafter:
     return drafter_specs()[name].open(
         SlotResources(target, V, session, V - 1, head=ModelDraftSession(session, V))  # a head drafts as a model does
     )
+
+
+# One drafter of each class: those of a class differ in their sessions alone, which are the toy's here.
+DRAWING = {type(open_drafter(name)): name for name, spec in drafter_specs().items() if spec.draws}.values()
 
 
 def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Controller:
