@@ -1,4 +1,4 @@
-"""The real command, as a child process."""
+"""The real command, as a child process: forked from one that has imported it, or started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.zygote import run_command
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "edgespec"]
@@ -26,20 +28,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def cli(environment: dict[str, str], tmp_path: Path) -> Cli:
-    """Run `edgespec ARGUMENTS`; no traceback may ever appear."""
+    """Run `edgespec ARGUMENTS`; no traceback may ever appear. `extra` variables are those of the command alone."""
 
     def run(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-        child = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin.encode(),
-            capture_output=True,
-            env={**environment, **extra},
-            cwd=tmp_path,
-            timeout=120,
-            check=False,
-        )
-        out, err = child.stdout.decode(), child.stderr.decode()
-        assert "Traceback" not in out + err and "Internal error" not in err, err
-        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+        is_new = any(name.startswith(("PYTHON", "GLIBC_")) for name in extra)  # these are read when a program starts
+        done = run_command(arguments, {**environment, **extra}, tmp_path, stdin.encode(), is_new=is_new)
+        assert "Traceback" not in done.stdout + done.stderr and "Internal error" not in done.stderr, done.stderr
+        return done
 
     return run

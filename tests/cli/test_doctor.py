@@ -17,15 +17,20 @@ HEADS = [name for name, spec in drafter_specs().items() if spec.needs == "head"]
 WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
 
 
-def test_doctor_finds_the_runtime_and_its_device(cli: Cli) -> None:
-    done = cli("doctor", "--json")
+def test_doctor_finds_the_runtimes_their_devices_and_the_drafters(cli: Cli) -> None:
+    done, shown = cli("doctor", "--json"), cli("doctor").stdout
     report = json.loads(done.stdout)
     assert done.returncode == 0
     assert report["runtimes"]["llamacpp"]["state"] == "works"
     assert any(device["kind"] == "cpu" for device in report["runtimes"]["llamacpp"]["devices"])
     assert report["machine"]["ram_bytes"] > 2**30
     assert report["runtimes"]["mlx"]["state"] == "works"
-    assert "edgespec chat" in cli("doctor").stdout
+    assert "edgespec chat" in shown
+    found = {each["name"]: each for each in report["drafters"]}
+    assert [*found] == [*drafter_specs()] and all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
+    assert found["self"]["words"] == ["layerskip[:K]", "qspec[:BITS]", "sparse[:SINK,WINDOW]"]
+    assert f"drafters   ngram: {found['ngram']['summary']}\n           suffix: " in shown
+    assert report["settings"] == {}, "nothing is measured yet"
 
 
 @pytest.mark.parametrize("mode", ["always", "madvise", "never"])
@@ -124,19 +129,10 @@ def plugins(tmp_path: Path) -> str:
 
 
 def test_doctor_shows_measured_settings(cli: Cli) -> None:
-    assert json.loads(cli("doctor", "--json").stdout)["settings"] == {}
     assert cli("run", "def f(x):", "--max-tokens", "2", "--threads", "1").returncode == 0
     ((name, lines),) = json.loads(cli("doctor", "--json").stdout)["settings"].items()
     assert name == "target.gguf" and lines[0].startswith("flash attention")
     assert f"settings   target.gguf: {lines[0]}\n" in cli("doctor").stdout
-
-
-def test_doctor_lists_the_drafters(cli: Cli) -> None:
-    found = {each["name"]: each for each in json.loads(cli("doctor", "--json").stdout)["drafters"]}
-    assert [*found] == [*drafter_specs()] and all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
-    assert found["self"]["words"] == ["layerskip[:K]", "qspec[:BITS]", "sparse[:SINK,WINDOW]"]
-    shown = cli("doctor").stdout
-    assert f"drafters   ngram: {found['ngram']['summary']}\n           suffix: " in shown
 
 
 def test_doctor_lists_drafters_of_packages_and_those_refused(cli: Cli, plugins: str) -> None:

@@ -77,33 +77,32 @@ def write_other_words(path: Path) -> None:
     path.write_bytes(data.replace(entry, entry.replace(b"return", b"retorn"), 1))
 
 
-@pytest.mark.parametrize(
-    ("write", "code", "told"),
-    [
-        (write_random, 5, "agrees less with this target than lookups do"),
-        (write_cut, 5, "head.gguf is cut short"),
-        (write_flipped_header, 5, "head.gguf is not a usable model: eagle3.block_count is missing"),
-        (write_flipped_weights, 5, "d2t names tokens that the model does not have"),
-        (write_nan, 5, "gives scores that are not numbers (NaN)"),
-        (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),
-        (write_other_words, 5, "token"),
-    ],
-)
-def test_a_head_that_cannot_be_used(
-    cli: Cli, tmp_path: Path, write: Callable[[Path], None], code: int, told: str
-) -> None:
+UNUSABLE: list[tuple[Callable[[Path], None], int, str]] = [
+    (write_random, 5, "agrees less with this target than lookups do"),
+    (write_cut, 5, "head.gguf is cut short"),
+    (write_flipped_header, 5, "head.gguf is not a usable model: eagle3.block_count is missing"),
+    (write_flipped_weights, 5, "d2t names tokens that the model does not have"),
+    (write_nan, 5, "gives scores that are not numbers (NaN)"),
+    (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),
+    (write_other_words, 5, "token"),
+]
+
+
+def test_heads_that_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+    """One after the other beside one target, whose settings are measured and whose plain text is written once."""
     shutil.copy(TARGET, tmp_path / "target.gguf")
     write_alias(tmp_path)
     plain = cli(*RUN, "--model", "here", "--draft", "none")
-    write(tmp_path / "head.gguf")
-    found = cli(*RUN, "--model", "here")
-    assert (found.returncode, found.stdout) == (0, plain.stdout), found.stderr
-    (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting with")]
-    assert left.startswith("note: Drafting without ") and told in left
-    named = cli(*RUN, "--model", "here", "--draft", str(tmp_path / "head.gguf"))
-    assert (named.returncode, named.stdout) == (code, ""), named.stderr
-    message, hint = named.stderr.rstrip().rsplit("error: ", 1)[1].split("\nhint: ")
-    assert told in message and "\n" not in message + hint
+    for write, code, told in UNUSABLE:
+        write(tmp_path / "head.gguf")
+        found = cli(*RUN, "--model", "here")
+        assert (found.returncode, found.stdout) == (0, plain.stdout), (told, found.stderr)
+        (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting with")]
+        assert left.startswith("note: Drafting without ") and told in left, (told, left)
+        named = cli(*RUN, "--model", "here", "--draft", str(tmp_path / "head.gguf"))
+        assert (named.returncode, named.stdout) == (code, ""), (told, named.stderr)
+        message, hint = named.stderr.rstrip().rsplit("error: ", 1)[1].split("\nhint: ")
+        assert told in message and "\n" not in message + hint, (told, message)
 
 
 def test_a_head_of_another_size(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

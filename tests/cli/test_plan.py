@@ -148,7 +148,7 @@ def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
     planned = cli("plan", "--no-speed", "--threads", "1", "--json")
     assert json.loads(planned.stdout)["settings"] == settings
     assert re.search(
-        r"\n  flash attention (off|as llama.cpp decides; off): \d.\d\dx at 100 tokens, \d.\d\dx at 952 tokens\n",
+        r"\n  flash attention (off|as llama.cpp decides; off): \d+\.\d\dx at 100 tokens, \d+\.\d\dx at 952 tokens\n",
         cli("plan", "--no-speed", "--threads", "1").stdout,
     )
     told = cli("tune", "--seconds", "1", "--max-tokens", "2", "--threads", "1", "--no-flash-attention")

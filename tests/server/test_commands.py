@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.server.serving import COMMAND, KEY, TOY, Server, serving
+from tests.server.serving import KEY, TOY, Server, serving
+from tests.zygote import run_command
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(arguments, os.environ, Path.cwd())
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

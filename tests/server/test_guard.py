@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.serving import COMMAND, KEY, TOY, Server, serving
+from tests.server.serving import KEY, TOY, Server, serving
+from tests.zygote import run_command
 
 CALL: dict[str, Any] = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
 
@@ -109,18 +110,14 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
     ids=["no key", "no host", "twice", "no name", "any page", "no scheme", "a path"],
 )
 def test_invalid_options_are_rejected(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "serve", "--port", "0", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command(["serve", "--port", "0", *arguments], os.environ, tmp_path)
     assert done.returncode == 2 and message.casefold() in done.stderr.casefold() and "Traceback" not in done.stderr
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [*COMMAND, "serve", "--port", port], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run_command(["serve", "--port", port], os.environ, Path.cwd())
     assert done.returncode == 2 and f"port {port}: Address already in use" in done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,16 +15,13 @@ import pytest
 from edgespec.errors import InvalidRequest
 from edgespec.server.listeners import listen_unix
 from edgespec.server.tls import load_certificate
-from tests.server.serving import COMMAND, PROMPT, TOY, serving
+from tests.server.serving import PROMPT, TOY, serving
+from tests.server.test_commands import run
 
 DESCRIPTORS = 128  # of which 32 are for connections, 16 of them for one address
 CERTIFICATES = Path(__file__).with_name("certificates")
 VALID, VALID_KEY = CERTIFICATES / "valid.pem", CERTIFICATES / "valid.key.pem"
 EXPIRED, EXPIRED_KEY = CERTIFICATES / "expired.pem", CERTIFICATES / "expired.key.pem"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:

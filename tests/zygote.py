@@ -1,0 +1,106 @@
+"""Runs commands in forks of a process that has imported them, because imports are most of a short command's time.
+
+`python -m tests.zygote FD` reads requests from a Unix socket: arguments, environment and folder as JSON, beside
+them the files for stdin, stdout and stderr. It replies with the exit code. Only modules that read no environment
+variables on import are imported in advance.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_COMMANDS = "draft engine key launch main memory models plan ps run serve show"  # modules of edgespec.cli
+MAX_S = 120  # for one command
+_MAX_BYTES = 2**18  # of a request
+
+
+class Zygote:
+    """The process that is forked, from outside."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=REPOSITORY)
+        theirs.close()
+
+    def run(
+        self, arguments: Sequence[str], stdin: bytes, environment: Mapping[str, str], folder: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """`edgespec ARGUMENTS` in a process of its own; after MAX_S it is ended, with the exit code -SIGALRM."""
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            request = json.dumps([list(arguments), dict(environment), str(folder)]).encode()
+            socket.send_fds(self._socket, [request], [given.fileno(), out.fileno(), err.fileno()])
+            code = int(self._socket.recv(16))
+            written = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+        return subprocess.CompletedProcess(arguments, code, *written)
+
+
+@cache
+def open_zygote() -> Zygote:
+    """One for this process; it ends when this process does."""
+    return Zygote()
+
+
+def run_command(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, stdin: bytes = b"", *, is_new: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`edgespec ARGUMENTS` in a process of its own: forked, or a new one with `is_new`, and where libraries of the
+    system do not expect forks.
+    """
+    if not is_new and sys.platform == "linux":
+        return open_zygote().run(arguments, stdin, environment, folder)
+    command = [sys.executable, "-m", "edgespec", *arguments]
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, env=environment, cwd=folder, timeout=MAX_S, check=False
+    )
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def serve(requests: socket.socket) -> None:
+    """Reply to each request; returns in the child as the command, and at the end."""
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, _MAX_BYTES, 3)
+        if not request:
+            return
+        child = os.fork()
+        if not child:
+            requests.close()
+            start(json.loads(request), files)
+        for file in files:
+            os.close(file)
+        _, status = os.waitpid(child, 0)
+        requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def start(request: tuple[list[str], dict[str, str], str], files: Sequence[int]) -> None:
+    """Become `python -m edgespec ARGUMENTS`, and exit."""
+    arguments, environment, folder = request
+    signal.alarm(MAX_S)
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    importlib.import_module("edgespec.cli.main").main(arguments)
+
+
+if __name__ == "__main__":
+    for name in _COMMANDS.split():
+        importlib.import_module(f"edgespec.cli.{name}")
+    gc.freeze()  # pages that no collection visits stay shared
+    serve(socket.socket(fileno=int(sys.argv[1])))
