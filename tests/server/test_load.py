@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
@@ -12,7 +11,6 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import psutil
 
 from tests.server.serving import EMBEDDED, ENDLESS, TOY, Server, serving
@@ -124,21 +122,18 @@ def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
         assert server.ask(TREE, max_tokens=3).status_code == 200, "nobody waits where nothing is under way"
 
 
-def test_turns_are_taken_in_order(toy: Server) -> None:
-    ended: list[int] = []
-
-    async def call(client: httpx.AsyncClient, number: int) -> None:
-        await asyncio.sleep(number * 0.1)
-        body = {"model": TREE, "messages": [{"role": "user", "content": "x"}], **ENDLESS, "max_tokens": 1500}
-        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-        ended.append(number)
-
-    async def main() -> None:
-        async with httpx.AsyncClient(base_url=toy.url, timeout=60) as client:
-            await asyncio.gather(*(call(client, number) for number in range(6)))
-
-    asyncio.run(main())
-    assert ended == sorted(ended)
+def test_turns_are_taken_in_order(tmp_path: Path) -> None:
+    with serving(tmp_path, *TOY, "--parallel", "1") as server, ThreadPoolExecutor(4) as pool:
+        first = raw(server, {**ENDLESS, "stream": True})
+        server.until(TREE, is_busy=True, waiting=0)
+        calls = []
+        for n in range(4):
+            calls.append(pool.submit(server.ask, TREE, **{**ENDLESS, "max_tokens": 20 + n}))
+            server.until(TREE, waiting=n + 1)
+        first.close()
+        assert [call.result(60).status_code for call in calls] == [200] * 4
+        recent = server.get("/props").json()["recent"]  # the newest first
+        assert [each["tokens"] for each in recent[:4]] == [23, 22, 21, 20]
 
 
 def test_a_short_answer_does_not_wait_for_long_ones(toy: Server) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.serving import ENDLESS, PROMPT, Server, serving
+from tests.server.serving import ENDLESS, PROMPT, TOY, Server, serving
 from tests.server.test_load import raw
 
 Labels = tuple[tuple[str, str], ...]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One whose counts are those of this file's requests."""
+    with serving(tmp_path_factory.mktemp("toy"), *TOY) as server:
+        yield server
 
 
 def read(server: Server) -> dict[str, dict[Labels, float]]:
