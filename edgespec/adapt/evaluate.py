@@ -6,7 +6,7 @@ decoding and matching of samples accept it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,9 +78,25 @@ def read_best(network: Any, texts: Sequence[TrainingText], check: CheckCancelled
     return best
 
 
-def expected_tokens(matrix: Matrix) -> float:
-    """Tokens of a round with drafts of the matrix's depth: the accepted ones and one of the target, on average."""
-    return 1 + float(_count_accepted(matrix).mean())
+def expected_tokens(matrices: Iterable[Matrix]) -> float:
+    """Tokens of a round in conversations, with drafts of the matrices' depth: the accepted ones and one of the target."""
+    sizes = [(len(matrix), count_rounds(matrix)) for matrix in matrices]
+    return sum(n for n, _ in sizes) / sum(rounds for _, rounds in sizes)
+
+
+def count_rounds(matrix: Matrix) -> float:
+    """The rounds, in expectation, that emit the tokens of all positions; one begins behind the tokens of another.
+
+    They are fewer than the mean over positions tells where a draft is right in long runs: rounds mostly begin outside.
+    """
+    depth = matrix.shape[1]
+    at_least = np.cumprod(matrix, axis=1, dtype=np.float64)
+    accepted = -np.diff(at_least, axis=1, prepend=1, append=0)  # [positions, depth + 1] probability of 0 to depth
+    begins = np.zeros(len(matrix) + depth + 1)
+    begins[0] = 1
+    for at, row in enumerate(accepted):
+        begins[at + 1 : at + depth + 2] += begins[at] * row
+    return float(begins[: len(matrix)].sum())
 
 
 def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int = 0) -> Gain:
@@ -97,15 +113,10 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int
             "the answers that are held out are too short to measure the gain.", hint="Use the model for longer."
         )
     sizes = np.array([len(before[name]) for name in names], np.float64)
-    first, second = (np.array([_count_accepted(part[name]).sum() for name in names]) for part in (before, after))
+    first, second = (np.array([count_rounds(part[name]) for name in names]) for part in (before, after))
     n = len(names)
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
-    low, high = np.percentile(drawn @ (second - first) / (drawn @ sizes), _INTERVAL)
+    gains = (drawn @ sizes) / (drawn @ second) - (drawn @ sizes) / (drawn @ first)
+    low, high = np.percentile(gains, _INTERVAL)
     total = sizes.sum()
-    return Gain(1 + float(first.sum() / total), 1 + float(second.sum() / total), float(low), float(high), n)
-
-
-def _count_accepted(matrix: Matrix) -> npt.NDArray[np.float64]:
-    """[positions] tokens of a draft that are accepted before the first one that is not."""
-    accepted: npt.NDArray[np.float64] = np.cumprod(matrix, axis=1, dtype=np.float64).sum(axis=1)
-    return accepted
+    return Gain(float(total / first.sum()), float(total / second.sum()), float(low), float(high), n)

@@ -11,6 +11,7 @@ from edgespec.adapt.evaluate import (
     Matrix,
     chain_matrix,
     compare,
+    count_rounds,
     expected_tokens,
     find_hits,
     find_rounds,
@@ -95,15 +96,15 @@ def run_round(drafter: SequentialDrafter, target: Model, text: list[int], at: in
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_expected_tokens_are_those_of_simulated_rounds(texts: list[TrainingText], depth: int) -> None:
     drafter = SequentialDrafter("model", ModelDraftSession(open_toy("draft").open_session(lambda: None), VOCABULARY))
-    target, accepted, rows = open_toy("tree"), 0, []
+    target = open_toy("tree")
     for text in texts:
-        tokens = text.tokens.tolist()
-        accepted += sum(run_round(drafter, target, tokens, at, depth) - 1 for at in find_rounds(text))
-        rows.append(chain_matrix(hits_of(text), depth))
-    matrix = np.concatenate(rows)
-    assert len(matrix) == sum(len(text.tokens) - text.answer - 1 for text in texts)
-    assert expected_tokens(matrix) == 1 + accepted / len(matrix)
-    assert 0.3 < matrix[:, 0].mean() < 0.95, "some are accepted and some are not"
+        positions, rounds = find_rounds(text), 0
+        at = positions.start
+        while at < positions.stop:
+            at, rounds = at + run_round(drafter, target, text.tokens.tolist(), at, depth), rounds + 1
+        matrix = chain_matrix(hits_of(text), depth)
+        assert len(matrix) == len(positions) and count_rounds(matrix) == rounds
+        assert expected_tokens([matrix]) == len(positions) / rounds
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
@@ -111,11 +112,7 @@ def test_an_engine_takes_the_rounds_that_the_matrix_tells(texts: list[TrainingTe
     for text in texts:
         last = answer(text.source, depth)
         assert list(last.tokens) == text.tokens[text.answer :].tolist()
-        at = rounds = 0
-        accepted = np.cumprod(chain_matrix(hits_of(text), depth), axis=1).sum(axis=1).astype(int)
-        while at < len(accepted):
-            at, rounds = at + int(accepted[at]) + 1, rounds + 1
-        assert last.metrics.target_forwards == rounds
+        assert last.metrics.target_forwards == count_rounds(chain_matrix(hits_of(text), depth))
 
 
 def test_positions_of_rounds() -> None:
@@ -132,9 +129,22 @@ def test_hits_and_chains() -> None:
     hits = find_hits(np.array([0, 1, 2, 3, 0, 0], np.int32), text)
     assert hits.tolist() == [True, True, False]
     assert chain_matrix(hits, 2).tolist() == [[1, 1], [1, 0], [0, 0]]
-    assert expected_tokens(chain_matrix(hits, 2)) == 2 and expected_tokens(chain_matrix(hits, 1)) == 1 + 2 / 3
+    assert expected_tokens([chain_matrix(hits, 2)]) == 3 and expected_tokens([chain_matrix(hits, 1)]) == 3 / 2
     assert chain_matrix(hits[:0], 3).shape == (0, 3)
-    assert expected_tokens(np.array([[0.5, 0.5]], np.float32)) == 1.75
+    assert expected_tokens([np.array([[0, 0], [1, 0], [0, 0]], np.float32)]) == 3 / 2, "after a miss, one of two"
+
+
+def test_rounds_of_probabilities() -> None:
+    """Against drawn rounds."""
+    rng = np.random.default_rng(0)
+    matrix = rng.random((12, 3)).astype(np.float32)
+    total, n = 0, 20_000
+    for _ in range(n):
+        at = 0
+        while at < 12:
+            hits = rng.random(3) < matrix[at]
+            at, total = at + int(np.cumprod(hits).sum()) + 1, total + 1
+    assert count_rounds(matrix) == pytest.approx(total / n, abs=0.05)
 
 
 def test_a_network_reads_long_texts_in_windows() -> None:
@@ -175,7 +185,7 @@ def test_a_clear_gain_is_one() -> None:
     before, after = draw(rng, rates), draw(rng, rates + 0.2)
     gain = compare(before, after)
     assert gain.is_better and gain.n_conversations == 20
-    pooled = [expected_tokens(np.concatenate(list(part.values()))) for part in (before, after)]
+    pooled = [expected_tokens(part.values()) for part in (before, after)]
     assert [gain.before, gain.after] == pytest.approx(pooled, rel=1e-12)
     assert 0 < gain.low < gain.after - gain.before < gain.high
     assert compare(before, after) == gain, "the same texts give the same answer"
