@@ -79,7 +79,7 @@ def read_best(network: Any, texts: Sequence[TrainingText], check: CheckCancelled
 
 
 def expected_tokens(matrices: Iterable[Matrix]) -> float:
-    """Tokens of a round in conversations, with drafts of the matrices' depth: the accepted ones and one of the target."""
+    """Tokens of a round in conversations, with drafts as deep as the matrices: those accepted and one of the target."""
     sizes = [(len(matrix), count_rounds(matrix)) for matrix in matrices]
     return sum(n for n, _ in sizes) / sum(rounds for _, rounds in sizes)
 
