@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual._wait import wait_for_idle
 
 from tests.tui.screens import script  # noqa: F401 - a fixture of several files
 
@@ -13,6 +14,17 @@ from tests.tui.screens import script  # noqa: F401 - a fixture of several files
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers run ahead of the screen by little, so that those without an end leave time for the test."""
     monkeypatch.setattr("edgespec.service.stream.MAX_UNREAD", 32)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a key, wait for an idle process for 0.1 s at most: while an answer comes it is never idle."""
+
+    async def wait(min_sleep: float) -> None:
+        await wait_for_idle(min_sleep, max_sleep=0.1)
+
+    for module in ("app", "pilot"):
+        monkeypatch.setattr(f"textual.{module}.wait_for_idle", wait)
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ class Driver:
         end = monotonic() + seconds
         while not holds():
             assert monotonic() < end, f"waited in vain; told: {self.notices()}"
-            await self.pilot.pause(0.01)
+            await asyncio.sleep(0.01)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -170,6 +170,7 @@ async def driving(
         resume=resume,
         then=then,
     )
+    app.animation_level = "none"
     toasts: list[Notification] = []
 
     def hear(message: Message) -> None:

@@ -140,7 +140,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
     end = monotonic() + seconds
     while not holds():
         assert monotonic() < end, "what was waited for did not happen"

@@ -42,11 +42,12 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def pick(app: ChatApp, pilot: Pilot[None]) -> Picker:
-    """Open the list and wait until it is filled."""
+    """Open the list and wait until it is filled for the last time, which also changes the status."""
     await pilot.press("ctrl+g")
     picker = app.screen
     assert isinstance(picker, Picker)
     await until(lambda: picker.query(DataTable) and picker.query_one(DataTable).row_count)
+    await until(lambda: not any(worker.node is picker and worker.is_running for worker in app.workers))
     return picker
 
 
