@@ -11,7 +11,7 @@ from edgespec.backends.mlx.library import load_mlx, map_errors
 from edgespec.errors import BackendError, BackendUnavailable, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.formats.head_file import read_head
 
-LORA_SCALE = 2.0  # by which the product of the two small matrices is multiplied
+LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplied; mlx-lm's default
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
