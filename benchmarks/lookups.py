@@ -2,7 +2,7 @@
 
     uv run python -m benchmarks.lookups [--target T.gguf] [--arm ngram --arm recycling --arm ngram+recycling] \
         [--draft D.gguf] [--prompts 20] [--tokens 96] [--repeats 3] [--threads 1] [--temperature 0] \
-        [--memory] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46]
+        [--memory] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46]
 
 Arms run in turn on each prompt, in reverse order on every second one, each with statistics of its own, after a warm-up
 text. An arm is drafters joined by '+' for the autopilot; ":4" and ":4/7" behind them are a chain and a tree of fixed
@@ -11,7 +11,8 @@ first arm, each prompt's the median over the repeats; tau is tokens a round; "ac
 tokens; "draft_us" is the median time of a round for the sake of drafts. With --curve, the milliseconds of a plain step
 and the plain steps of forwards by their rows, forwards are charged with these times, and the autopilot believes them;
 the time of drafting is the measured one. With --memory each arm remembers the texts of the prompts before; repeats then
-recite. stdout ends with one JSON line.
+recite. Rounding depends on the rows of a forward, so that arms differ in some texts ("same" counts those that plain
+decoding has too); with --exact all have the same, from slower forwards. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Arm:
 @click.option("--context", default=4096, show_default=True, help="Prompts that do not fit are left out.")
 @click.option("--curve", callback=lambda _, __, text: parse_curve(text), help="Costs of forwards, not measured.")
 @click.option("--memory", is_flag=True, help="Let each arm remember the texts of earlier prompts.")
+@click.option("--exact", is_flag=True, help="Give all arms the same texts, as --exact of edgespec.")
 def main(
     target: Path,
     draft: Path | None,
@@ -88,9 +90,10 @@ def main(
     context: int,
     curve: Profile | None,
     memory: bool,
+    exact: bool,
 ) -> None:
     """Compare drafters with plain decoding, and with the first of them."""
-    options = LoadOptions(threads=threads, context_size=context)
+    options = LoadOptions(threads=threads, context_size=context, exact=exact)
     model, loaded = load_model("llamacpp", target, options), load_drafters(draft, names, options)
     folder = tempfile.TemporaryDirectory()
     engine = Engine(model, loaded, PLAIN, memory=Memory(Path(folder.name), "benchmark", 2**26) if memory else None)
@@ -106,6 +109,7 @@ def main(
             for arm in arms:
                 arm.speeds.clear()
                 arm.steps.clear()
+                arm.same = 0
     rows = [summarize(arm, arms[0], arms[1]) for arm in arms]
     for row in rows:
         click.echo(str(row), err=True)

@@ -1,13 +1,14 @@
 """Sessions of five answers about one file that is edited in between: what the memory of earlier texts gains.
 
     uv run python -m benchmarks.sessions [--target T.gguf] [--sessions 8] [--tokens 160] [--repeats 1] [--threads 1]
-        [--edits 1] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46,64=13]
+        [--edits 1] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46,64=13]
 
 A prompt is part of one of Python's own source files; the next one has `--edits` more lines changed. Arms answer each
 prompt in turn, in reverse order on every second one, each with statistics and a namespace of its own: "ngram"; "off",
 ngram and suffix without a memory; "suffix" and "ngram+suffix" with one that is empty where a session begins. Speeds are
-geometric means of the ratio of tokens/s to plain decoding, "cold" of the first answers and "warm" of the others; with
---curve, forwards are charged with given times, see benchmarks.lookups. stdout ends with one JSON line.
+geometric means of the ratio of tokens/s to plain decoding, "cold" of the first answers and "warm" of the others. With
+--curve, forwards are charged with given times, and with --exact all arms have the same answers: see benchmarks.lookups.
+"same" counts the answers that plain decoding has too. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ _REMEMBERING = ("suffix", "ngram+suffix")
 @click.option("--tokens", type=click.IntRange(4), default=160, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--threads", default=1, show_default=True)
+@click.option("--exact", is_flag=True, help="Give all arms the same answers, as --exact of edgespec.")
 @click.option("--curve", callback=lambda _, __, text: parse_curve(text), help="Costs of forwards, not measured.")
-def main(target: Path, n: int, edits: int, tokens: int, repeats: int, threads: int, curve: Profile | None) -> None:
+def main(
+    target: Path, n: int, edits: int, tokens: int, repeats: int, threads: int, exact: bool, curve: Profile | None
+) -> None:
     """Compare plain decoding, lookups in the text, and lookups in earlier texts."""
-    model = load_model("llamacpp", target, LoadOptions(threads=threads, context_size=2048))
+    model = load_model("llamacpp", target, LoadOptions(threads=threads, context_size=2048, exact=exact))
     with tempfile.TemporaryDirectory() as folder:
         engine = Engine(model, list_drafters(["ngram", "suffix"]), PLAIN, len(_ARMS), Memory(Path(folder), "", _LIMIT))
         profile = curve or engine.measure(2.0)
@@ -89,6 +93,7 @@ def run_arms(
     engine: Engine, arms: dict[str, Arm], request: Request, session: str, turn: int, curve: Profile | None
 ) -> None:
     """Answer `request` by each arm; the memory is indexed afterwards, as where an engine waits for the next request."""
+    answers: dict[str, tuple[int, ...]] = {}
     for name in list(arms)[:: 1 if turn % 2 else -1]:
         arm = arms[name]
         engine.speculation, engine.draft_stats = arm.speculation, arm.stats
@@ -100,7 +105,10 @@ def run_arms(
             elif isinstance(event, Finished):
                 speed = event.metrics.tokens_per_second if curve is None else measure_speed(arm, steps, curve)
                 arm.speeds[f"{turn}"].append(speed or 0.0)
+                answers[name] = event.tokens
         arm.steps += steps
+    for name, arm in arms.items():
+        arm.same += answers[name] == answers["plain"]
     assert engine.memory is not None
     engine.memory.set_idle(True)
     engine.memory.flush()
@@ -119,6 +127,7 @@ def summarize(arm: Arm, plain: Arm) -> dict[str, Any]:
         **{f"{when} x plain": round(statistics.geometric_mean(found), 3) for when, found in ratios.items()},
         "worst": round(min(chain(*ratios.values())), 2),
         "draft_us": round(statistics.median(step.draft_s for step in arm.steps) * 1e6),
+        "same": arm.same,
     }
 
 

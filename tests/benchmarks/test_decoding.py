@@ -37,16 +37,17 @@ def test_parity(program: Program) -> None:
 def test_lookups(program: Program) -> None:
     arms = [word for name in ("ngram", "recycling:2/4", "jacobi") for word in ("--arm", name)]
     sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1)
-    result = program("benchmarks.lookups", *arms, *sizes, "--curve", "9:1=1,64=1")
+    result = program("benchmarks.lookups", *arms, *sizes, "--exact", "--curve", "9:1=1,64=1")
     assert [arm["arm"] for arm in result["arms"]] == ["plain", "ngram", "recycling:2/4", "jacobi"]
-    assert all(arm["tau"] >= 1 and arm["x plain"] > 0 for arm in result["arms"])
+    assert all(arm["tau"] >= 1 and arm["x plain"] > 0 and arm["same"] == 1 for arm in result["arms"])
 
 
 def test_sessions(program: Program) -> None:
-    result = program("benchmarks.sessions", "--sessions", 1, "--tokens", 8, "--curve", "9:1=1,64=1")
+    result = program("benchmarks.sessions", "--sessions", 1, "--tokens", 8, "--exact", "--curve", "9:1=1,64=1")
     arms = {arm["arm"]: arm for arm in result["arms"]}
     assert [*arms] == ["plain", "ngram", "off", "suffix", "ngram+suffix"]
     assert all(arm["tau"] >= 1 and arm["cold x plain"] > 0 and arm["warm x plain"] > 0 for arm in arms.values())
+    assert all(arm["same"] == 5 for arm in arms.values()), "one for each turn"
 
 
 def test_repeats(program: Program) -> None:
