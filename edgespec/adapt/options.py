@@ -26,7 +26,7 @@ class TrainOptions:
     """
 
     loss: LossName = "forward-kl"
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     epochs: int = 3
     warm_up: float = 0.05
     weight_decay: float = 0.01

@@ -16,12 +16,10 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-import numpy as np
-
 from edgespec.adapt.data import RUN
 from edgespec.adapt.evaluate import Matrix, compare, expected_tokens, measure_chains
 from edgespec.adapt.footprint import estimate_training_bytes
-from edgespec.adapt.options import LossName, TrainOptions
+from edgespec.adapt.options import TrainOptions
 from edgespec.adapt.pace import Pace, StopReason
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
@@ -63,7 +61,6 @@ class AdaptConfig:
 
     load: LoadConfig
     method: Method | None = None
-    loss: LossName = "forward-kl"
     train: TrainOptions = field(default_factory=TrainOptions)
     documents: bool = True
     pace: Pace = field(default_factory=Pace)
@@ -165,7 +162,7 @@ class Adapter:
         def report(progress: Progress) -> None:
             tokens = None
             if progress.held_out is not None:
-                tokens = expected_tokens(np.concatenate(list(measure().values())))
+                tokens = expected_tokens(measure().values())
             self._reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
         held_out = _limit(split.held_out)
@@ -182,7 +179,7 @@ class Adapter:
             else:
                 student.train_all()
             trainer = Trainer(
-                student.network, distillation(config.loss), batches[0], config.train, folder,
+                student.network, distillation(config.train.loss), batches[0], config.train, folder,
                 pace=config.pace, held_out=batches[1],
             )  # fmt: skip
             result = trainer.run(report, self._check)
@@ -250,7 +247,7 @@ def _describe(
         n_tokens=count_tokens(split.train),
         first_s=min(times),
         last_s=max(times),
-        loss=config.loss,
+        loss=config.train.loss,
         gain=trained.gain,
         minutes=trained.result.seconds / 60,
         options={"weights": method, **asdict(config.train)},
@@ -264,7 +261,7 @@ def _open_run(pair: AdaptedPair, config: AdaptConfig, method: Method) -> Iterato
     Raises CacheError.
     """
     folder = pair.folder / RUN
-    options = json.dumps([method, config.loss, config.documents, pair.active_number(), asdict(config.train)])
+    options = json.dumps([method, config.documents, pair.active_number(), asdict(config.train)])
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder / "run.json"

@@ -98,20 +98,21 @@ def train_command(
     """
     from math import inf
 
-    from edgespec.adapt.pace import Pace, is_on_battery
+    from edgespec.adapt.pace import Pace, is_on_battery, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_training
     from edgespec.conversations.memory import memory_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import load_registry
 
-    train = TrainOptions(epochs=epochs, learning_rate=learning_rate)
+    train = TrainOptions(loss, learning_rate, epochs)
     limit_s = inf if minutes is None else 60 * minutes
     pace = Pace(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
-    config = AdaptConfig(load_config(model, options), method, loss, train, documents, pace)
+    config = AdaptConfig(load_config(model, options), method, train, documents, pace)
     drafts = open_drafts()
     _ask_consent(drafts, yes)
     reporter = _Reporter()
+    lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
         yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
