@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def load_mlx() -> Any:
     except ImportError as error:
         raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_install_hint()) from error
     del mlx_lm
-    atexit.register(mlx.core.clear_streams)  # for the main thread; see `leave_thread`
+    atexit.register(_leave_process)
     return mlx.core
 
 
@@ -49,6 +50,12 @@ def leave_thread() -> None:
     mx = load_mlx()
     mx.synchronize()
     mx.clear_streams()
+
+
+def _leave_process() -> None:
+    """`leave_thread` for the main thread, after the arrays of garbage: MLX may abort where they are freed later."""
+    gc.collect()
+    leave_thread()
 
 
 @cache
