@@ -162,19 +162,20 @@ class Review:
     def record(self, round_: RoundPlan, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
         cost, rows = self._cost, step.n_drafted + 1
-        plain_s, drafting_s = cost.seconds(1), round_.drafting_s
-        reading_s = round_.reading_s
+        drafting_s = round_.drafting_s
         is_unread = any(each.drafter.is_lazy for each in round_.asked)  # the forward's time contains the chain's
         if round_.asked:
             if not is_unread:
                 self._record_drafting(round_, step)
-            self.regret.add_reading(reading_s / plain_s)
+            self.regret.add_reading(round_.reading_s / cost.seconds(1))
         if step.n_peer_rows is not None:
             forward_s = step.forward_s(1 + cost.n_peers)
             if is_unread:
                 forward_s = max(forward_s - drafting_s, cost.model.seconds(rows) / 2)
             cost.model.observe(rows + step.n_peer_rows, round_.position, forward_s)
-        # The usual time of such a round: in a busy moment plain decoding would have been slow too.
+        # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
+        # after the round, so that a plain round is one step also where it has changed what a step is known to take.
+        plain_s = cost.seconds(1)
         steps = (drafting_s + cost.seconds(rows)) / plain_s
         self._count_passed(plain_s)
         if round_.asked:  # its own time is part of the units'
