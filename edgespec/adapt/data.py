@@ -13,7 +13,7 @@ from edgespec.files import write_atomically
 from edgespec.memory.store import TextStore
 
 RUN = "training"
-"""The folder, in that of a pair, of a run that is not complete."""
+"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
 _CONSENT = "may-train"
 
 
@@ -84,7 +84,7 @@ def forbid_training(folder: Path) -> None:
 def clear_runs(folder: Path) -> None:
     """Remove the state of all runs that are not complete. Raises CacheError."""
     try:
-        for run in folder.glob(f"*/{RUN}"):
+        for run in folder.glob(f"*/{RUN}*"):
             shutil.rmtree(run)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error

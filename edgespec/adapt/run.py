@@ -11,19 +11,19 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from edgespec.adapt.data import RUN
+from edgespec.adapt.course import AllTexts, Course, Measure, Return
 from edgespec.adapt.evaluate import Matrix, compare, expected_tokens, measure_chains
 from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.adapt.options import TrainOptions
 from edgespec.adapt.pace import Pace, StopReason
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
-from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts, split_texts
+from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
 from edgespec.backends import Model, open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, DoesNotFit, DraftRefused, reason_of
@@ -57,6 +57,7 @@ class AdaptConfig:
     load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
     method     all weights, or LoRA; None: all where that takes less than 1 GiB
     documents  whether to learn from added documents too
+    course     which texts are trained on, and from which version on
     """
 
     load: LoadConfig
@@ -64,6 +65,7 @@ class AdaptConfig:
     train: TrainOptions = field(default_factory=TrainOptions)
     documents: bool = True
     pace: Pace = field(default_factory=Pace)
+    course: Course = AllTexts()  # noqa: RUF009 - it has no state
 
 
 class AdaptReporter(Reporter, Protocol):
@@ -80,14 +82,16 @@ class AdaptReporter(Reporter, Protocol):
 class Adaptation:
     """The result of a run.
 
-    gain     of the trained draft over the one that it was made from, which was in use
-    card     of the version that is kept; None where it gained nothing
-    stopped  why the training ended early; None where it did not
+    gain      of the trained draft over the one that it was made from, which was in use
+    card      of the version that is kept; None where it gained nothing
+    stopped   why the training ended early; None where it did not
+    returned  the version that was put in use before the training; None where none was
     """
 
     gain: Gain
     card: Card | None
     stopped: StopReason | None
+    returned: Return | None = None
 
 
 class Adapter:
@@ -119,6 +123,7 @@ class Adapter:
         drafter = _find_draft(planned)
         target_path, base_path = (self._fetch(source) for source in (planned.target, drafter.source))
         pair = self._drafts.pair(target_path, base_path)
+        returned = config.course.choose_start(pair, base_path, self._measuring(config))
         active = pair.active()
         start = base_path if active is None else active.path
         method = config.method or _choose_method(start)
@@ -133,7 +138,13 @@ class Adapter:
             card = None
             if trained.gain.is_better:
                 card = pair.add(_describe(planned, drafter, split, config, method, trained), student.save)
-        return Adaptation(trained.gain, card, trained.result.stopped)
+        return Adaptation(trained.gain, card, trained.result.stopped, returned)
+
+    def _measuring(self, config: AdaptConfig) -> Measure:
+        """Measures drafts on the texts that are held out now, which are read once, when the first one is measured."""
+        split = cache(lambda: self._read_split(config, time()))
+        check = partial(config.pace.wait, self._check)
+        return lambda path: measure_chains(Student.open(path).network, _limit(split().held_out), DEPTH, check)
 
     def _fetch(self, source: Source) -> Path:
         return fetch(source, self._hub, self._reporter, self._check)
@@ -146,7 +157,7 @@ class Adapter:
         if self._texts.is_dir():
             with closing(TextStore.open(self._texts)) as store:
                 texts = read_texts(store, identity, documents=config.documents)
-        return split_texts([text for text in texts if text.time <= began_s])
+        return config.course.split([text for text in texts if text.time <= began_s])
 
     def _train(
         self, student: Student, target: Model, split: Split, config: AdaptConfig, method: Method, folder: Path
@@ -156,8 +167,10 @@ class Adapter:
         from edgespec.adapt.losses import distillation
         from edgespec.adapt.trainer import Progress, Trainer
 
+        check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
+
         def measure() -> dict[str, Matrix]:
-            return measure_chains(student.network, held_out, DEPTH, self._check)
+            return measure_chains(student.network, held_out, DEPTH, check)
 
         def report(progress: Progress) -> None:
             tokens = None
@@ -168,7 +181,7 @@ class Adapter:
         held_out = _limit(split.held_out)
         before = measure()
         with closing(target.open_session(self._check)) as session:
-            teacher = Teacher(session, self._check)
+            teacher = Teacher(session, check)
             batches = []
             for texts in (split.train, held_out):
                 rows = RowStore(teacher, [text.tokens for text in texts])
@@ -260,7 +273,7 @@ def _open_run(pair: AdaptedPair, config: AdaptConfig, method: Method) -> Iterato
 
     Raises CacheError.
     """
-    folder = pair.folder / RUN
+    folder = pair.folder / config.course.folder
     options = json.dumps([method, config.documents, pair.active_number(), asdict(config.train)])
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

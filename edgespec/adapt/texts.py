@@ -71,23 +71,32 @@ def split_texts(texts: Sequence[TrainingText], held_out_share: float = HELD_OUT_
     them. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
     """
     answered = sorted({text.source for text in texts if text.answer < len(text.tokens)}, key=_draw)
-    if (missing := MIN_CONVERSATIONS - len(answered)) > 0:
-        raise InvalidRequest(
-            f"there are {count_tokens(texts):,} tokens of {len(answered)} conversations; {missing} more conversations"
-            " are needed.",
-            hint="Use the model for longer: every chat and every `edgespec run` counts.",
-        )
+    require_conversations(texts, len(answered))
     held_out = {source for i, source in enumerate(answered) if i < MIN_HELD_OUT or _draw(source) < held_out_share}
     split = Split([], [])
     for text in texts:
         (split.held_out if text.source in held_out else split.train).append(text)
-    n_train = count_tokens(split.train)
+    require_tokens(split.train)
+    return split
+
+
+def require_conversations(texts: Sequence[TrainingText], n: int) -> None:
+    """Raise InvalidRequest where `n`, the conversations in `texts`, are too few."""
+    if (missing := MIN_CONVERSATIONS - n) > 0:
+        raise InvalidRequest(
+            f"there are {count_tokens(texts):,} tokens of {n} conversations; {missing} more conversations are needed.",
+            hint="Use the model for longer: every chat and every `edgespec run` counts.",
+        )
+
+
+def require_tokens(texts: Sequence[TrainingText]) -> None:
+    """Raise InvalidRequest where `texts`, those to train on, have too few tokens."""
+    n_train = count_tokens(texts)
     if (missing := MIN_TOKENS - n_train) > 0:
         raise InvalidRequest(
             f"there are {n_train:,} tokens to train on; {missing:,} more are needed.",
             hint="Use the model for longer, or add documents with `edgespec memory add`.",
         )
-    return split
 
 
 def count_tokens(texts: Iterable[TrainingText]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from edgespec.cli.terminal import TerminalReporter
 from edgespec.units import count
 
 if TYPE_CHECKING:
+    from edgespec.adapt.course import Return
     from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
     from edgespec.registry.adapted import AdaptedDrafts, Gain
@@ -75,6 +77,12 @@ for _command in (list_command, use_command, revert_command, data_command):
 @click.option("--learning-rate", type=float, default=TrainOptions().learning_rate, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0.1), help="Train no longer than this.")
 @click.option("--documents/--no-documents", default=True, show_default=True, help="Learn from added documents too.")
+@click.option(
+    "--newest",
+    is_flag=True,
+    help="Train on the newest texts, from the version that predicts them best, as --learn does.",
+)
+@click.option("--parent", type=int, hidden=True, help="End with the process that has this id.")
 @click.option("--on-battery", is_flag=True, help="Train on battery power too.")
 @click.option("--yes", is_flag=True, help="Do not ask before texts are first used for training.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
@@ -87,6 +95,8 @@ def train_command(
     learning_rate: float,
     minutes: float | None,
     documents: bool,
+    newest: bool,
+    parent: int | None,
     on_battery: bool,
     yes: bool,
     as_json: bool,
@@ -98,6 +108,7 @@ def train_command(
     """
     from math import inf
 
+    from edgespec.adapt.course import AllTexts, NewestTexts
     from edgespec.adapt.pace import Pace, is_on_battery, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_training
@@ -108,13 +119,15 @@ def train_command(
     train = TrainOptions(loss, learning_rate, epochs)
     limit_s = inf if minutes is None else 60 * minutes
     pace = Pace(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
-    config = AdaptConfig(load_config(model, options), method, train, documents, pace)
+    course = NewestTexts() if newest else AllTexts()
+    config = AdaptConfig(load_config(model, options), method, train, documents, pace, course)
     drafts = open_drafts()
     _ask_consent(drafts, yes)
     reporter = _Reporter()
     lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
+        check = _with_parent(check, parent)
         yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_training(work)
@@ -124,7 +137,21 @@ def train_command(
     if done.stopped is not None:
         reason = "the time was up" if done.stopped == "time" else "the machine runs on battery"
         click.echo(f"note: The training ended early: {reason}.", err=True)
+    if done.returned is not None:
+        click.echo(f"note: {_format_return(done.returned)}", err=True)
     click.echo(_format_result(done))
+
+
+def _with_parent(check: CheckCancelled, parent: int | None) -> CheckCancelled:
+    """`check` that also raises Cancelled once the process `parent` is not the parent of this one."""
+    from edgespec.errors import Cancelled
+
+    def check_both() -> None:
+        check()
+        if parent is not None and os.getppid() != parent:
+            raise Cancelled
+
+    return check_both
 
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
@@ -168,8 +195,14 @@ def _describe_result(done: Adaptation) -> dict[str, Any]:
         "kept": done.card is not None,
         "version": None if done.card is None else done.card.version,
         "stopped": done.stopped,
+        "returned": None if done.returned is None else done.returned.version,
         **describe_gain(done.gain),
     }
+
+
+def _format_return(returned: Return) -> str:
+    draft = f"version {returned.version}" if returned.version else "the draft before any training"
+    return f"{draft} is used again: {_format_gain(returned.gain)}"
 
 
 def _format_result(done: Adaptation) -> str:

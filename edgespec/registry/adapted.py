@@ -23,6 +23,8 @@ from edgespec.formats.fingerprint import fingerprint_weights
 
 BASE = 0
 """The number that stands for the base draft."""
+KEPT = 5
+"""Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
 _HINT = "Choose another version with `edgespec adapt use`, or the one before with `edgespec adapt revert`."
@@ -135,7 +137,7 @@ class AdaptedPair:
         return cards
 
     def add(self, card: Card, save: Callable[[Path], None]) -> Card:
-        """Add a version and use it; returns its card with the fields that are set here.
+        """Add a version and use it; returns its card with the fields that are set here. Old versions are removed.
 
         `save` writes the draft to the path that it is given, which it creates as a file or a folder. Where it fails or
         the process dies, all is as before.
@@ -156,14 +158,17 @@ class AdaptedPair:
                 partial.rename(self.folder / str(version))
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
+            before = self._read_active()
             self._write_active(version)
+            for old in self._list()[:-KEPT]:
+                if str(old) != before:
+                    shutil.rmtree(self.folder / str(old), ignore_errors=True)
         return card
 
     def active_number(self) -> int:
         """The number of the version in use; BASE for none. Raises InvalidModelFile where that is damaged."""
-        path = self.folder / _ACTIVE
         with _as_cache_error(self.folder):
-            text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else str(BASE)
+            text = self._read_active()
         if not text.isascii() or not text.isdigit():
             raise InvalidModelFile("it is not known which version of the draft is in use.", hint=_HINT)
         return int(text)
@@ -214,6 +219,10 @@ class AdaptedPair:
         with _as_cache_error(self.folder):
             names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _read_active(self) -> str:
+        path = self.folder / _ACTIVE
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else str(BASE)
 
     def _write_active(self, version: int) -> None:
         with replace_file(self.folder / _ACTIVE) as partial:

@@ -11,9 +11,11 @@ import pytest
 from edgespec.backends import open_tokenizer
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from tests.cli.conftest import Cli
 from tests.models import DRAFT, TARGET, llama
+from tests.registry.test_adapted import CARD
 
 N_CONVERSATIONS, N_PROMPT = 40, 20
 SOURCES = Path(json.__file__).parent
@@ -72,9 +74,19 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     assert row["active"] and row["tokens"] > 10_000 and row["model"] == "python-6m"
     assert cli("adapt", "use", "2").returncode == 2
 
+    pair_of(tmp_path, draft).add(CARD, lambda path: llama(path, layers=1, width=32))  # as bad as the base
+    newest = cli("adapt", "--draft", draft, "--newest", "--learning-rate", "0.01", *FAST)
+    returned = json.loads(newest.stdout)
+    assert returned["returned"] == 1 and returned["version"] in (None, 3)
+    assert returned["tokens_before"] > 1.01, "it goes on from version 1"
+
     assert cli("adapt", "data", "clear").stdout.startswith("removed ")
     assert not json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
     assert "0 tokens" in cli("adapt", "--draft", draft, "--yes", *FAST).stderr
+
+
+def pair_of(tmp_path: Path, draft: str) -> AdaptedPair:
+    return AdaptedDrafts(tmp_path / "data" / "adapted").pair(TARGET, Path(draft))
 
 
 def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:

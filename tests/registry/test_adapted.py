@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError, EdgespecError, InvalidModelFile, InvalidRequest
-from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair, Card, Gain
+from edgespec.registry.adapted import BASE, KEPT, AdaptedDrafts, AdaptedPair, Card, Gain
 
 GAIN = Gain(before=2.0, after=2.5, low=0.3, high=0.7, n_conversations=9)
 CARD = Card("model", "draft", "target", 12, 34_000, 1e9, 2e9, "forward-kl", GAIN, 30.0, {"rank": 16})
@@ -86,6 +86,18 @@ def test_use_and_revert(pair: AdaptedPair) -> None:
         pair.use(4)
     assert refusal.value.hint == "Versions: there are 1, 2, 3."
     assert pair.add(CARD, writing(b"four")).version == 4
+
+
+def test_old_versions_are_removed(pair: AdaptedPair) -> None:
+    for _ in range(KEPT + 1):
+        pair.add(CARD, writing(b"draft"))
+    assert list(pair.versions()) == [2, 3, 4, 5, 6]
+    pair.use(2)
+    pair.add(CARD, writing(b"draft"))
+    assert list(pair.versions()) == [2, 3, 4, 5, 6, 7], "an engine may still use version 2"
+    pair.use(BASE)
+    assert pair.add(CARD, writing(b"draft")).version == 8
+    assert list(pair.versions()) == [4, 5, 6, 7, 8]
 
 
 def test_a_pair_without_versions(pair: AdaptedPair) -> None:
