@@ -18,6 +18,7 @@ from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
+    from edgespec.drafters.bigram import Bigram
     from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
@@ -57,6 +58,7 @@ class SlotResources:
     saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
+    bigram      what a block drafter has learned of pairs of tokens; None if nothing
     """
 
     target: Session
@@ -66,6 +68,7 @@ class SlotResources:
     saved: bytes | None = None
     head: DraftSession | BlockSession | None = None
     memory: SlotMemory = field(default_factory=SlotMemory)
+    bigram: Bigram | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -221,7 +224,7 @@ def _open_head(name: str, resources: SlotResources) -> Drafter:
     if resources.head is None:
         raise ValueError("no head was loaded for this drafter")
     if isinstance(resources.head, BlockSession):
-        return BlockDrafter(name, resources.head)
+        return BlockDrafter(name, resources.head, resources.bigram)
     return SequentialDrafter(name, resources.head)
 
 
@@ -231,4 +234,5 @@ def _open_pard(resources: SlotResources) -> Drafter:
 
     if resources.mask_token is None:
         raise ValueError("this model names no mask token, so it is not a PARD model")
-    return BlockDrafter("pard", PardSession(resources.require_session(), resources.vocab_size, resources.mask_token))
+    session = PardSession(resources.require_session(), resources.vocab_size, resources.mask_token)
+    return BlockDrafter("pard", session, resources.bigram)

@@ -9,20 +9,23 @@ from edgespec.core.arrays import Logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, Drafter, TokenDraw
 from edgespec.core.protocols import Budget
+from edgespec.drafters.bigram import Bigram
 from edgespec.drafters.sampling import best_tokens
 
 
 class BlockDrafter(Drafter):
     """One unit proposes a block: the tree of its most probable paths, or a drawn chain.
 
-    The positions of a block are independent, so the probability of a path is the product of its tokens'.
+    The positions of a block are independent, so the probability of a path is the product of its tokens'. With a
+    `bigram` a position knows the token before it.
     """
 
-    def __init__(self, name: str, session: BlockSession) -> None:
+    def __init__(self, name: str, session: BlockSession, bigram: Bigram | None = None) -> None:
         """Closes `session` when it is closed."""
         self.name = name
         self.block_size = session.block_size
         self._session = session
+        self._bigram = bigram
         self._draw: TokenDraw | None = None
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
@@ -48,25 +51,52 @@ class BlockDrafter(Drafter):
 
     def _draw_chain(self, tree: DraftTree, text: Sequence[int], rows: list[Logits], draw: TokenDraw) -> None:
         prefix, parent = list(text), -1
-        for logits in rows:
+        for depth, logits in enumerate(rows):
+            if depth and self._bigram is not None:
+                logits = self._bigram.adjust(logits, prefix[-1])
             token, q = draw.draw(logits, prefix)
             parent = tree.add(parent, token, self.name, float(q[token]), q)
             prefix.append(token)
 
     def _add_best_paths(self, tree: DraftTree, rows: list[Logits], n_nodes: int) -> None:
         """The chain of the best tokens, then up to `n_nodes` in all of the most probable paths, best first."""
-        candidates = [best_tokens(logits) for logits in rows]
-        tree.add_chain([tokens[0] for tokens, _ in candidates], self.name, [p[0] for _, p in candidates])
-        heap: list[tuple[float, int, int, int]] = []  # (-probability of the path, its parent, depth, rank)
-        heappush(heap, (-candidates[0][1][0], -1, 0, 0))
+        candidates = _Candidates(rows, self._bigram)
+        chain, previous = [], -1
+        for depth in range(len(rows)):
+            tokens, probabilities = candidates.find(depth, previous)
+            chain.append((tokens[0], probabilities[0]))
+            previous = tokens[0]
+        tree.add_chain([token for token, _ in chain], self.name, [p for _, p in chain])
+        heap: list[tuple[float, int, int, int, int]] = []  # (-probability of the path, its parent, depth, rank, token)
+        heappush(heap, (-chain[0][1], -1, 0, 0, -1))  # the token is the parent's
         added = 0
         while heap and added < n_nodes:
-            negated, parent, depth, rank = heappop(heap)
-            tokens, probabilities = candidates[depth]
+            negated, parent, depth, rank, previous = heappop(heap)
+            tokens, probabilities = candidates.find(depth, previous)
             node = tree.add(parent, tokens[rank], self.name, probabilities[rank])
             added += 1
             if rank + 1 < len(tokens):
                 sibling = negated / probabilities[rank] * probabilities[rank + 1]
-                heappush(heap, (sibling, parent, depth, rank + 1))
-            if depth + 1 < len(candidates):
-                heappush(heap, (negated * candidates[depth + 1][1][0], node, depth + 1, 0))
+                heappush(heap, (sibling, parent, depth, rank + 1, previous))
+            if depth + 1 < len(rows):
+                below = candidates.find(depth + 1, tokens[rank])[1][0]
+                heappush(heap, (negated * below, node, depth + 1, 0, tokens[rank]))
+
+
+class _Candidates:
+    """The most probable tokens of each position, and their probabilities."""
+
+    def __init__(self, rows: list[Logits], bigram: Bigram | None) -> None:
+        self._rows = rows
+        self._bigram = bigram
+        self._found: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+
+    def find(self, depth: int, previous: int) -> tuple[list[int], list[float]]:
+        """At `depth` after the token `previous`, which the first position does not ask for; the best first."""
+        previous = previous if depth and self._bigram is not None else -1
+        if (found := self._found.get((depth, previous))) is None:
+            row = self._rows[depth]
+            if self._bigram is not None and previous >= 0:
+                row = self._bigram.adjust(row, previous)
+            found = self._found[depth, previous] = best_tokens(row)
+        return found

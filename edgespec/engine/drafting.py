@@ -19,6 +19,7 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
+from edgespec.drafters.bigram import Bigram
 from edgespec.drafters.sampling import RequestDraw
 from edgespec.errors import InvalidRequest
 
@@ -94,12 +95,14 @@ class LoadedDrafter:
     label       what the user calls it: a model's name, a self-draft's layers
     source      None where it needs none
     mask_token  of a PARD model
+    bigram      what a block drafter has learned of pairs of tokens
     """
 
     spec: DrafterSpec
     label: str
     source: Model | AttachedDraft | AttachedHead | None = None
     mask_token: int | None = None
+    bigram: Bigram | None = None
 
     def open(
         self,
@@ -123,7 +126,9 @@ class LoadedDrafter:
         elif self.source is not None:
             session = self.source.open_session(check)
         try:
-            opened = SlotResources(target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory())
+            opened = SlotResources(
+                target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory(), self.bigram
+            )
             return self.spec.open(opened)
         except BaseException:
             for each in (session, head):

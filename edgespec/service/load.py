@@ -17,6 +17,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
+from edgespec.drafters.bigram import find_bigram
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -185,7 +186,8 @@ class Loader:
                     paths.append(path)
                 loaded.append(watch(each, target_path, path, config.adapted))
                 if each.spec.name != SELF:
-                    drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token))
+                    bigram = find_bigram(path) if path is not None and each.card is not None else None
+                    drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token, bigram))
             if method is not None:
                 folder = SelfDraftCache(target_path, planned.name).folder
                 progress = partial(self.reporter.loading, str(method))

@@ -15,6 +15,7 @@ from edgespec.core.arrays import Logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.drafters.bigram import Bigram
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sampling import RequestDraw, best_tokens
 
@@ -48,6 +49,11 @@ class Rows:
 def make_rows(seed: int, n: int, sharpness: float = 1.5) -> list[Logits]:
     rng = np.random.default_rng(seed)
     return [(rng.standard_normal(V) * sharpness).astype(np.float32) for _ in range(n)]
+
+
+def make_bigram(seed: int) -> Bigram:
+    rng = np.random.default_rng(seed)
+    return Bigram(rng.standard_normal((V, 2)), rng.standard_normal((V, 2)))
 
 
 def expand(drafter: BlockDrafter, limit: Budget) -> tuple[DraftTree, int]:
@@ -96,6 +102,48 @@ def test_drawn_chains(seed: int, depth: int) -> None:
         prefix.append(token)
     drafter.begin(TEXT, None)
     assert not drafter.is_drawn
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 20))
+@settings(deadline=None)
+def test_paths_of_positions_that_know_the_token_before(seed: int, depth: int, nodes: int) -> None:
+    rows, bigram = make_rows(seed, depth), make_bigram(seed)
+    drafter = BlockDrafter("block", Rows(rows), bigram)
+    drafter.begin(TEXT, None)
+    tree, _ = expand(drafter, Budget(depth, nodes))
+
+    def candidates(path: tuple[int, ...]) -> dict[int, float]:
+        row = rows[len(path)]
+        return dict(zip(*best_tokens(bigram.adjust(row, path[-1]) if path else row), strict=True))
+
+    paths: dict[tuple[int, ...], float] = {(): 1.0}
+    level = [()]
+    for _ in range(depth):
+        level = [(*path, token) for path in level for token in candidates(path)]
+        paths |= {path: paths[path[:-1]] * candidates(path[:-1])[path[-1]] for path in level}
+    del paths[()]
+    chain: tuple[int, ...] = ()
+    while len(chain) < depth:
+        below = candidates(chain)
+        chain = (*chain, max(below, key=lambda token: below[token]))
+    best = sorted(paths, key=lambda path: (-paths[path], len(path)))[:nodes]
+    found = {tuple(tree.path_tokens(node)): votes["block"] for node, votes in enumerate(tree.votes)}
+    assert {*found} == {*best, *(chain[: n + 1] for n in range(depth))}
+    for path, confidence in found.items():
+        assert confidence == pytest.approx(candidates(path[:-1])[path[-1]])
+    assert tuple(tree.path_tokens(depth - 1)) == chain
+
+
+def test_drawn_chains_know_the_token_before() -> None:
+    sampler, rows, bigram = Sampler(SamplingParams(), V), make_rows(2, 4), make_bigram(3)
+    drafter = BlockDrafter("block", Rows(rows), bigram)
+    drafter.begin(TEXT, RequestDraw(sampler, np.random.default_rng(5)))
+    draft = expand(drafter, Budget(4, 4))[0].drawn_chain()
+    assert draft.q is not None
+    before = [None, *draft.tokens.tolist()]
+    for q, row, previous in zip(draft.q, rows, before, strict=False):
+        own = row if previous is None else bigram.adjust(row, previous)
+        assert q.tolist() == sampler.distribution(own, TEXT).dense(V).tolist()
 
 
 def test_no_more_positions_than_the_block_has() -> None:
