@@ -79,7 +79,7 @@ def measure_draws(
 ) -> dict[str, Matrix]:
     """The Matrix of each conversation, of how probably drawn tokens are accepted at temperature 1.
 
-    As choose_scale, of all texts.
+    As choose_scale, of all texts. Where they were sampled at a lower temperature, a factor gains less in use than here.
     """
     found: dict[str, list[Matrix]] = {}
     for source, accepted in _read(network, texts, rows, (1.0,), check):
