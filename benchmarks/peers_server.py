@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import re
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +50,20 @@ def list_draft_modes(help_text: str, kind: str | None) -> dict[str, list[str]]:
     return modes
 
 
-def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_counter) -> Generation:
+def read_stream(
+    lines: Iterable[bytes],
+    clock: Callable[[], float] = time.perf_counter,
+    processor: Callable[[], float] = lambda: 0.0,
+) -> Generation:
     """Read the server's events. Raises PeerFailed when it reports an error or ends early.
 
-    A chunk may hold several tokens, or none within a character of several; `tokens_predicted` counts them all.
+    A chunk may hold several tokens, or none within a character of several; `tokens_predicted` counts them all. The
+    server sends comments while it reads a long prompt, so its `processor` time counts from the first token.
     """
     sent: list[tuple[int, int]] = []  # token, tokens predicted when it was sent
     arrivals: list[tuple[float, int]] = []
     chunk: dict[str, Any] = {}
+    start_s = 0.0
     for line in lines:
         at = clock()
         kind, _, data = line.partition(b":")
@@ -72,6 +76,7 @@ def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_c
         count = chunk.get("tokens_predicted", len(sent) + len(new))
         sent += [(token, count) for token in new]
         if count > (arrivals[-1][1] if arrivals else 0):
+            start_s = start_s if arrivals else processor()
             arrivals.append((at, count))
     if not chunk.get("stop") or not arrivals:
         raise PeerFailed("the stream ended before the text did.")
@@ -83,7 +88,7 @@ def read_stream(lines: Iterable[bytes], clock: Callable[[], float] = time.perf_c
         places = {count - 1: token for token, count in sent}
         tokens = [places.get(i) for i in range(emitted)]
     rounds = max(emitted - arrivals[0][1] - accepted, 1) if emitted > 1 else 0
-    return Generation(tuple(tokens), tuple(arrivals), rounds, drafted, accepted, timings)
+    return Generation(tuple(tokens), tuple(arrivals), rounds, drafted, accepted, timings, processor() - start_s)
 
 
 class LlamaServer:
@@ -147,10 +152,7 @@ class LlamaServer:
             response = connection.getresponse()
             if response.status != 200:
                 raise PeerFailed(f"the server answered {response.status}: {response.read().decode()[:300]}")
-            lines = iter(response.readline, b"")
-            head, start_s = next(lines, b""), processor_s(self._process.pid)
-            generation = read_stream(itertools.chain([head], lines))
-            return replace(generation, busy_s=processor_s(self._process.pid) - start_s)
+            return read_stream(iter(response.readline, b""), processor=lambda: processor_s(self._process.pid))
         except (OSError, http.client.HTTPException, psutil.Error) as error:
             raise PeerFailed(f"{error!r}; its log ends: {self._tail()}") from error
         finally:

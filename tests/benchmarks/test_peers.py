@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def test_tokens_within_a_character_are_counted_but_not_sent() -> None:
     assert found.tokens_per_second == 4 / 2  # the last one is known by the end of the stream
     assert common_prefix((5, 6, 7, 8, 9), found.tokens) == 5
     assert common_prefix((5, 6, 7, 9, 9), found.tokens) == 3
+
+
+def test_processor_time_counts_from_the_first_token() -> None:
+    seconds = [0.0]
+
+    def lines() -> Iterator[bytes]:
+        for line in (b":\n", chunk([], 0), chunk([5], 1), chunk([6], 2), end(2)):
+            seconds[0] += 10.0
+            yield line
+
+    assert read_stream(lines(), processor=lambda: seconds[0]).busy_s == 20.0
 
 
 @pytest.mark.parametrize(
