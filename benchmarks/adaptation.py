@@ -37,7 +37,7 @@ from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, fi
 from edgespec.adapt.losses import distillation
 from edgespec.adapt.options import LOSS_NAMES, LossName, TrainOptions
 from edgespec.adapt.pace import Pace
-from edgespec.adapt.run import BATCH_TOKENS, METHODS, RANK
+from edgespec.adapt.recipes import BATCH_TOKENS, RANK, WEIGHTS
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts
@@ -114,10 +114,10 @@ class HeldOut:
         sums = drawn @ table
         low, high = np.percentile((sums[:, 2] - sums[:, 1]) / np.maximum(sums[:, 0], 1), (2.5, 97.5))
         return {
-            "share": round(n / sum(map(len, before)), 3),
-            "before": round(first / n, 4) if n else None,
-            "after": round(second / n, 4) if n else None,
-            "gain_95": [round(low, 4), round(high, 4)],
+            "share": round(float(n) / sum(map(len, before)), 3),
+            "before": round(float(first / n), 4) if n else None,
+            "after": round(float(second / n), 4) if n else None,
+            "gain_95": [round(float(low), 4), round(float(high), 4)],
         }
 
 
@@ -131,7 +131,7 @@ def measure_alpha(hits: Sequence[Bools]) -> list[float | None]:
             tried[depth] += alive.sum()
             alive = alive & each[depth:]
             right[depth] += alive.sum()
-    return [round(a / b, 4) if b else None for a, b in zip(right, tried, strict=True)]
+    return [round(float(a / b), 4) if b else None for a, b in zip(right, tried, strict=True)]
 
 
 def find_fresh(texts: Sequence[TrainingText]) -> list[Bools]:
@@ -193,7 +193,7 @@ def read_peak() -> int:
 @click.option("--target", type=MODEL_PATH, default=TARGET)
 @click.option("--draft", type=MODEL_PATH, default=DRAFT)
 @click.option("--size", "sizes", type=click.IntRange(1), multiple=True, default=(100_000,), help="Tokens to train on.")
-@click.option("--weights", type=click.Choice(METHODS), multiple=True, default=("full",))
+@click.option("--weights", type=click.Choice(WEIGHTS), multiple=True, default=("full",))
 @click.option("--loss", "losses", type=click.Choice(LOSS_NAMES), multiple=True, default=("forward-kl",))
 @click.option("--learning-rate", "rates", type=float, multiple=True, default=(TrainOptions().learning_rate,))
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)

@@ -14,23 +14,31 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.adapt.course import AllTexts, Course, Measure, Return
-from edgespec.adapt.evaluate import Matrix, compare, expected_tokens, measure_chains
+from edgespec.adapt.evaluate import compare, expected_tokens
 from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.adapt.options import TrainOptions
 from edgespec.adapt.pace import Pace, StopReason
-from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.recipes import (
+    BATCH_TOKENS,
+    RANK,
+    TRAINED,
+    Materials,
+    Trainee,
+    Weights,
+    measure_draft,
+    open_trainee,
+)
 from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
-from edgespec.backends import Model, open_model
+from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import CacheError, DoesNotFit, DraftRefused, reason_of
+from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
 from edgespec.files import write_atomically
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
-from edgespec.planner.plan import LoadConfig, Plan, PlannedModel, Reporter, fetch, plan
+from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, PlannedModel, Reporter, fetch, plan
 from edgespec.planner.vocabulary import open_vocabulary
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.registry.resolve import Source
@@ -41,11 +49,6 @@ from edgespec.units import gib
 if TYPE_CHECKING:
     from edgespec.adapt.trainer import TrainResult
 
-Method = Literal["full", "lora"]
-METHODS: tuple[Method, ...] = get_args(Method)
-DEPTH = 4  # tokens of the drafts whose gain is measured
-RANK = 16  # of LoRA
-BATCH_TOKENS = 1024
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
 
@@ -55,13 +58,13 @@ class AdaptConfig:
     """What to train, and how.
 
     load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
-    method     all weights, or LoRA; None: all where that takes less than 1 GiB
+    weights    what is trained: all, or LoRA; None: all where that takes less than 1 GiB
     documents  whether to learn from added documents too
     course     which texts are trained on, and from which version on
     """
 
     load: LoadConfig
-    method: Method | None = None
+    weights: Weights | None = None
     train: TrainOptions = field(default_factory=TrainOptions)
     documents: bool = True
     pace: Pace = field(default_factory=Pace)
@@ -120,31 +123,44 @@ class Adapter:
         Texts and memory are known to suffice before weights are loaded. Raises EdgespecError, Cancelled.
         """
         planned = plan(replace(config.load, memory=None, adapted=None), self._registry, self._hub, self._reporter)
-        drafter = _find_draft(planned)
-        target_path, base_path = (self._fetch(source) for source in (planned.target, drafter.source))
+        drafter, model = _find_draft(planned)
+        target_path, base_path = (self._fetch(source) for source in (planned.target, model.source))
         pair = self._drafts.pair(target_path, base_path)
-        returned = config.course.choose_start(pair, base_path, self._measuring(config))
+        returned = config.course.choose_start(pair, base_path, self._measuring(config, drafter))
         active = pair.active()
         start = base_path if active is None else active.path
-        method = config.method or _choose_method(start)
-        with _open_run(pair, config, method) as (folder, began_s), ExitStack() as opened:
+        weights = config.weights or _choose_weights(drafter, start)
+        with _open_run(pair, config, weights) as (folder, began_s), ExitStack() as opened:
             split = self._read_split(config, began_s)
-            _check_memory(planned, start, method)
+            _check_memory(planned, drafter, start, weights)
             progress = partial(self._reporter.loading, target_path.name)
             target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self._check)
             opened.callback(target.close)
-            student = Student.open(start)
-            trained = self._train(student, target, split, config, method, folder)
+            check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
+            held_out = _limit(split.held_out)
+            materials = Materials(target, split.train, held_out, config.train, check, self._reporter.reading)
+            trainee = open_trainee(drafter, start, weights, materials, opened)
+            result, gain = self._train(trainee, config, folder)
             card = None
-            if trained.gain.is_better:
-                card = pair.add(_describe(planned, drafter, split, config, method, trained), student.save)
-        return Adaptation(trained.gain, card, trained.result.stopped, returned)
+            if gain.is_better:
+                named = Card(
+                    **_describe_texts(split.train),
+                    method=drafter.spec.name,
+                    base=str(model.reference),
+                    target=planned.name,
+                    loss=config.train.loss,
+                    gain=gain,
+                    minutes=result.seconds / 60,
+                    options={"weights": weights, **asdict(config.train)},
+                )
+                card = pair.add(named, trainee.save)
+        return Adaptation(gain, card, result.stopped, returned)
 
-    def _measuring(self, config: AdaptConfig) -> Measure:
+    def _measuring(self, config: AdaptConfig, drafter: PlannedDrafter) -> Measure:
         """Measures drafts on the texts that are held out now, which are read once, when the first one is measured."""
         split = cache(lambda: self._read_split(config, time()))
         check = partial(config.pace.wait, self._check)
-        return lambda path: measure_chains(Student.open(path).network, _limit(split().held_out), DEPTH, check)
+        return lambda path: measure_draft(drafter, path, _limit(split().held_out), check)
 
     def _fetch(self, source: Source) -> Path:
         return fetch(source, self._hub, self._reporter, self._check)
@@ -159,77 +175,61 @@ class Adapter:
                 texts = read_texts(store, identity, documents=config.documents)
         return config.course.split([text for text in texts if text.time <= began_s])
 
-    def _train(
-        self, student: Student, target: Model, split: Split, config: AdaptConfig, method: Method, folder: Path
-    ) -> _Trained:
-        """Train `student` from the last checkpoint on, and measure it before and after."""
-        from edgespec.adapt.batches import TextBatches
-        from edgespec.adapt.losses import distillation
+    def _train(self, trainee: Trainee, config: AdaptConfig, folder: Path) -> tuple[TrainResult, Gain]:
+        """Train from the last checkpoint on, and measure before and after."""
         from edgespec.adapt.trainer import Progress, Trainer
-
-        check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
-
-        def measure() -> dict[str, Matrix]:
-            return measure_chains(student.network, held_out, DEPTH, check)
 
         def report(progress: Progress) -> None:
             tokens = None
             if progress.held_out is not None:
-                tokens = expected_tokens(measure().values())
+                tokens = expected_tokens(trainee.measure().values())
             self._reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
-        held_out = _limit(split.held_out)
-        before = measure()
-        with closing(target.open_session(self._check)) as session:
-            teacher = Teacher(session, check)
-            batches = []
-            for texts in (split.train, held_out):
-                rows = RowStore(teacher, [text.tokens for text in texts])
-                rows.fill(self._reporter.reading)
-                batches.append(TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=config.train.seed))
-            if method == "lora":
-                student.train_lora(RANK)
-            else:
-                student.train_all()
-            trainer = Trainer(
-                student.network, distillation(config.train.loss), batches[0], config.train, folder,
-                pace=config.pace, held_out=batches[1],
-            )  # fmt: skip
-            result = trainer.run(report, self._check)
-        return _Trained(result, compare(before, measure()))
+        before = trainee.measure()
+        trainer = Trainer(
+            trainee.network, trainee.objective, trainee.batches, config.train, folder,
+            pace=config.pace, held_out=trainee.held_out,
+        )  # fmt: skip
+        result = trainer.run(report, self._check)
+        if result.stopped == "battery":
+            raise InvalidRequest(
+                f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
+                hint="The same command goes on once it is plugged in, or at once with --on-battery.",
+            )
+        trainee.finish()
+        return result, compare(before, trainee.measure())
 
 
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    result: TrainResult
-    gain: Gain
-
-
-def _find_draft(planned: Plan) -> PlannedModel:
-    """The draft model to train. Raises DraftRefused where there is none."""
-    for each in planned.drafters:
-        if each.spec.name == "model" and each.model is not None:
-            return each.model
+def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
+    """The draft to train, and what is loaded for it. Raises DraftRefused where there is none."""
+    for name in TRAINED:
+        for each in planned.drafters:
+            if each.spec.name == name and each.model is not None:
+                return each, each.model
     raise DraftRefused(
-        f"there is no draft model for {planned.name} to train.",
+        f"there is no draft of {planned.name} that can be trained.",
         hint="Name one with --draft REF: a small model with the same tokenizer.",
     )
 
 
-def _choose_method(path: Path) -> Method:
+def _choose_weights(drafter: PlannedDrafter, path: Path) -> Weights:
+    if drafter.head is not None:
+        return "full"
     return "full" if estimate_training_bytes(path, BATCH_TOKENS) <= _LORA_ABOVE else "lora"
 
 
-def _check_memory(planned: Plan, draft: Path, method: Method) -> None:
-    """Raise DoesNotFit where the target and the training need more than is free."""
-    training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if method == "lora" else None)
+def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: Weights) -> None:
+    """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
+    if drafter.head is not None:
+        return
+    training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if weights == "lora" else None)
     needed, free = planned.fit.target.total + training, planned.fit.memory.usable
     if needed > free:
         raise DoesNotFit(
             f"training needs {gib(needed)}: {gib(planned.fit.target.total)} for the target, {gib(training)} for the"
             f" draft; {gib(free)} are free.",
             hint="Use --method lora, close other programs, or name a smaller draft."
-            if method == "full"
+            if weights == "full"
             else "Close other programs, or name a smaller draft.",
         )
 
@@ -248,33 +248,22 @@ def _limit(texts: Sequence[TrainingText]) -> list[TrainingText]:
     return [text for text in texts if text.source in kept]
 
 
-def _describe(
-    planned: Plan, drafter: PlannedModel, split: Split, config: AdaptConfig, method: Method, trained: _Trained
-) -> Card:
-    times = [text.time for text in split.train]
-    return Card(
-        method="model",
-        base=str(drafter.reference),
-        target=planned.name,
-        n_texts=len(split.train),
-        n_tokens=count_tokens(split.train),
-        first_s=min(times),
-        last_s=max(times),
-        loss=config.train.loss,
-        gain=trained.gain,
-        minutes=trained.result.seconds / 60,
-        options={"weights": method, **asdict(config.train)},
-    )
+def _describe_texts(texts: Sequence[TrainingText]) -> dict[str, Any]:
+    """The fields of a card about what was trained on."""
+    times = [text.time for text in texts]
+    return {
+        "n_texts": len(texts), "n_tokens": count_tokens(texts), "first_s": min(times), "last_s": max(times)
+    }  # fmt: skip
 
 
 @contextmanager
-def _open_run(pair: AdaptedPair, config: AdaptConfig, method: Method) -> Iterator[tuple[Path, float]]:
+def _open_run(pair: AdaptedPair, config: AdaptConfig, weights: Weights) -> Iterator[tuple[Path, float]]:
     """The folder of a run, and when it began, which is earlier for one that goes on; removed after a complete one.
 
     Raises CacheError.
     """
     folder = pair.folder / config.course.folder
-    options = json.dumps([method, config.documents, pair.active_number(), asdict(config.train)])
+    options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder / "run.json"
