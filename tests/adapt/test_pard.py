@@ -183,7 +183,7 @@ def measure(session: Session, text: TrainingText) -> float:
     pard = PardSession(session, V, MASK)
     found = measure_blocks(pard, [text], 4, lambda: None)
     assert found.keys() == {"a"} and found["a"].shape == (len(text.tokens) - text.answer - 1, 4)
-    return expected_tokens(found["a"])
+    return expected_tokens([found["a"]])
 
 
 def test_a_draft_that_is_trained_proposes_blocks(answer: tuple[TrainingText, Teacher], tmp_path: Path) -> None:
