@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -50,7 +50,6 @@ class Trainee:
     """A draft in training.
 
     measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
-    finish   what is done once after the training
     save     writes the draft to a path, which it creates
     """
 
@@ -59,7 +58,6 @@ class Trainee:
     batches: Batches[Any]
     held_out: Batches[Any]
     measure: Callable[[], Mapping[str, Matrix]]
-    finish: Callable[[], None]
     save: Callable[[Path], None]
 
 
@@ -101,24 +99,17 @@ def measure_draft(
 
 
 def _make_model(student: Student, session: Session, materials: Materials) -> Trainee:
-    """A sequential draft. At the end its logits get the factor with which most drawn tokens are accepted."""
-    from edgespec.adapt.calibration import apply_scale, choose_scale
+    """A sequential draft."""
     from edgespec.adapt.losses import distillation
 
-    network, check = student.network, materials.check
-    rows, batches, held_out = _read_texts(session, materials)
-
-    def finish() -> None:
-        with suppress(DraftRefused):  # some architectures have no place for it
-            apply_scale(network, choose_scale(network, materials.train, rows, DEPTH, check))
-
+    network = student.network
+    batches, held_out = _read_texts(session, materials)
     return Trainee(
         network=network,
         objective=distillation(materials.options.loss),
         batches=batches,
         held_out=held_out,
-        measure=lambda: measure_chains(network, materials.held_out, DEPTH, check),
-        finish=finish,
+        measure=lambda: measure_chains(network, materials.held_out, DEPTH, materials.check),
         save=student.save,
     )
 
@@ -129,7 +120,7 @@ def _make_pard(student: Student, drafter: PlannedDrafter, session: Session, mate
 
     network, mask_token = student.network, _mask_token(drafter)
     check_packing(network)
-    _, batches, held_out = _read_texts(session, materials)
+    batches, held_out = _read_texts(session, materials)
     seed = materials.options.seed
     return Trainee(
         network=network,
@@ -137,7 +128,6 @@ def _make_pard(student: Student, drafter: PlannedDrafter, session: Session, mate
         batches=PardBatches(batches, mask_token, seed=seed),
         held_out=PardBatches(held_out, mask_token, seed=seed),
         measure=lambda: measure_packed(network, materials.held_out, mask_token, DEPTH, materials.check),
-        finish=lambda: None,
         save=lambda path: student.save(path, mask_token),
     )
 
@@ -170,20 +160,19 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
         batches=batches,
         held_out=held_out,
         measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
-        finish=lambda: None,
         save=student.save,
     )
 
 
-def _read_texts(session: Session, materials: Materials) -> tuple[RowStore, TextBatches, TextBatches]:
-    """(rows of the texts to train on, their batches, the held-out ones)"""
+def _read_texts(session: Session, materials: Materials) -> tuple[TextBatches, TextBatches]:
+    """(batches of the texts to train on, of the held-out ones)"""
     teacher = Teacher(session, materials.check)
-    stores, batches = [], []
+    batches = []
     for texts in (materials.train, materials.held_out):
-        stores.append(RowStore(teacher, [text.tokens for text in texts]))
-        stores[-1].fill(materials.reading)
-        batches.append(TextBatches(texts, stores[-1], batch_tokens=BATCH_TOKENS, seed=materials.options.seed))
-    return stores[0], batches[0], batches[1]
+        rows = RowStore(teacher, [text.tokens for text in texts])
+        rows.fill(materials.reading)
+        batches.append(TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed))
+    return batches[0], batches[1]
 
 
 def _mask_token(drafter: PlannedDrafter) -> int:

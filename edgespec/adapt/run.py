@@ -196,7 +196,6 @@ class Adapter:
                 f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
                 hint="The same command goes on once it is plugged in, or at once with --on-battery.",
             )
-        trainee.finish()
         return result, compare(before, trainee.measure())
 
 
