@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
-from typing import Any, Literal, get_args
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edgespec.adapt.batches import Batches, TextBatches
 from edgespec.adapt.evaluate import Matrix, measure_chains
 from edgespec.adapt.options import TrainOptions
+from edgespec.adapt.pace import Pace
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText
-from edgespec.backends import Model
+from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import DraftRefused
 from edgespec.planner.plan import PlannedDrafter
 
-Weights = Literal["full", "lora"]
+if TYPE_CHECKING:
+    from edgespec.adapt.trainer import Progress, TrainResult
+
+Weights = Literal["full", "lora", "bigram"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+"""What is trained: all weights, low-rank changes of them, or, for PARD models, a term for pairs of tokens alone."""
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
 BATCH_TOKENS = 1024
 TRAINED = ("model", "pard", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
-_HEADS = TRAINED[2:]
+_BIGRAM_ROWS = 50_000  # of blocks; more gained little
 
 
 @dataclass(frozen=True, slots=True)
 class Materials:
     """What a draft is trained and measured with.
 
-    check    polled between forwards; waits while engines work
-    reading  gets the numbers of tokens that the target has read, and of all
+    folder    of the checkpoints
+    check     polled between forwards; waits while engines work
+    reading   gets the numbers of tokens that the target has read, and of all
     """
 
     target: Model
     train: Sequence[TrainingText]
     held_out: Sequence[TrainingText]
     options: TrainOptions
+    pace: Pace
+    folder: Path
     check: CheckCancelled
     reading: Callable[[int, int], None]
 
@@ -49,14 +61,12 @@ class Materials:
 class Trainee:
     """A draft in training.
 
+    train    trains it, from the last checkpoint on, and reports each step
     measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
     save     writes the draft to a path, which it creates
     """
 
-    network: Any
-    objective: Callable[[Any, Any], Any]
-    batches: Batches[Any]
-    held_out: Batches[Any]
+    train: Callable[[Callable[[Progress], None]], TrainResult]
     measure: Callable[[], Mapping[str, Matrix]]
     save: Callable[[Path], None]
 
@@ -68,6 +78,8 @@ def open_trainee(
 
     Raises EdgespecError, Cancelled.
     """
+    if weights == "bigram":
+        return _open_bigram(drafter, path, materials, opened)
     if drafter.head is not None:
         return _open_head(drafter, path, materials, opened)
     student = Student.open(path)
@@ -78,7 +90,7 @@ def open_trainee(
     else:
         student.train_all()
     if drafter.spec.name == "pard":
-        return _make_pard(student, drafter, session, materials)
+        return _make_pard(student, path, drafter, session, materials)
     return _make_model(student, session, materials)
 
 
@@ -103,33 +115,78 @@ def _make_model(student: Student, session: Session, materials: Materials) -> Tra
     from edgespec.adapt.losses import distillation
 
     network = student.network
-    batches, held_out = _read_texts(session, materials)
+    parts = _read_texts(session, materials)
     return Trainee(
-        network=network,
-        objective=distillation(materials.options.loss),
-        batches=batches,
-        held_out=held_out,
+        train=_descend(network, distillation(materials.options.loss), parts, materials),
         measure=lambda: measure_chains(network, materials.held_out, DEPTH, materials.check),
         save=student.save,
     )
 
 
-def _make_pard(student: Student, drafter: PlannedDrafter, session: Session, materials: Materials) -> Trainee:
-    """A draft that predicts several tokens in one forward."""
+def _make_pard(
+    student: Student, path: Path, drafter: PlannedDrafter, session: Session, materials: Materials
+) -> Trainee:
+    """A draft that predicts several tokens in one forward. What it has learned of pairs of tokens stays."""
     from edgespec.adapt.pard import PardBatches, check_packing, measure_packed, parallel
 
-    network, mask_token = student.network, _mask_token(drafter)
+    network, mask_token, seed = student.network, _mask_token(drafter), materials.options.seed
     check_packing(network)
-    batches, held_out = _read_texts(session, materials)
-    seed = materials.options.seed
+    parts = [PardBatches(each, mask_token, seed=seed) for each in _read_texts(session, materials)]
+
+    def save(to: Path) -> None:
+        student.save(to, mask_token)
+        _copy_bigram(path, to)
+
     return Trainee(
-        network=network,
-        objective=parallel(materials.options.loss),
-        batches=PardBatches(batches, mask_token, seed=seed),
-        held_out=PardBatches(held_out, mask_token, seed=seed),
+        train=_descend(network, parallel(materials.options.loss), parts, materials),
         measure=lambda: measure_packed(network, materials.held_out, mask_token, DEPTH, materials.check),
-        save=lambda path: student.save(path, mask_token),
+        save=save,
     )
+
+
+def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
+    """The term for pairs of tokens of a PARD model, which itself stays as it is."""
+    if drafter.spec.name != "pard":
+        raise DraftRefused(
+            "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
+        )
+    from edgespec.adapt.markov import read_rows, train_bigram
+    from edgespec.adapt.proposals import measure_blocks
+    from edgespec.adapt.trainer import TrainResult
+    from edgespec.drafters.bigram import FILE, find_bigram
+    from edgespec.drafters.pard import PardSession
+
+    backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
+    check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
+    model = open_model(backend, path, LoadOptions(), progress=lambda fraction: None, check=check)
+    opened.callback(model.close)
+    blocks = PardSession(model.open_session(check), vocab_size, _mask_token(drafter))
+    opened.callback(blocks.close)
+    learned = [find_bigram(path)]
+
+    def train(report: Callable[[Progress], None]) -> TrainResult:
+        began_s = perf_counter()
+        rows = read_rows(blocks, materials.train, DEPTH, check, _BIGRAM_ROWS)
+        learned[0] = train_bigram(rows, vocab_size, check, seed=materials.options.seed)
+        return TrainResult(1, 1, None, nan, None, perf_counter() - began_s)
+
+    def save(to: Path) -> None:
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, to)
+        assert learned[0] is not None  # after the training
+        learned[0].save(to.parent / FILE)
+
+    return Trainee(
+        train=train,
+        measure=lambda: measure_blocks(blocks, materials.held_out, DEPTH, check, learned[0]),
+        save=save,
+    )
+
+
+def _copy_bigram(start: Path, to: Path) -> None:
+    from edgespec.drafters.bigram import FILE
+
+    if (start.parent / FILE).is_file():
+        shutil.copyfile(start.parent / FILE, to.parent / FILE)
 
 
 def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
@@ -153,26 +210,37 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
         opened.callback(session.close)
         seed = materials.options.seed
         parts.append(HeadTexts(texts, session, student.layers, materials.check, batch_tokens=BATCH_TOKENS, seed=seed))
-    batches, held_out = parts
     return Trainee(
-        network=student.network,
-        objective=recursion(materials.options.loss),
-        batches=batches,
-        held_out=held_out,
-        measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
+        train=_descend(student.network, recursion(materials.options.loss), parts, materials),
+        measure=lambda: measure_heads(student.network, parts[1], DEPTH, materials.check),
         save=student.save,
     )
 
 
 def _read_texts(session: Session, materials: Materials) -> tuple[TextBatches, TextBatches]:
-    """(batches of the texts to train on, of the held-out ones)"""
-    teacher = Teacher(session, materials.check)
-    batches = []
+    """The batches of the texts to train on, and of those that are held out."""
+    teacher, batches = Teacher(session, materials.check), []
     for texts in (materials.train, materials.held_out):
         rows = RowStore(teacher, [text.tokens for text in texts])
         rows.fill(materials.reading)
         batches.append(TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed))
     return batches[0], batches[1]
+
+
+def _descend(
+    network: Any,
+    objective: Callable[[Any, Any], Any],
+    parts: Sequence[Batches[Any]],
+    materials: Materials,
+) -> Callable[[Callable[[Progress], None]], TrainResult]:
+    """What trains by gradients, on the first of two parts; the other one is held out."""
+    from edgespec.adapt.trainer import Trainer
+
+    batches, held_out = parts
+    trainer = Trainer(
+        network, objective, batches, materials.options, materials.folder, pace=materials.pace, held_out=held_out
+    )
+    return lambda report: trainer.run(report, materials.check)
 
 
 def _mask_token(drafter: PlannedDrafter) -> int:

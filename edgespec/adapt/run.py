@@ -47,7 +47,7 @@ from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
 
 if TYPE_CHECKING:
-    from edgespec.adapt.trainer import TrainResult
+    from edgespec.adapt.trainer import Progress, TrainResult
 
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
@@ -138,9 +138,11 @@ class Adapter:
             opened.callback(target.close)
             check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
             held_out = _limit(split.held_out)
-            materials = Materials(target, split.train, held_out, config.train, check, self._reporter.reading)
+            materials = Materials(
+                target, split.train, held_out, config.train, config.pace, folder, check, self._reporter.reading
+            )
             trainee = open_trainee(drafter, start, weights, materials, opened)
-            result, gain = self._train(trainee, config, folder)
+            result, gain = self._train(trainee)
             card = None
             if gain.is_better:
                 named = Card(
@@ -175,9 +177,8 @@ class Adapter:
                 texts = read_texts(store, identity, documents=config.documents)
         return config.course.split([text for text in texts if text.time <= began_s])
 
-    def _train(self, trainee: Trainee, config: AdaptConfig, folder: Path) -> tuple[TrainResult, Gain]:
-        """Train from the last checkpoint on, and measure before and after."""
-        from edgespec.adapt.trainer import Progress, Trainer
+    def _train(self, trainee: Trainee) -> tuple[TrainResult, Gain]:
+        """Train, and measure before and after."""
 
         def report(progress: Progress) -> None:
             tokens = None
@@ -186,11 +187,7 @@ class Adapter:
             self._reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
         before = trainee.measure()
-        trainer = Trainer(
-            trainee.network, trainee.objective, trainee.batches, config.train, folder,
-            pace=config.pace, held_out=trainee.held_out,
-        )  # fmt: skip
-        result = trainer.run(report, self._check)
+        result = trainee.train(report)
         if result.stopped == "battery":
             raise InvalidRequest(
                 f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
@@ -219,7 +216,7 @@ def _choose_weights(drafter: PlannedDrafter, path: Path) -> Weights:
 
 def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: Weights) -> None:
     """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
-    if drafter.head is not None:
+    if drafter.head is not None or weights == "bigram":
         return
     training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if weights == "lora" else None)
     needed, free = planned.fit.target.total + training, planned.fit.memory.usable

@@ -19,6 +19,7 @@ from tests.registry.test_adapted import CARD
 
 N_CONVERSATIONS, N_PROMPT = 40, 20
 SOURCES = Path(json.__file__).parent
+PARD = Path(__file__).parents[1] / "fixtures" / "pard" / "model.gguf"
 FAST = ("--epochs", "1", "--threads", "1", "--on-battery", "--json")
 
 
@@ -87,6 +88,20 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
 
 def pair_of(tmp_path: Path, draft: str) -> AdaptedPair:
     return AdaptedDrafts(tmp_path / "data" / "adapted").pair(TARGET, Path(draft))
+
+
+def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
+    keep_texts(tmp_path / "data")
+    draft = f"pard:{PARD}"
+    trained = json.loads(cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST).stdout)
+    assert trained["kept"] and trained["gain_low"] > 0
+    (learned,) = (tmp_path / "data" / "adapted").rglob("bigram.safetensors")
+    assert learned.stat().st_mode & 0o077 == 0 and (learned.parent / "draft.gguf").read_bytes() == PARD.read_bytes()
+    ask = ("run", "def f(x):", "--temperature", "0", "--max-tokens", "30", "--no-memory", "--threads", "1")
+    drafted = cli(*ask, "--draft", draft, "--draft-max", "4")
+    assert drafted.stdout == cli(*ask, "--draft", "none").stdout and "version 1 of the draft" in drafted.stderr
+    refused = cli("adapt", "--method", "bigram", *FAST)
+    assert refused.returncode == 5 and "only pard models" in refused.stderr.lower()
 
 
 def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:
