@@ -1,4 +1,4 @@
-"""Making a draft model predict several tokens in one forward (PARD, An et al. 2025, arXiv:2504.18583).
+"""Training draft models that predict several tokens in one forward (PARD, An et al. 2025, arXiv:2504.18583).
 
 A window of a text has its own rows, and mask rows: those of a cut follow a token of the text, see the text up to it and
 each other, and predict the tokens behind the one after it. Most of the deeper rows are left out (conditional drop).
@@ -7,7 +7,7 @@ All rows lie in one sequence, with positions and an attention mask of their own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
 from edgespec.backends.mlx.keyvalues import KeyValues
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.errors import DraftRefused
 
 DEPTH = 8  # tokens that are drafted in one forward
 DECAY = 0.8  # of the weight of each further one
@@ -88,17 +88,6 @@ class PardBatches:
         stop = int(np.flatnonzero(counts)[-1]) + 1
         cuts, depths = choose_cuts(int(counts.argmax()), stop, self._depth, np.random.default_rng([self._seed, step]))
         return pack_batch(batch, cuts, depths, self._mask_token, self._decay)
-
-
-def choose_mask_token(vocab_size: int, used: Collection[int]) -> int:
-    """The highest id below `vocab_size` that is not `used`: not in the texts, and without a meaning of its own.
-
-    Vocabularies end in ids that are reserved, padding or rare. Raises InvalidRequest where all are used.
-    """
-    for token in reversed(range(vocab_size)):
-        if token not in used:
-            return token
-    raise InvalidRequest("the draft has no token that its texts do not use.", hint="Use a draft that is a PARD model.")
 
 
 def choose_cuts(first: int, size: int, depth: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -178,7 +167,7 @@ def check_packing(network: Any) -> None:
 
 def _refuse() -> DraftRefused:
     return DraftRefused(
-        "the draft cannot become a PARD model: its layers do not attend to all tokens before theirs.",
+        "the draft cannot be trained as a PARD model: its layers do not attend to all tokens before theirs.",
         hint="Use a llama, qwen2 or qwen3.",
     )
 

@@ -20,7 +20,6 @@ from edgespec.adapt.pard import (
     PardBatches,
     check_packing,
     choose_cuts,
-    choose_mask_token,
     measure_packed,
     pack,
     pack_batch,
@@ -36,7 +35,7 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Session
 from edgespec.drafters.pard import PardSession
-from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.errors import DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.registry.resolve import find_pard_token
@@ -126,19 +125,13 @@ def test_the_loss_counts_rows_by_their_weights() -> None:
 @pytest.mark.parametrize("name", ["sliding-window", "recurrent", "hybrid"])
 def test_networks_that_cannot_be_packed(name: str) -> None:
     network = make_model({**CONFIGS[name], "vocab_size": 97})
-    with pytest.raises(DraftRefused, match="cannot become a PARD model"):
+    with pytest.raises(DraftRefused, match="cannot be trained as a PARD model"):
         check_packing(network)
 
 
 @pytest.mark.parametrize("name", ["dense", "moe"])
 def test_networks_that_can_be_packed(name: str) -> None:
     check_packing(make_model({**CONFIGS[name], "vocab_size": 97}))
-
-
-def test_an_unused_token_becomes_the_mask() -> None:
-    assert choose_mask_token(8, {7, 6, 2}) == 5
-    with pytest.raises(InvalidRequest, match="no token"):
-        choose_mask_token(3, {0, 1, 2})
 
 
 @pytest.fixture(scope="module")
