@@ -1,4 +1,4 @@
-"""The texts of the memory as data to train on: whether the user allows it, and whether there is enough."""
+"""The texts of the memory as data to train on: whether there is enough."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from pathlib import Path
 
 from edgespec.adapt.texts import count_tokens, read_texts, split_texts
 from edgespec.errors import CacheError, InvalidRequest, reason_of
-from edgespec.files import write_atomically
 from edgespec.memory.store import TextStore
 
 RUN = "training"
 """The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
-_CONSENT = "may-train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +55,6 @@ def read_status(memory: Path) -> list[DataStatus]:
             n_conversations = len({text.source for text in own})
             found.append(DataStatus(space.tokenizer, space.model, n_conversations, n_own, n_documents, missing))
     return found
-
-
-def may_train(folder: Path) -> bool:
-    """Whether the user has allowed to train on their texts; `folder` is that of the adapted drafts."""
-    return (folder / _CONSENT).exists()
-
-
-def allow_training(folder: Path) -> None:
-    """Remember that the user allows it. Raises CacheError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(folder / _CONSENT, "")
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error
-
-
-def forbid_training(folder: Path) -> None:
-    """Ask again before the next training. Raises CacheError."""
-    try:
-        (folder / _CONSENT).unlink(missing_ok=True)
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error
 
 
 def clear_runs(folder: Path) -> None:

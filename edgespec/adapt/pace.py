@@ -10,21 +10,14 @@ from math import inf
 from time import sleep
 from typing import Literal
 
-import psutil
-
 from edgespec.core.protocols import CheckCancelled
 from edgespec.service.activity import is_any_engine_working
+from edgespec.service.power import is_on_battery
 
 StopReason = Literal["time", "battery"]
 
 _POLL_S = 0.2
 _NICENESS = 10
-
-
-def is_on_battery() -> bool:
-    """Whether the machine runs on its battery; False where that is not known."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    return battery is not None and battery.power_plugged is False
 
 
 def lower_priority() -> None:

@@ -109,12 +109,13 @@ def train_command(
     from math import inf
 
     from edgespec.adapt.course import AllTexts, NewestTexts
-    from edgespec.adapt.pace import Pace, is_on_battery, lower_priority
+    from edgespec.adapt.pace import Pace, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_training
     from edgespec.conversations.memory import memory_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import load_registry
+    from edgespec.service.power import is_on_battery
 
     train = TrainOptions(loss, learning_rate, epochs)
     limit_s = inf if minutes is None else 60 * minutes
@@ -156,8 +157,8 @@ def _with_parent(check: CheckCancelled, parent: int | None) -> CheckCancelled:
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
     """Ask once whether texts may be trained on. Raises InvalidRequest where nobody can answer, and for a no."""
-    from edgespec.adapt.data import allow_training, may_train
     from edgespec.errors import InvalidRequest
+    from edgespec.registry.consent import allow_training, may_train
 
     if may_train(drafts.folder):
         return

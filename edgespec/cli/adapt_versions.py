@@ -137,9 +137,10 @@ def status_command(as_json: bool) -> None:
     """Show how much there is to train on, by tokenizer, and what is missing."""
     from dataclasses import asdict
 
-    from edgespec.adapt.data import may_train, read_status
+    from edgespec.adapt.data import read_status
     from edgespec.cli.table import format_table
     from edgespec.conversations.memory import memory_folder
+    from edgespec.registry.consent import may_train
 
     rows, allowed = read_status(memory_folder()), may_train(open_drafts().folder)
     if as_json:
@@ -166,9 +167,10 @@ def clear_command() -> None:
     """
     from contextlib import closing
 
-    from edgespec.adapt.data import clear_runs, forbid_training
+    from edgespec.adapt.data import clear_runs
     from edgespec.conversations.memory import memory_folder
     from edgespec.memory.store import TextStore
+    from edgespec.registry.consent import forbid_training
 
     drafts, n = open_drafts(), 0
     if memory_folder().is_dir():

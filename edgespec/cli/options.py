@@ -168,6 +168,10 @@ _MEMORY = click.option(
     help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
     "them, but of a server's API keys only those that ask for it]",
 )  # fmt: skip
+LEARN = click.option(
+    "--learn/--no-learn", default=False,
+    help="While the model is idle, train its draft on the newest of your texts; see `edgespec adapt`.",
+)  # fmt: skip
 _RUNTIME = "Runtime that runs the model."
 PARALLEL = click.option(
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, metavar="N",
@@ -184,7 +188,7 @@ def generation_options(command: F) -> F:
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    return _add(command, (draft_option(), *_SPECULATION, _MEMORY, *_LOADING, backend_option(_RUNTIME, "toy")))
+    return _add(command, (draft_option(), *_SPECULATION, _MEMORY, LEARN, *_LOADING, backend_option(_RUNTIME, "toy")))
 
 
 def load_options(command: F) -> F:
@@ -203,7 +207,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
     from edgespec.backends.options import LoadOptions
     from edgespec.conversations.adapted import adapted_folder
     from edgespec.conversations.memory import memory_folder
-    from edgespec.planner.plan import LoadConfig, MemoryOptions
+    from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 
     return LoadConfig(
         model=model,
@@ -227,6 +231,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
         force=options["force"],
         memory=None if options.get("memory", False) is False else MemoryOptions(memory_folder()),
         adapted=adapted_folder(),
+        learn=LearnOptions() if options.get("learn") else None,
     )
 
 

@@ -145,6 +145,15 @@ class TextStore:
             yield from rows.read_texts(self._database, key, first, ids[-1])
             first = ids[-1] + 1
 
+    def count_answers(self, tokenizer: str, since_s: float, namespace: str = "") -> int:
+        """The tokens of answers that were stored after a time, in seconds since the epoch."""
+        query = (
+            "SELECT coalesce(sum(max(length(tokens) / 4 - max(n_lead, answer), 0)), 0) FROM texts"
+            " JOIN spaces ON spaces.id = space WHERE tokenizer = ? AND namespace = ? AND time > ? AND NOT is_corpus"
+        )
+        with self._database.read() as db:
+            return int(db.execute(query, (tokenizer, namespace, since_s)).fetchone()[0])
+
     def _remove(self, condition: str, parameters: Sequence[object], forgotten: tuple[str | None, str | None]) -> int:
         """Remove the texts that meet an SQL condition; `forgotten` is what it means: the namespace, the source."""
         names = [None if name is None else rows.hash_name(name) for name in forgotten]

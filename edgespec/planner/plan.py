@@ -37,6 +37,22 @@ class MemoryOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """When the draft of an open model is trained on the newest texts.
+
+    new_tokens  of answers that have been stored since the last training
+    idle_s      seconds for which the engine has been idle
+    minutes     of a training at most
+    training    further options of `edgespec adapt`
+    """
+
+    new_tokens: int = 4000
+    idle_s: float = 10.0
+    minutes: float = 10.0
+    training: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadConfig:
     """What to load.
 
@@ -50,6 +66,7 @@ class LoadConfig:
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
     memory      where earlier texts are kept; None: they are not, and nothing drafts from them
     adapted     the folder of drafts that were adapted to their user; None: they are not used
+    learn       when the draft is trained while the engine is idle; None: it is not
     """
 
     model: str | None = None
@@ -63,6 +80,7 @@ class LoadConfig:
     fetch_heads: bool = False
     memory: MemoryOptions | None = None
     adapted: Path | None = None
+    learn: LearnOptions | None = None
 
 
 class Reporter(Protocol):

@@ -28,6 +28,7 @@ from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
 from edgespec.service.activity import Activity
 from edgespec.service.client import ModelInfo, no_model, require_model
+from edgespec.service.learn import Learner, open_learner
 from edgespec.service.load import LoadedModel, Loader
 from edgespec.service.stream import Stream
 from edgespec.service.worker import Work, Worker
@@ -65,6 +66,7 @@ class LocalEngine:
     def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """`after_turn`: see Worker."""
         self.loaded: LoadedModel | None = None
+        self._learner: Learner | None = None
         self._activity = Activity()
         self._worker = Worker(after_turn, self._set_idle)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
@@ -97,6 +99,7 @@ class LocalEngine:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
             self._close_model()
             self.loaded = Loader(reporter, check, settings_s).load(config)
+            self._learn(reporter)
             yield self._refresh()
 
         return self.submit(work)
@@ -104,6 +107,7 @@ class LocalEngine:
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
             self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
+            self._learn(reporter)
             yield self._refresh()
 
         return self.submit(work)
@@ -220,7 +224,16 @@ class LocalEngine:
 
         self.submit(work)
 
+    def _learn(self, reporter: Reporter) -> None:
+        """Train the draft of the open model from now on, if that is asked for, and no other."""
+        if self._learner is not None:
+            self._learner.close()
+        self._learner = open_learner(self.require_loaded(), reporter.notice, self._notices.notice)
+
     def _close_model(self) -> None:
+        learner, self._learner = self._learner, None
+        if learner is not None:
+            learner.close()
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
             self._reader.call(lambda: None)  # what reads a prompt of this model ends first
@@ -231,6 +244,8 @@ class LocalEngine:
         self._activity.set(not is_idle)
         if (loaded := self.loaded) is not None and loaded.engine.memory is not None:
             loaded.engine.memory.set_idle(is_idle)
+        if (learner := self._learner) is not None:
+            learner.set_idle(is_idle)
 
     def _refresh(self) -> ModelInfo:
         self._refresh_devices()

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,21 @@ def test_tokenizers_are_named_until_they_have_no_texts(store: TextStore) -> None
     store.clear()
     store.open_corpus("tokenizer").add(Path("/a"), make_tokens(0, 100))
     assert [each.model for each in store.status()] == [None]
+
+
+def test_new_tokens_of_answers_are_counted_once(folder: Path, store: TextStore) -> None:
+    first, second = make_tokens(1, 300), make_tokens(2, 100)
+    with closing(Memory(folder, "t", LIMIT)) as memory:
+        memory.space("").add(first, 100, "chat:1")
+        memory.space("").add([*first, *second], 350, "chat:1")  # the next turn, of which 50 tokens are the answer
+        memory.space("key:a").add(make_tokens(3, 80), 40, None)
+        memory.flush()
+    corpus = store.open_corpus("t", limit_bytes=LIMIT)
+    corpus.add(Path("/notes.txt"), make_tokens(4, 500))
+    corpus.finish()
+    newest = max(space.newest for space in store.status())
+    assert store.count_answers("t", 0.0) == 200 + 50 and store.count_answers("other", 0.0) == 0
+    assert store.count_answers("t", newest) == 0 and store.count_answers("t", 0.0, "key:a") == 40
 
 
 def test_an_export_has_all_tokens_by_kind(folder: Path, store: TextStore) -> None:

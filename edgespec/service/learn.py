@@ -1,0 +1,214 @@
+"""Learning while an engine runs: its draft is trained on the newest texts, in a process of its own, while it is idle.
+
+The process is `edgespec adapt train --newest`. It waits by itself while engines answer, and ends with this process.
+The engine takes the version that it leaves as it takes any other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from time import monotonic, time
+
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.files import write_atomically
+from edgespec.memory.store import TextStore
+from edgespec.planner.plan import LearnOptions, LoadConfig
+from edgespec.registry.adapted import BASE
+from edgespec.registry.consent import may_train
+from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.service.loaded_model import LoadedModel
+from edgespec.service.power import is_on_battery
+
+SHARE = 0.2
+"""The share of the time that trainings may take, their pauses included."""
+_POLL_S = 0.2
+_MAX_FAILURES = 3  # in a row
+_LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
+_NOTHING = "Nothing is learned"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is trained: the draft with its versions in `pair`, by `command`, on texts of a tokenizer in `memory`."""
+
+    command: tuple[str, ...]
+    pair: Path
+    memory: Path
+    tokenizer: str
+
+    def count_new(self) -> int:
+        """Tokens of answers that were stored since the last training. Raises CacheError."""
+        if not self.memory.is_dir():
+            return 0
+        began_s = 0.0
+        with suppress(OSError, ValueError):
+            began_s = float((self.pair / _LEARNED).read_text(encoding="utf-8"))
+        with closing(TextStore.open(self.memory)) as store:
+            return store.count_answers(self.tokenizer, began_s)
+
+    def note_learned(self, began_s: float) -> None:
+        """Remember that a training has seen all texts up to a time. Raises OSError."""
+        write_atomically(self.pair / _LEARNED, str(began_s))
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Yield whether no other process learns this draft; none begins inside. Raises OSError."""
+        self.pair.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.pair / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(descriptor)
+
+
+class Learner:
+    """Starts trainings from a thread of its own, until it is closed or three of them have failed in a row."""
+
+    def __init__(self, lesson: Lesson, options: LearnOptions, tell: Callable[[str], None]) -> None:
+        """`tell` gets sentences for the user, on the thread."""
+        self._lesson = lesson
+        self._options = options
+        self._tell = tell
+        self._idle_s = inf  # since when the engine is idle
+        self._counted_s = inf  # the idle time in which new texts were counted last
+        self._rest_s = 0.0  # when the next training may begin
+        self._n_failures = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgespec-learn", daemon=True)
+        self._thread.start()
+
+    def set_idle(self, is_idle: bool) -> None:
+        """Tell whether the engine has nothing to do."""
+        self._idle_s = monotonic() if is_idle else inf
+
+    def close(self) -> None:
+        """End the training; the next one goes on from its last checkpoint."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._n_failures < _MAX_FAILURES and not self._closing.wait(_POLL_S):
+            try:
+                if self._is_due():
+                    with self._lesson.alone() as is_alone:
+                        if is_alone:
+                            self._train()
+            except (EdgespecError, OSError) as error:
+                self._note_failure(error.message if isinstance(error, EdgespecError) else f"{error}.")
+
+    def _is_due(self) -> bool:
+        """Whether to train now. Texts are counted once in each idle time. Raises CacheError."""
+        idle_s, now_s = self._idle_s, monotonic()
+        if now_s < idle_s + self._options.idle_s or now_s < self._rest_s or idle_s == self._counted_s:
+            return False
+        if not may_train(self._lesson.pair.parent) or is_on_battery():
+            return False
+        self._counted_s = idle_s
+        return self._lesson.count_new() >= self._options.new_tokens
+
+    def _train(self) -> None:
+        """Run one training to its end. Raises OSError."""
+        began_s, start_s = time(), monotonic()
+        command = (*self._lesson.command, "--parent", str(os.getpid()))
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        ) as child:  # fmt: skip
+            output, told = self._wait(child)
+        self._rest_s = monotonic() + (1 / SHARE - 1) * (monotonic() - start_s)
+        _log.debug("%s ended with %s: %s%s", " ".join(command), child.returncode, output, told)
+        if self._closing.is_set():
+            return
+        if child.returncode == InvalidRequest.exit_code:  # too few texts, or they may no longer be trained on
+            self._lesson.note_learned(began_s)
+        elif child.returncode != 0:
+            self._note_failure(_explain(child.returncode, told))
+        else:
+            self._n_failures = 0
+            self._lesson.note_learned(began_s)
+            if (version := json.loads(output)["returned"]) is not None:
+                draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
+                self._tell(f"Drafting with {draft} again: it predicts the newest texts better.")
+
+    def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
+        """What the child writes to stdout and stderr until it ends; `close` kills it."""
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.communicate(timeout=_POLL_S)
+            if self._closing.is_set():
+                child.kill()
+
+    def _note_failure(self, reason: str) -> None:
+        self._n_failures += 1
+        if self._n_failures == 1:
+            self._tell(f"Learning failed: {reason}")
+        elif self._n_failures == _MAX_FAILURES:
+            self._tell(f"Learning has failed three times and stops: {reason}")
+
+
+def open_learner(loaded: LoadedModel, notice: Callable[[str], None], tell: Callable[[str], None]) -> Learner | None:
+    """A learner for the draft of `loaded`; None where none is asked for, or possible.
+
+    `notice` hears why nothing is learned, now; `tell` hears of trainings, later and on another thread.
+    """
+    config, planned = loaded.config, loaded.planned
+    if config.learn is None:
+        return None
+    found = [each for each in planned.drafters if each.spec.name == "model"] if planned is not None else []
+    pair = next((each.adaptation.pair.folder for each in found if each.adaptation is not None), None)
+    if config.memory is None:
+        notice(f"{_NOTHING}, because no texts are kept.")
+        return None
+    if pair is None:
+        notice(f"{_NOTHING}, because there is no draft model to train.")
+        return None
+    if not may_train(pair.parent):
+        notice(f"{_NOTHING} yet: `edgespec adapt` asks whether texts may be trained on.")
+    tokenizer = identify_tokenizer(loaded.engine.target.tokenizer)
+    lesson = Lesson(_make_command(config, loaded.info.backend), pair, config.memory.folder, tokenizer)
+    return Learner(lesson, config.learn, tell)
+
+
+def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
+    """The training, for the models of `config`, loaded as the engine loads them."""
+    learn, load = config.learn or LearnOptions(), config.load
+    values = {
+        "--draft": config.draft,
+        "--backend": backend,
+        "--minutes": learn.minutes,
+        "--ctx": load.context_size,
+        "--threads": load.threads,
+        "--batch-threads": load.batch_threads,
+        "--gpu-layers": load.gpu_layers,
+        "--kv-type": load.kv_type,
+    }
+    options = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    command = (sys.executable, "-m", "edgespec", "adapt", "train", "--newest", "--no-documents", "--json")
+    return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
+
+
+def _explain(code: int, told: str) -> str:
+    """Why a command has ended, in a sentence."""
+    errors = [line.removeprefix("error: ") for line in told.splitlines() if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    if code < 0:
+        with suppress(ValueError):
+            return f"the training was ended by {signal.Signals(-code).name}."
+    return f"the training ended with the exit code {code}."

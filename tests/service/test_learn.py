@@ -1,0 +1,157 @@
+"""Learning while an engine runs: real trainings of a tiny draft, which the engine then uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+from edgespec.backends.options import LoadOptions
+from edgespec.conversations.adapted import adapted_folder
+from edgespec.conversations.memory import memory_folder
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Finished, MemoryUse, Notice, Request
+from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
+from edgespec.registry.consent import allow_training
+from edgespec.service.client import require_model
+from edgespec.service.local import LocalEngine
+from edgespec.service.process import EngineProcess
+from tests.cli.test_adapt import keep_texts
+from tests.models import TARGET, llama
+from tests.reporter import Heard
+
+PATIENCE_S = 200  # a training has a low priority
+N_TOKENS = 30
+TRAINING = ("--epochs", "1", "--learning-rate", "0.01", "--on-battery")
+SOON = LearnOptions(new_tokens=4000, idle_s=0.1, training=TRAINING)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadConfig:
+    """A draft with random weights for the embedded target, and 40 conversations in the memory."""
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"EDGESPEC_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.setattr("edgespec.service.learn.SHARE", 1.0)
+    llama(tmp_path / "draft.gguf", layers=1, width=32)
+    keep_texts(tmp_path / "data")
+    options = LoadOptions(threads=1, context_size=256, exact=True)
+    draft, memory = str(tmp_path / "draft.gguf"), MemoryOptions(memory_folder())
+    return LoadConfig(draft=draft, draft_max=3, load=options, memory=memory, adapted=adapted_folder(), learn=SOON)
+
+
+@pytest.fixture
+def pair(config: LoadConfig) -> AdaptedPair:
+    return AdaptedDrafts(adapted_folder()).pair(TARGET, Path(config.draft))
+
+
+def answer(engine: LocalEngine) -> tuple[tuple[int, ...], list[str]]:
+    """An answer that the memory keeps, and the notices in it."""
+    request = Request("def f(x):", SamplingParams(temperature=0.0), N_TOKENS, memory=MemoryUse())
+    events = list(engine.stream(request))
+    assert isinstance(events[-1], Finished)
+    return events[-1].tokens, [event.text for event in events if isinstance(event, Notice)]
+
+
+def wait(holds: Callable[[], object]) -> None:
+    end = monotonic() + PATIENCE_S
+    while not holds():
+        assert monotonic() < end, "what was waited for did not happen"
+        sleep(0.05)
+
+
+def trainings() -> list[psutil.Process]:
+    """The trainings that this process, or its engine processes, have started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "train" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_the_draft_learns_while_its_engine_is_idle(config: LoadConfig, pair: AdaptedPair) -> None:
+    allow_training(adapted_folder())
+    heard = Heard()
+    with closing(LocalEngine()) as engine:
+        engine.open(replace(config, draft="none", draft_max=None), heard).result()
+        assert heard.notices[-1] == "Nothing is learned, because there is no draft model to train."
+        plain, _ = answer(engine)
+    with closing(LocalEngine()) as engine:
+        engine.open(config, heard).result()
+        assert len(heard.notices) == 1
+        wait(trainings)
+        assert answer(engine)[0] == plain, "answers go on meanwhile"
+        trainings()[0].kill()
+        wait(lambda: not trainings())
+        tokens, told = answer(engine)  # the next training begins after it, and goes on with the first one's
+        assert tokens == plain
+        wait(lambda: pair.active_number() == 1 and not trainings())
+        sleep(1.05)  # the engine looks for versions once a second
+        tokens, notices = answer(engine)
+        assert tokens == plain and require_model(engine).draft.endswith(" (version 1)")
+        assert [text.partition(" of the draft")[0] for text in [*told, *notices]] == [
+            "Learning failed: the training was ended by SIGKILL.",
+            "Drafting with version 1",
+        ]
+        sleep(1)
+        assert not trainings(), "there is nothing new to learn"
+
+
+def test_nothing_is_learned_without_consent_or_texts(config: LoadConfig, pair: AdaptedPair) -> None:
+    heard = Heard()
+    with closing(LocalEngine()) as engine:
+        engine.open(config, heard).result()
+        assert heard.notices == ["Nothing is learned yet: `edgespec adapt` asks whether texts may be trained on."]
+        answer(engine)
+        sleep(1)
+        assert not trainings() and not pair.folder.exists()
+        engine.change_draft(replace(config, memory=None), heard).result()
+        assert heard.notices[1:] == ["Nothing is learned, because no texts are kept."]
+        allow_training(adapted_folder())
+        engine.change_draft(replace(config, learn=replace(SOON, new_tokens=10**6)), heard).result()
+        sleep(1)
+        assert not trainings() and len(heard.notices) == 2
+
+
+def test_trainings_that_fail_are_told_of_and_end(config: LoadConfig) -> None:
+    allow_training(adapted_folder())
+    failing = replace(config, learn=replace(SOON, training=("--draft", "missing.gguf")))
+    told: list[str] = []
+    with closing(LocalEngine()) as engine:
+        engine.open(failing, Heard()).result()
+        for _ in range(3):
+            wait(trainings)
+            wait(lambda: not trainings())
+            sleep(0.5)
+            told += answer(engine)[1]
+        sleep(1)
+        assert not trainings()
+    assert [text.partition(":")[0] for text in told] == ["Learning failed", "Learning has failed three times and stops"]
+    assert all("missing.gguf" in text for text in told)
+
+
+def test_a_training_ends_with_its_engine(config: LoadConfig) -> None:
+    allow_training(adapted_folder())
+    with closing(EngineProcess()) as client:
+        client.open(config, Heard()).result()
+        wait(trainings)
+        (training,) = trainings()
+        client.kill("the engine was killed")
+        wait(lambda: has_ended(training))
+        client.open(config, Heard()).result()
+        wait(trainings)
+        (training,) = trainings()
+    assert has_ended(training), "closing an engine ends it at once"
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # one that no parent waits for
+    except psutil.NoSuchProcess:
+        return True
