@@ -17,7 +17,7 @@ from edgespec.service.power import is_on_battery
 StopReason = Literal["time", "battery"]
 
 _POLL_S = 0.2
-_NICENESS = 10
+_NICENESS = 5
 
 
 def lower_priority() -> None:

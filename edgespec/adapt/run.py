@@ -35,7 +35,7 @@ from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
 from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
-from edgespec.files import write_atomically
+from edgespec.files import replace_file
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, PlannedModel, Reporter, fetch, plan
@@ -261,12 +261,15 @@ def _open_run(pair: AdaptedPair, config: AdaptConfig, weights: Weights) -> Itera
     folder = pair.folder / config.course.folder
     options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (pair.folder.parent, pair.folder, folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder / "run.json"
         began_s = _read_start(state, options)
         if began_s is None:
             began_s = time()
-            write_atomically(state, json.dumps({"began_s": began_s, "options": options}))
+            with replace_file(state) as partial_file:
+                partial_file.chmod(0o600)
+                partial_file.write_text(json.dumps({"began_s": began_s, "options": options}), encoding="utf-8")
     except OSError as error:
         raise CacheError(
             f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."

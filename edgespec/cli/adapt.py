@@ -67,8 +67,9 @@ for _command in (list_command, use_command, revert_command, data_command):
 @draft_option("The draft model to train. [default: the one that is paired with MODEL]")
 @click.option(
     "--method",
-    type=click.Choice(["full", "lora"]),
-    help="Train all weights, or low-rank changes of them. [default: all, where that takes less than 1 GiB]",
+    type=click.Choice(["full", "lora", "bigram"]),
+    help="Train all weights, low-rank changes of them, or, of a PARD model, which tokens follow which. [default: all, "
+    "where that takes less than 1 GiB]",
 )
 @click.option(
     "--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", show_default=True, help="What to minimize."

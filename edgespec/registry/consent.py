@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import CacheError, reason_of
-from edgespec.files import write_atomically
 
 _CONSENT = "may-train"
 
@@ -19,7 +18,7 @@ def allow_training(folder: Path) -> None:
     """Remember that the user allows it. Raises CacheError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(folder / _CONSENT, "")
+        (folder / _CONSENT).touch(mode=0o600)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error
 
