@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.adapt_export import export_command
 from edgespec.cli.completers import complete_model
 from edgespec.units import count
 
@@ -129,6 +130,9 @@ def _last_card(pair: AdaptedPair) -> Card | None:
 @click.group("data")
 def data_command() -> None:
     """The texts that drafts are trained on: those of `edgespec memory`."""
+
+
+data_command.add_command(export_command)
 
 
 @data_command.command("status")

@@ -96,6 +96,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "adapt revert": (("edgespec adapt revert", "the version before the one in use"),),
     "adapt data": (("edgespec adapt data status", "how much there is to train on"),),
     "adapt data status": (("edgespec adapt data status --json", "as JSON"),),
+    "adapt data export": (("edgespec adapt data export chats.jsonl", "for SpecForge and speculators"),),
     "adapt data clear": (("edgespec adapt data clear", "remove the texts"),),
     "draft": (("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),),
     "draft build": (

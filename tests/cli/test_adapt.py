@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends import open_tokenizer
+from edgespec.conversations import Store
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
@@ -103,6 +104,26 @@ def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
     assert drafted.stdout == cli(*ask, "--draft", "none").stdout and "version 1 of the draft" in drafted.stderr
     refused = cli("adapt", "--method", "bigram", *FAST)
     assert refused.returncode == 5 and "only pard models" in refused.stderr.lower()
+
+
+def test_chats_are_exported_for_other_trainers(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = cli("adapt", "data", "export", "chats.jsonl")
+    assert refused.returncode == 2 and "no saved chat" in refused.stderr
+    monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path / "data"))
+    with closing(Store.open()) as store:
+        chat = store.new("toy", "Be brief.")
+        question = store.add(chat, None, "user", "Sort a list?")
+        answer = store.finish(store.add(chat, question, "assistant", ""), "sorted(x)")
+        store.add(chat, answer, "user", "And then?")
+        store.add(store.new("other", None), None, "user", "Nobody answers.")
+    done = cli("adapt", "data", "export", "chats.jsonl")
+    assert done.stdout == "wrote 1 chat to chats.jsonl\n" and "--train-data-path chats.jsonl" in done.stderr
+    file = tmp_path / "chats.jsonl"
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert [each["role"] for each in line["conversations"]] == ["system", "user", "assistant"]
+    assert line["conversations"][2]["content"] == "sorted(x)" and file.stat().st_mode & 0o777 == 0o600
+    assert cli("adapt", "data", "export", "chats.jsonl").returncode == 2
+    assert cli("adapt", "data", "export", "chats.jsonl", "--force", "-m", "other").returncode == 2
 
 
 def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:
