@@ -20,6 +20,8 @@ from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import Progress, Trainer
 from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import Cancelled
 
 VOCABULARY = 97
 FREE = Pace(must_wait=lambda: False, must_stop=lambda: False)
@@ -67,6 +69,19 @@ def make_trainer(
         network, distillation(options.loss), make_batches(), options, folder, pace=pace, held_out=held_out
     )
     return network, trainer
+
+
+def cancel_at(n: int) -> CheckCancelled:
+    """A check that cancels in its n-th call."""
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == n:
+            raise Cancelled
+
+    return check
 
 
 def digest_weights(network: nn.Module) -> str:

@@ -12,6 +12,7 @@ from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySess
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.errors import Cancelled
+from tests.adapt.runs import cancel_at
 from tests.contract.runtimes import LLAMA, MLX, llama_model, mlx_model
 
 RULE = ToyModel(seed=3, vocab_size=200)
@@ -88,19 +89,11 @@ def test_ids_that_the_draft_lacks_are_left_out() -> None:
 
 
 def test_cancelling() -> None:
-    calls = 0
-
-    def check() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise Cancelled
-
+    check = cancel_at(3)
     teacher = Teacher(RecurrentToySession(RULE, context_size=256, check=idle), check)
     with pytest.raises(Cancelled):
         for _ in range(3):
             teacher.read(TEXT)
-    assert calls == 3
 
 
 def test_the_store_keeps_what_fits() -> None:

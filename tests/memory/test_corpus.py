@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,6 @@ from edgespec.memory.store import TextStore
 from tests.memory.texts import find_bytes, has_text, make_tokens
 
 LIMIT = 2**30
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[TextStore]:
-    store = TextStore.open(folder)
-    yield store
-    store.close()
 
 
 def test_a_changed_document_replaces_its_earlier_version(folder: Path, store: TextStore) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -31,18 +30,6 @@ class Learned:
 
     def dump(self) -> bytes:
         return LEARNED
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[TextStore]:
-    store = TextStore.open(folder)
-    yield store
-    store.close()
 
 
 def fill(folder: Path) -> Memory:
