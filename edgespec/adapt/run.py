@@ -7,9 +7,8 @@ both drafts are compared on the conversations that were held out.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,16 +30,16 @@ from edgespec.adapt.recipes import (
     measure_draft,
     open_trainee,
 )
+from edgespec.adapt.run_folder import open_run
 from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
 from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
-from edgespec.files import replace_file
+from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, PlannedModel, Reporter, fetch, plan
 from edgespec.planner.vocabulary import open_vocabulary
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
+from edgespec.registry.adapted import AdaptedDrafts, Card, Gain
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
@@ -130,7 +129,9 @@ class Adapter:
         active = pair.active()
         start = base_path if active is None else active.path
         weights = config.weights or _choose_weights(drafter, start)
-        with _open_run(pair, config, weights) as (folder, began_s), ExitStack() as opened:
+        folder = pair.folder / config.course.folder
+        options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
+        with open_run(folder, options) as began_s, ExitStack() as opened:
             split = self._read_split(config, began_s)
             _check_memory(planned, drafter, start, weights)
             progress = partial(self._reporter.loading, target_path.name)
@@ -250,38 +251,3 @@ def _describe_texts(texts: Sequence[TrainingText]) -> dict[str, Any]:
     return {
         "n_texts": len(texts), "n_tokens": count_tokens(texts), "first_s": min(times), "last_s": max(times)
     }  # fmt: skip
-
-
-@contextmanager
-def _open_run(pair: AdaptedPair, config: AdaptConfig, weights: Weights) -> Iterator[tuple[Path, float]]:
-    """The folder of a run, and when it began, which is earlier for one that goes on; removed after a complete one.
-
-    Raises CacheError.
-    """
-    folder = pair.folder / config.course.folder
-    options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
-    try:
-        for each in (pair.folder.parent, pair.folder, folder):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder / "run.json"
-        began_s = _read_start(state, options)
-        if began_s is None:
-            began_s = time()
-            with replace_file(state) as partial_file:
-                partial_file.chmod(0o600)
-                partial_file.write_text(json.dumps({"began_s": began_s, "options": options}), encoding="utf-8")
-    except OSError as error:
-        raise CacheError(
-            f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
-        ) from error
-    yield folder, began_s
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_start(state: Path, options: str) -> float | None:
-    """When the run in a folder began; None where there is none with these options."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(state.read_text(encoding="utf-8"))
-        if found["options"] == options:
-            return float(found["began_s"])
-    return None

@@ -1,0 +1,63 @@
+"""The folder of a training run that is not complete: the same command goes on with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import time
+
+from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.files import replace_file
+
+_STATE, _LOCK = "run.json", "lock"
+
+
+@contextmanager
+def open_run(folder: Path, options: str) -> Iterator[float]:
+    """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
+
+    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error.
+    Raises InvalidRequest where another process runs it, CacheError.
+    """
+    with ExitStack() as opened:
+        try:
+            for each in (folder.parent.parent, folder.parent, folder):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
+        except BlockingIOError:
+            raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
+        except OSError as error:
+            raise CacheError(
+                f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
+            ) from error
+        yield began_s
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_anew(folder: Path, options: str) -> float:
+    """Remove what another run has left, and remember when this one begins; returns that. Raises OSError."""
+    for path in folder.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+    began_s = time()
+    with replace_file(folder / _STATE) as partial:
+        partial.chmod(0o600)
+        partial.write_text(json.dumps({"began_s": began_s, "options": options}), encoding="utf-8")
+    return began_s
+
+
+def _read_start(state: Path, options: str) -> float | None:
+    """When the run in a folder began; None where there is none with these options."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(state.read_text(encoding="utf-8"))
+        if found["options"] == options:
+            return float(found["began_s"])
+    return None
