@@ -124,7 +124,7 @@ def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
     facts = {
         "name": "m", "backend": "llamacpp", "draft": "d", "draft_models": ["d"], "context": 8192,
-        "weights_bytes": GIB, "kv_bytes": GIB, "draft_bytes": GIB, "heads": [],
+        "weights_bytes": GIB, "kv_bytes": GIB, "draft_bytes": GIB, "heads": [], "adapted_drafts": [],
         "needed_bytes": 3 * GIB, "free_bytes": 2 * GIB, "fits": False, "fits_without_draft": True,
     }  # fmt: skip
     assert any("fits without the draft model" in line for line in format_plan(facts))
