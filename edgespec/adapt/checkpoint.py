@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import mlx.core as mx
 
-from edgespec.errors import CacheError, reason_of
+from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import replace_file
 
 _KEPT = 2
@@ -35,12 +34,19 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Raises CacheError."""
         self._folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refuse("read", error, "Check its permissions, or free some space.") from error
 
     def save(self, step: int, checkpoint: Checkpoint) -> None:
-        """Add the checkpoint after `step` steps, and remove all but the last two. Raises CacheError."""
+        """Add the checkpoint after `step` steps, and remove all but the last two.
+
+        Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
+        """
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replace_file(self._folder / f"{step:010d}{_SUFFIX}") as partial:
                 partial.chmod(0o600)
                 with partial.open("r+b") as file:
@@ -50,11 +56,13 @@ class Checkpoints:
                     os.fsync(file.fileno())
             for path in self._list()[_KEPT:]:
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            raise CacheError(
-                f"the training in {self._folder} cannot be saved: {reason_of(error)}.",
-                hint="Free some space and start again: it goes on from the last checkpoint.",
+        except FileNotFoundError as error:
+            raise InvalidRequest(
+                "the state of the training was removed while it ran.", hint="Start again: it begins anew."
             ) from error
+        except OSError as error:
+            hint = "Free some space and start again: it goes on from the last checkpoint."
+            raise self._refuse("saved", error, hint) from error
 
     def load(self, key: str) -> Checkpoint | None:
         """The latest one that is whole and whose state has this "key"; None without one. Removes those that are not.
@@ -70,17 +78,12 @@ class Checkpoints:
                     return checkpoint
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise CacheError(
-                f"the training in {self._folder} cannot be read: {reason_of(error)}.",
-                hint="Check the permissions of the folder, or remove it to start anew.",
-            ) from error
+            hint = "Check the permissions of the folder, or remove it to start anew."
+            raise self._refuse("read", error, hint) from error
         return None
 
-    def clear(self) -> None:
-        """Remove all of them."""
-        for path in (*self._list(), *self._folder.glob(f".*{_SUFFIX}.*")):
-            with suppress(OSError):
-                path.unlink()
+    def _refuse(self, verb: str, error: OSError, hint: str) -> CacheError:
+        return CacheError(f"the training in {self._folder} cannot be {verb}: {reason_of(error)}.", hint=hint)
 
     def _list(self) -> list[Path]:
         """The latest first."""

@@ -95,7 +95,7 @@ class Trainer(Generic[B]):
         pace: Pace | None = None,
         held_out: Batches[B] | None = None,
     ) -> None:
-        """Trains what is not frozen in `network`. `folder` holds the checkpoints."""
+        """Trains what is not frozen in `network`. `folder` holds the checkpoints. Raises CacheError."""
         self._network = network
         self._objective = objective
         self._batches = batches
@@ -110,7 +110,8 @@ class Trainer(Generic[B]):
     def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> TrainResult:
         """Train to the end, or until the pace stops it. Its last act is a checkpoint, also after Cancelled.
 
-        Raises CacheError where that cannot be written, Cancelled, and BackendError.
+        Raises CacheError where that cannot be written, InvalidRequest where its folder was removed, Cancelled, and
+        BackendError.
         """
         state, stopped = self._resume(), None
         saved_s = perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from edgespec.adapt.pace import Pace
 from edgespec.adapt.student import Student
 from edgespec.adapt.trainer import Progress, Trainer
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, InvalidRequest
 from tests.adapt.runs import FREE, OPTIONS, digest_weights, make_batches, make_trainer, train
 from tests.models import DRAFT, REPOSITORY
 
@@ -137,6 +138,19 @@ def test_a_full_disk(tmp_path: Path, expected: str) -> None:
     seen: list[int] = []
     assert train(tmp_path, lambda progress: seen.append(progress.step)) == expected
     assert seen[0] == 7
+
+
+def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
+    """As `adapt data clear` does: nothing is kept of what it has learned."""
+    folder = tmp_path / "run"
+
+    def remove(progress: Progress) -> None:
+        if progress.step == 2:
+            shutil.rmtree(folder)
+
+    with pytest.raises(InvalidRequest, match="removed while it ran"):
+        make_trainer(folder, replace(SHORT, checkpoint_s=3600.0))[1].run(remove, idle)
+    assert not folder.exists()
 
 
 def test_cancelling_anywhere(tmp_path: Path) -> None:
