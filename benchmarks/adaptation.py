@@ -35,9 +35,9 @@ from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_resu
 from edgespec.adapt.batches import TextBatches
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
 from edgespec.adapt.losses import distillation
-from edgespec.adapt.options import LOSS_NAMES, LossName, TrainOptions
+from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, TrainOptions
 from edgespec.adapt.pace import Pace
-from edgespec.adapt.recipes import BATCH_TOKENS, RANK, WEIGHTS
+from edgespec.adapt.recipes import BATCH_TOKENS, RANK
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts

@@ -9,6 +9,9 @@ from edgespec.errors import InvalidRequest
 
 LossName = Literal["forward-kl", "reverse-kl", "jsd", "tv"]
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
+Weights = Literal["full", "lora", "bigram"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+"""What is trained: all weights, low-rank changes of them, or, for PARD models, a term for pairs of tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)

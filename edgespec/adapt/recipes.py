@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 from edgespec.adapt.batches import Batches, TextBatches
 from edgespec.adapt.evaluate import Matrix, measure_chains
-from edgespec.adapt.options import TrainOptions
+from edgespec.adapt.options import TrainOptions, Weights
 from edgespec.adapt.pace import Pace
+from edgespec.adapt.progress import Progress, TrainResult
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText
@@ -24,12 +25,6 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import DraftRefused
 from edgespec.planner.plan import PlannedDrafter
 
-if TYPE_CHECKING:
-    from edgespec.adapt.trainer import Progress, TrainResult
-
-Weights = Literal["full", "lora", "bigram"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
-"""What is trained: all weights, low-rank changes of them, or, for PARD models, a term for pairs of tokens alone."""
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
 BATCH_TOKENS = 1024
@@ -42,12 +37,14 @@ _BIGRAM_ROWS = 50_000  # of blocks; more gained little
 class Materials:
     """What a draft is trained and measured with.
 
+    load      options of the target, with which drafts are opened too that a runtime runs
     folder    of the checkpoints
     check     polled between forwards; waits while engines work
     reading   gets the numbers of tokens that the target has read, and of all
     """
 
     target: Model
+    load: LoadOptions
     train: Sequence[TrainingText]
     held_out: Sequence[TrainingText]
     options: TrainOptions
@@ -152,13 +149,12 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
         )
     from edgespec.adapt.markov import read_rows, train_bigram
     from edgespec.adapt.proposals import measure_blocks
-    from edgespec.adapt.trainer import TrainResult
     from edgespec.drafters.bigram import FILE, find_bigram
     from edgespec.drafters.pard import PardSession
 
     backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
     check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
-    model = open_model(backend, path, LoadOptions(), progress=lambda fraction: None, check=check)
+    model = open_model(backend, path, materials.load, progress=lambda fraction: None, check=check)
     opened.callback(model.close)
     blocks = PardSession(model.open_session(check), vocab_size, _mask_token(drafter))
     opened.callback(blocks.close)

@@ -13,20 +13,20 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edgespec.adapt.course import AllTexts, Course, Measure, Return
 from edgespec.adapt.evaluate import compare, expected_tokens
 from edgespec.adapt.footprint import estimate_training_bytes
-from edgespec.adapt.options import TrainOptions
+from edgespec.adapt.options import TrainOptions, Weights
 from edgespec.adapt.pace import Pace, StopReason
+from edgespec.adapt.progress import Progress, TrainResult
 from edgespec.adapt.recipes import (
     BATCH_TOKENS,
     RANK,
     TRAINED,
     Materials,
     Trainee,
-    Weights,
     measure_draft,
     open_trainee,
 )
@@ -44,9 +44,6 @@ from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
-
-if TYPE_CHECKING:
-    from edgespec.adapt.trainer import Progress, TrainResult
 
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
@@ -140,8 +137,9 @@ class Adapter:
             check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
             held_out = _limit(split.held_out)
             materials = Materials(
-                target, split.train, held_out, config.train, config.pace, folder, check, self._reporter.reading
-            )
+                target, planned.options, split.train, held_out, config.train, config.pace, folder, check,
+                self._reporter.reading,
+            )  # fmt: skip
             trainee = open_trainee(drafter, start, weights, materials, opened)
             result, gain = self._train(trainee)
             card = None

@@ -20,7 +20,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from edgespec.adapt.batches import Batches
 from edgespec.adapt.checkpoint import Checkpoint, Checkpoints
 from edgespec.adapt.options import TrainOptions
-from edgespec.adapt.pace import Pace, StopReason
+from edgespec.adapt.pace import Pace
+from edgespec.adapt.progress import Progress, TrainResult
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 
@@ -31,39 +32,6 @@ Objective = Callable[[Any, B], mx.array]
 _VERSION = 1  # of the state in a checkpoint, and of what follows from it
 _TIMED = range(2, 10)  # steps that tell how many the time allows
 _RECENT = 32  # steps whose mean loss is reported at the end
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """After a step.
-
-    loss      of its batch
-    held_out  the mean of the held-out batches; None where it was not computed after this step
-    seconds   of training so far, those before a resume included, without pauses
-    """
-
-    step: int
-    n_steps: int
-    loss: float
-    held_out: float | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """A run that has ended; the network has the trained weights.
-
-    stopped   why it ended before its last step; None where it did not
-    loss      the mean of the last steps
-    held_out  the mean of the held-out batches before the first step and now; None without such batches
-    """
-
-    step: int
-    n_steps: int
-    stopped: StopReason | None
-    loss: float
-    held_out: tuple[float, float] | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.adapt.options import LOSS_NAMES, TrainOptions
+from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.adapt_versions import (
     data_command,
     describe_gain,
@@ -67,7 +67,7 @@ for _command in (list_command, use_command, revert_command, data_command):
 @draft_option("The draft model to train. [default: the one that is paired with MODEL]")
 @click.option(
     "--method",
-    type=click.Choice(["full", "lora", "bigram"]),
+    type=click.Choice(WEIGHTS),
     help="Train all weights, low-rank changes of them, or, of a PARD model, which tokens follow which. [default: all, "
     "where that takes less than 1 GiB]",
 )

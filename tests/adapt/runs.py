@@ -16,9 +16,10 @@ from edgespec.adapt.batches import Batch, TextBatches
 from edgespec.adapt.losses import distillation
 from edgespec.adapt.options import TrainOptions
 from edgespec.adapt.pace import Pace
+from edgespec.adapt.progress import Progress
 from edgespec.adapt.teacher import RowStore, Teacher
 from edgespec.adapt.texts import TrainingText
-from edgespec.adapt.trainer import Progress, Trainer
+from edgespec.adapt.trainer import Trainer
 from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled

@@ -95,7 +95,10 @@ def pair_of(tmp_path: Path, draft: str) -> AdaptedPair:
 def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
     keep_texts(tmp_path / "data")
     draft = f"pard:{PARD}"
-    trained = json.loads(cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST).stdout)
+    (tmp_path / "without" / "mlx").mkdir(parents=True)
+    (tmp_path / "without" / "mlx" / "__init__.py").write_text("raise ImportError('there is no MLX')")
+    done = cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST, PYTHONPATH=str(tmp_path / "without"))
+    trained = json.loads(done.stdout)
     assert trained["kept"] and trained["gain_low"] > 0
     (learned,) = (tmp_path / "data" / "adapted").rglob("bigram.safetensors")
     assert learned.stat().st_mode & 0o077 == 0 and (learned.parent / "draft.gguf").read_bytes() == PARD.read_bytes()
@@ -138,6 +141,7 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
     keep_texts(tmp_path / "data")
     assert "can be trained" in refuse("--draft", "ngram")
     assert "learning rate" in refuse("--learning-rate", "7")
+    assert "cannot take nan seconds" in refuse("--minutes", "nan")
     assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(DRAFT.read_bytes()[:5000])
