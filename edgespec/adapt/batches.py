@@ -113,11 +113,6 @@ class TextBatches:
     def __len__(self) -> int:
         return len(self._groups)
 
-    @property
-    def n_rows(self) -> int:
-        """Rows that count."""
-        return sum(window.stop - window.first for window in self._windows)
-
     def take(self, step: int) -> Batch:
         epoch, i = divmod(step, len(self._groups))
         if self._epoch[0] != epoch:

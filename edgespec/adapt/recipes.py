@@ -112,7 +112,7 @@ def _make_model(student: Student, session: Session, materials: Materials) -> Tra
     from edgespec.adapt.losses import distillation
 
     network = student.network
-    parts = _read_texts(session, materials)
+    parts = _read_texts(session, student.vocab_size, materials)
     return Trainee(
         train=_descend(network, distillation(materials.options.loss), parts, materials),
         measure=lambda: measure_chains(network, materials.held_out, DEPTH, materials.check),
@@ -128,7 +128,8 @@ def _make_pard(
 
     network, mask_token, seed = student.network, _mask_token(drafter), materials.options.seed
     check_packing(network)
-    parts = [PardBatches(each, mask_token, seed=seed) for each in _read_texts(session, materials)]
+    texts = _read_texts(session, student.vocab_size, materials)
+    parts = [PardBatches(each, mask_token, seed=seed) for each in texts]
 
     def save(to: Path) -> None:
         student.save(to, mask_token)
@@ -213,9 +214,9 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
     )
 
 
-def _read_texts(session: Session, materials: Materials) -> tuple[TextBatches, TextBatches]:
-    """The batches of the texts to train on, and of those that are held out."""
-    teacher, batches = Teacher(session, materials.check), []
+def _read_texts(session: Session, vocab_size: int, materials: Materials) -> tuple[TextBatches, TextBatches]:
+    """The batches of the texts to train on, and of those that are held out; `vocab_size` is the draft's."""
+    teacher, batches = Teacher(session, materials.check, vocab_size), []
     for texts in (materials.train, materials.held_out):
         rows = RowStore(teacher, [text.tokens for text in texts])
         rows.fill(materials.reading)

@@ -76,11 +76,9 @@ class Student:
         self.network.train()
 
     @property
-    def trainable_bytes(self) -> int:
-        """Bytes of the weights that are trained, as a checkpoint stores them."""
-        from mlx.utils import tree_flatten
-
-        return sum(each.nbytes for _, each in tree_flatten(self.network.trainable_parameters()))
+    def vocab_size(self) -> int:
+        """V"""
+        return int(self.network.args.vocab_size)
 
     def save(self, path: Path, mask_token: int | None = None) -> None:
         """Write the trained model in the format that it was opened from, at once or not at all, for its owner only.

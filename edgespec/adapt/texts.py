@@ -64,15 +64,15 @@ def read_texts(store: TextStore, tokenizer: str, namespace: str = "", *, documen
     ]
 
 
-def split_texts(texts: Sequence[TrainingText], held_out_share: float = HELD_OUT_SHARE) -> Split:
-    """Hold out about a share of the conversations, MIN_HELD_OUT at least, by a hash of their sources.
+def split_texts(texts: Sequence[TrainingText]) -> Split:
+    """Hold out about HELD_OUT_SHARE of the conversations, MIN_HELD_OUT at least, by a hash of their sources.
 
     When texts are added, no conversation that was trained on is held out. Documents never are: no model has written
     them. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
     """
     answered = sorted({text.source for text in texts if text.answer < len(text.tokens)}, key=_draw)
     require_conversations(texts, len(answered))
-    held_out = {source for i, source in enumerate(answered) if i < MIN_HELD_OUT or _draw(source) < held_out_share}
+    held_out = {source for i, source in enumerate(answered) if i < MIN_HELD_OUT or _draw(source) < HELD_OUT_SHARE}
     split = Split([], [])
     for text in texts:
         (split.held_out if text.source in held_out else split.train).append(text)

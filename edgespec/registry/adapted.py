@@ -110,12 +110,6 @@ class AdaptedDrafts:
             folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
         return [pair for pair in map(AdaptedPair, folders) if pair.versions()]
 
-    def clear(self) -> None:
-        """Remove all versions of all pairs. Raises CacheError."""
-        with _as_cache_error(self.folder):
-            if self.folder.is_dir():
-                shutil.rmtree(self.folder)
-
 
 class AdaptedPair:
     """The versions of a base draft for a target. Every method raises CacheError.

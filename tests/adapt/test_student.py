@@ -42,7 +42,9 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_network_says_what_the_runtime_says(name: str, parent: Path) -> None:
     path, tolerance = make_draft(name, parent)
     student = Student.open(path)
-    assert student.trainable_bytes == 0
+    assert student.vocab_size == read_network(student).shape[-1] and not tree_flatten(
+        student.network.trainable_parameters()
+    )
     assert np.abs(read_network(student) - read_runtime(path)).max() <= tolerance
 
 
@@ -73,10 +75,9 @@ def test_lora_trains_two_small_matrices_per_layer(parent: Path) -> None:
     assert np.array_equal(read_network(student), before)
     trained = dict(tree_flatten(student.network.trainable_parameters()))
     assert len(trained) == 2 * 7 * 2 and all(name.endswith(("lora_a", "lora_b")) for name in trained)
-    assert student.trainable_bytes == sum(4 * each.size for each in trained.values())
     whole = Student.open(DRAFT)
     whole.train_all()
-    assert whole.trainable_bytes == 4 * sum(each.size for _, each in tree_flatten(whole.network.parameters()))
+    assert len(tree_flatten(whole.network.trainable_parameters())) == len(tree_flatten(whole.network.parameters()))
 
 
 @pytest.mark.parametrize("name", ["packaged", "f16", "q4_k.gguf", "llama3.gguf"])
