@@ -11,6 +11,7 @@ from time import sleep
 from typing import Literal
 
 from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import InvalidRequest
 from edgespec.service.activity import is_any_engine_working
 from edgespec.service.power import is_on_battery
 
@@ -28,7 +29,7 @@ def lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Asked before each step.
+    """Asked before each step. Raises InvalidRequest for a limit that is not a number.
 
     limit_s    seconds of training steps; pauses, and what is read before and between them, come on top
     must_wait  whether something more urgent runs on the machine
@@ -38,6 +39,10 @@ class Pace:
     limit_s: float = inf
     must_wait: Callable[[], bool] = is_any_engine_working
     must_stop: Callable[[], bool] = is_on_battery
+
+    def __post_init__(self) -> None:
+        if not self.limit_s >= 0:
+            raise InvalidRequest(f"a training cannot take {self.limit_s:g} seconds.", hint="Choose a positive number.")
 
     def wait(self, check: CheckCancelled) -> None:
         """Return when nothing more urgent runs. Raises Cancelled."""

@@ -129,7 +129,7 @@ def train_command(
     lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
-        check = _with_parent(check, parent)
+        check = _with_leave(check, parent, drafts)
         yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_training(work)
@@ -144,16 +144,25 @@ def train_command(
     click.echo(_format_result(done))
 
 
-def _with_parent(check: CheckCancelled, parent: int | None) -> CheckCancelled:
-    """`check` that also raises Cancelled once the process `parent` is not the parent of this one."""
-    from edgespec.errors import Cancelled
+def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts) -> CheckCancelled:
+    """`check` that also raises Cancelled once the process `parent` is not the parent of this one.
 
-    def check_both() -> None:
+    It raises InvalidRequest once the texts may no longer be trained on.
+    """
+    from edgespec.errors import Cancelled, InvalidRequest
+    from edgespec.registry.consent import may_train
+
+    def check_all() -> None:
         check()
         if parent is not None and os.getppid() != parent:
             raise Cancelled
+        if not may_train(drafts.folder):
+            raise InvalidRequest(
+                "the training ended, because its texts may no longer be trained on.",
+                hint="`edgespec adapt` asks again.",
+            )
 
-    return check_both
+    return check_all
 
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:

@@ -13,7 +13,7 @@ from edgespec.cli.completers import complete_model
 from edgespec.units import count
 
 if TYPE_CHECKING:
-    from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
+    from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Gain
 
 _NONE = "No draft is adapted yet; `edgespec adapt MODEL` adapts the one of a model."
 
@@ -89,42 +89,51 @@ def use_command(version: int, model: str | None) -> None:
 
     Running engines change to it after the answers that they are giving.
     """
-    pair, card = _find_pair(model)
+    pair, name = _find_pair(model)
     pair.use(version)
-    click.echo(_tell_use(version, card))
+    click.echo(_tell_use(version, name))
 
 
 @click.command("revert")
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 def revert_command(model: str | None) -> None:
     """Draft with the version before the one in use, or with the draft before any training."""
-    pair, card = _find_pair(model)
-    click.echo(_tell_use(pair.revert(), card))
+    pair, name = _find_pair(model)
+    click.echo(_tell_use(pair.revert(), name))
 
 
-def _tell_use(version: int, card: Card) -> str:
+def _tell_use(version: int, name: str | None) -> str:
     draft = f"version {version}" if version else "the draft before any training"
-    return f"{card.target} drafts with {draft}"
+    return f"{name or 'the model'} drafts with {draft}"
 
 
-def _find_pair(model: str | None) -> tuple[AdaptedPair, Card]:
-    """The versions for a target, which may be left out where there is one. Raises UnknownModel, InvalidRequest."""
+def _find_pair(model: str | None) -> tuple[AdaptedPair, str | None]:
+    """The versions for a target, which may be left out where there is one, and the target's name.
+
+    The name is None where all cards are damaged; these versions are those of `model` where no others are. Raises
+    UnknownModel, InvalidRequest.
+    """
     from edgespec.errors import InvalidRequest, UnknownModel
 
-    found = [(pair, card) for pair in open_drafts().pairs() if (card := _last_card(pair)) is not None]
+    found = [(pair, _name_target(pair)) for pair in open_drafts().pairs()]
     if model is not None:
-        found = [each for each in found if each[1].target == model]
+        found = [each for each in found if each[1] == model] or [each for each in found if each[1] is None]
     if not found:
         of = "" if model is None else f" of {model}"
         raise UnknownModel(f"no draft{of} is adapted.", hint="`edgespec adapt list` shows those that are.")
     if len(found) > 1:
-        names = ", ".join(sorted({card.target for _, card in found}))
-        raise InvalidRequest("drafts of several models are adapted.", hint=f"Name one: {names}.")
+        names = sorted({name for _, name in found if name is not None})
+        raise InvalidRequest(
+            "drafts of several models are adapted.",
+            hint=f"Name one: {', '.join(names)}."
+            if names
+            else "All are damaged; `edgespec adapt list --json` shows where.",
+        )
     return found[0]
 
 
-def _last_card(pair: AdaptedPair) -> Card | None:
-    return next((card for card in reversed(list(pair.versions().values())) if card is not None), None)
+def _name_target(pair: AdaptedPair) -> str | None:
+    return next((card.target for card in reversed(list(pair.versions().values())) if card is not None), None)
 
 
 @click.group("data")

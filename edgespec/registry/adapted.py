@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -121,9 +121,12 @@ class AdaptedPair:
         self.folder = folder
 
     def versions(self) -> dict[int, Card | None]:
-        """The cards by version, in rising order; None for one that is damaged."""
+        """The cards by version, in rising order; None for one that is damaged, or in use and missing."""
         cards: dict[int, Card | None] = {}
-        for version in self._list():
+        numbers = set(self._list())
+        with suppress(InvalidModelFile):
+            numbers |= {self.active_number()} - {BASE}
+        for version in sorted(numbers):
             try:
                 cards[version] = self.read(version).card
             except InvalidModelFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from edgespec.adapt.pace import Pace, is_on_battery
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.activity import Activity, activity_path, is_any_engine_working
 from edgespec.service.local import LocalEngine
@@ -44,6 +45,12 @@ def test_it_stops() -> None:
     free = Pace(60, must_wait=lambda: False, must_stop=lambda: False)
     assert free.before_step(59.9, ignore) is None and free.before_step(60, ignore) == "time"
     assert Pace(60, must_wait=lambda: False, must_stop=lambda: True).before_step(0, ignore) == "battery"
+
+
+@pytest.mark.parametrize("limit_s", [nan, -1.0])
+def test_a_limit_that_is_no_time(limit_s: float) -> None:
+    with pytest.raises(InvalidRequest, match="cannot take"):
+        Pace(limit_s)
 
 
 def test_a_pause_can_be_cancelled() -> None:
