@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from edgespec.core.protocols import Step
 
 
+_BAR, _TIMES, _DETAIL = 36, 20, 36  # columns of a bar, of what follows it, and of the longest detail
+
+
+def _fit_bar(n_text: int) -> int:
+    """The columns of a bar beside `n_text` columns of text, so that the line is not wrapped."""
+    from shutil import get_terminal_size
+
+    return max(1, min(_BAR, get_terminal_size().columns - _TIMES - n_text))
+
+
 class TerminalReporter:
     """A Reporter that draws progress bars on stderr if that is a terminal."""
 
@@ -38,8 +48,9 @@ class TerminalReporter:
             self._end_bar()
             self._bar_name = name
             self._bar = click.progressbar(
-                length=max(total, 1), label=name, file=sys.stderr, show_pos=False, item_show_func=lambda text: text
-            )
+                length=max(total, 1), label=name, file=sys.stderr, show_pos=False, item_show_func=lambda text: text,
+                width=_fit_bar(len(name) + (_DETAIL if detail is not None else 0)),
+            )  # fmt: skip
         if self._bar is None:
             return
         self._bar.update(done - self._bar.pos, detail)

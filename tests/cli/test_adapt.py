@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -24,8 +30,11 @@ PARD = Path(__file__).parents[1] / "fixtures" / "pard" / "model.gguf"
 FAST = ("--epochs", "1", "--threads", "1", "--on-battery", "--json")
 
 
-def keep_texts(data: Path) -> None:
-    """Fill the user's memory with 40 conversations, of which parts of Python's own code are the answers."""
+def keep_texts(data: Path, n_answer: int | None = None) -> None:
+    """Fill the user's memory with 40 conversations: parts of Python's own code.
+
+    The last `n_answer` tokens are the answers; all but the first 20 if None.
+    """
     with open_tokenizer("llamacpp", TARGET) as tokenizer:
         code = "".join(path.read_text() for path in sorted(SOURCES.glob("*.py")))
         tokens = tokenizer.encode(code, parse_special=False)
@@ -33,7 +42,8 @@ def keep_texts(data: Path) -> None:
         with closing(Memory(data / "memory", identify_tokenizer(tokenizer), DEFAULT_LIMIT_BYTES)) as memory:
             memory.name_model("python-6m")
             for i in range(N_CONVERSATIONS):
-                memory.space("").add(tokens[i * size : (i + 1) * size], N_PROMPT, f"chat:{i + 1}")
+                n_prompt = N_PROMPT if n_answer is None else size - n_answer
+                memory.space("").add(tokens[i * size : (i + 1) * size], n_prompt, f"chat:{i + 1}")
 
 
 @pytest.fixture
@@ -109,6 +119,12 @@ def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
     assert refused.returncode == 5 and "only pard models" in refused.stderr.lower()
 
 
+def test_answers_of_one_token_measure_no_gain(cli: Cli, tmp_path: Path, draft: str) -> None:
+    keep_texts(tmp_path / "data", n_answer=1)
+    refused = cli("adapt", "--draft", draft, "--yes", "--epochs", "2", "--threads", "1", "--on-battery")
+    assert refused.returncode == 2 and "too short to measure the gain" in refused.stderr
+
+
 def test_chats_are_exported_for_other_trainers(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = cli("adapt", "data", "export", "chats.jsonl")
     assert refused.returncode == 2 and "no saved chat" in refused.stderr
@@ -149,6 +165,43 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
     (tmp_path / "data" / "adapted").rename(tmp_path / "data" / "old")
     (tmp_path / "data" / "adapted").write_text("")
     assert "adapted" in refuse("--draft", draft)
+
+
+def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
+    """While the target reads them, too: nothing is kept of them."""
+    keep_texts(tmp_path / "data")
+    command = (sys.executable, "-m", "edgespec", "adapt", "--yes", "--epochs", "1000", "--threads", "1", "--on-battery")
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as training:
+        deadline = monotonic() + 60
+        while not list((tmp_path / "data").glob("adapted/*/training/run.json")) and monotonic() < deadline:
+            sleep(0.02)
+        assert cli("adapt", "data", "clear").stdout.startswith("removed ")
+        _, told = training.communicate(timeout=60)
+    assert training.returncode == 2 and "may no longer be trained on" in told
+    assert not [path for path in (tmp_path / "data" / "adapted").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("columns", [80, 70])
+def test_progress_fits_the_terminal(environment: dict[str, str], columns: int) -> None:
+    draw = """
+from time import sleep
+from edgespec.cli.adapt import _Reporter
+reporter = _Reporter()
+for i in range(1, 4):
+    reporter.reading(i, 100)
+for i in range(1, 4):
+    reporter.training(i, 100, 10.123, 2.5)
+    sleep(0.6)  # the time that remains is shown after a second
+"""
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        subprocess.run(
+            (sys.executable, "-c", draw), env={**environment, "COLUMNS": str(columns)}, stderr=theirs, check=True
+        )
+        os.close(theirs)
+        drawn = screen.read(2**16).decode()
+    lines = [re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", drawn)]
+    assert "2.50 tokens a round" in drawn and "00:0" in drawn and 40 < max(map(len, lines)) <= columns
 
 
 def refuse_choice(cli: Cli, *arguments: str) -> str:
