@@ -99,6 +99,14 @@ def count_rounds(matrix: Matrix) -> float:
     return float(begins[: len(matrix)].sum())
 
 
+def require_positions(matrices: Mapping[str, Matrix]) -> None:
+    """Raise InvalidRequest where no conversation has a position."""
+    if not any(map(len, matrices.values())):
+        raise InvalidRequest(
+            "the answers that are held out are too short to measure the gain.", hint="Use the model for longer."
+        )
+
+
 def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int = 0) -> Gain:
     """The gain of the second over the first in expected tokens, both by conversation, of the same positions and depth.
 
@@ -107,11 +115,8 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int
     """
     if {name: each.shape for name, each in before.items()} != {name: each.shape for name, each in after.items()}:
         raise ValueError("the two were not measured at the same positions")
+    require_positions(before)
     names = [name for name, each in before.items() if len(each)]
-    if not names:
-        raise InvalidRequest(
-            "the answers that are held out are too short to measure the gain.", hint="Use the model for longer."
-        )
     sizes = np.array([len(before[name]) for name in names], np.float64)
     first, second = (np.array([count_rounds(part[name]) for name in names]) for part in (before, after))
     n = len(names)

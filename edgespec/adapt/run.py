@@ -16,7 +16,7 @@ from time import time
 from typing import Any, Protocol
 
 from edgespec.adapt.course import AllTexts, Course, Measure, Return
-from edgespec.adapt.evaluate import compare, expected_tokens
+from edgespec.adapt.evaluate import compare, expected_tokens, require_positions
 from edgespec.adapt.footprint import estimate_training_bytes
 from edgespec.adapt.options import TrainOptions, Weights
 from edgespec.adapt.pace import Pace, StopReason
@@ -177,7 +177,7 @@ class Adapter:
         return config.course.split([text for text in texts if text.time <= began_s])
 
     def _train(self, trainee: Trainee) -> tuple[TrainResult, Gain]:
-        """Train, and measure before and after."""
+        """Train, and measure before and after. Raises InvalidRequest on battery, and for answers of one token."""
 
         def report(progress: Progress) -> None:
             tokens = None
@@ -186,6 +186,7 @@ class Adapter:
             self._reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
         before = trainee.measure()
+        require_positions(before)
         result = trainee.train(report)
         if result.stopped == "battery":
             raise InvalidRequest(

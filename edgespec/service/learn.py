@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic, time
 
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.files import write_atomically
+from edgespec.files import replace_file
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE
@@ -61,7 +61,9 @@ class Lesson:
 
     def note_learned(self, began_s: float) -> None:
         """Remember that a training has seen all texts up to a time. Raises OSError."""
-        write_atomically(self.pair / _LEARNED, str(began_s))
+        with replace_file(self.pair / _LEARNED) as partial:
+            partial.chmod(0o600)
+            partial.write_text(str(began_s), encoding="utf-8")
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
@@ -135,8 +137,9 @@ class Learner:
         _log.debug("%s ended with %s: %s%s", " ".join(command), child.returncode, output, told)
         if self._closing.is_set():
             return
-        if child.returncode == InvalidRequest.exit_code:  # too few texts, or they may no longer be trained on
-            self._lesson.note_learned(began_s)
+        if child.returncode == InvalidRequest.exit_code:
+            if not is_on_battery():  # too few texts, or they may no longer be trained on; else the next one goes on
+                self._lesson.note_learned(began_s)
         elif child.returncode != 0:
             self._note_failure(_explain(child.returncode, told))
         else:
