@@ -78,6 +78,8 @@ def open_trainee(
     if weights == "bigram":
         return _open_bigram(drafter, path, materials, opened)
     if drafter.head is not None:
+        if weights == "lora":
+            raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
         return _open_head(drafter, path, materials, opened)
     student = Student.open(path)
     session = materials.target.open_session(materials.check)

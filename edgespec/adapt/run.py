@@ -149,7 +149,7 @@ class Adapter:
                     method=drafter.spec.name,
                     base=str(model.reference),
                     target=planned.name,
-                    loss=config.train.loss,
+                    loss="cross-entropy" if weights == "bigram" else config.train.loss,
                     gain=gain,
                     minutes=result.seconds / 60,
                     options={"weights": weights, **asdict(config.train)},

@@ -27,6 +27,7 @@ from tests.registry.test_adapted import CARD
 N_CONVERSATIONS, N_PROMPT = 40, 20
 SOURCES = Path(json.__file__).parent
 PARD = Path(__file__).parents[1] / "fixtures" / "pard" / "model.gguf"
+HEAD = PARD.parents[1] / "heads" / "mtp-python-6m"
 FAST = ("--epochs", "1", "--threads", "1", "--on-battery", "--json")
 
 
@@ -111,6 +112,7 @@ def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
     trained = json.loads(done.stdout)
     assert trained["kept"] and trained["gain_low"] > 0
     (learned,) = (tmp_path / "data" / "adapted").rglob("bigram.safetensors")
+    assert json.loads(cli("adapt", "list", "--json").stdout)[0]["loss"] == "cross-entropy"
     assert learned.stat().st_mode & 0o077 == 0 and (learned.parent / "draft.gguf").read_bytes() == PARD.read_bytes()
     ask = ("run", "def f(x):", "--temperature", "0", "--max-tokens", "30", "--no-memory", "--threads", "1")
     drafted = cli(*ask, "--draft", draft, "--draft-max", "4")
@@ -159,6 +161,7 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
     assert "learning rate" in refuse("--learning-rate", "7")
     assert "cannot take nan seconds" in refuse("--minutes", "nan")
     assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
+    assert "trained whole" in refuse("--draft", str(HEAD), "--backend", "mlx", "--method", "lora", "--on-battery")
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(DRAFT.read_bytes()[:5000])
     assert "damaged.gguf" in refuse("--draft", str(damaged))
