@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic, time
 
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import replace_file
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
@@ -111,8 +111,8 @@ class Learner:
                     with self._lesson.alone() as is_alone:
                         if is_alone:
                             self._train()
-            except (EdgespecError, OSError) as error:
-                self._note_failure(error.message if isinstance(error, EdgespecError) else f"{error}.")
+            except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
+                self._note_failure(f"{reason_of(error)}.")
 
     def _is_due(self) -> bool:
         """Whether to train now. Texts are counted once in each idle time. Raises CacheError."""
