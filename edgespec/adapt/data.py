@@ -61,6 +61,8 @@ def clear_runs(folder: Path) -> None:
     """Remove the state of all runs that are not complete. Raises CacheError."""
     try:
         for run in folder.glob(f"*/{RUN}*"):
-            shutil.rmtree(run)
+            shutil.rmtree(run, ignore_errors=True)  # a training may write in it at this moment
+            if run.exists():
+                shutil.rmtree(run)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error

@@ -180,7 +180,8 @@ def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[
             sleep(0.02)
         assert cli("adapt", "data", "clear").stdout.startswith("removed ")
         _, told = training.communicate(timeout=60)
-    assert training.returncode == 2 and "may no longer be trained on" in told
+    assert training.returncode == 2
+    assert "may no longer be trained on" in told or "0 tokens" in told, "the second: it had not read them yet"
     assert not [path for path in (tmp_path / "data" / "adapted").rglob("*") if path.is_file()]
 
 
