@@ -46,6 +46,29 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def write_private(path: Path, data: bytes | str) -> None:
+    """`write_atomically`, for the file's owner alone."""
+    with replace_file(path) as partial:
+        partial.chmod(0o600)
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def lock_file(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a file, which is created if missing; the system ends that of a process that dies.
+
+    Raises BlockingIOError where another process holds it and this one shall not wait, OSError.
+    """
+    import fcntl
+
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def save_traceback(error: BaseException) -> Path:
     """Write the traceback of an internal error to a new file in the temporary folder; returns the file."""
     import tempfile

@@ -64,6 +64,14 @@ class Window:
         return -(-(self.stop - self.start) // _STEP) * _STEP
 
 
+def hash_texts(texts: Sequence[TrainingText], *options: object) -> str:
+    """A hash of texts, and of what else decides about their batches."""
+    digest = blake2b(repr(options).encode(), digest_size=16)
+    for text in texts:
+        digest.update(repr((len(text.tokens), text.n_lead)).encode() + text.tokens.astype(np.int32).tobytes())
+    return digest.hexdigest()
+
+
 def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
     """Windows of at most `max_length` tokens in which each row that counts does so once.
 
@@ -105,10 +113,7 @@ class TextBatches:
         self._lengths = np.array([window.padded for window in self._windows])
         self._groups = _group(np.sort(self._lengths).tolist(), batch_tokens)
         self._epoch: tuple[int, list[Indices]] = (-1, [])
-        digest = blake2b(repr((batch_tokens, max_length, seed)).encode(), digest_size=16)
-        for text in texts:
-            digest.update(repr((len(text.tokens), text.n_lead)).encode() + text.tokens.astype(np.int32).tobytes())
-        self.key = digest.hexdigest()
+        self.key = hash_texts(texts, batch_tokens, max_length, seed)
 
     def __len__(self) -> int:
         return len(self._groups)

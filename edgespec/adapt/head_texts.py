@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.adapt.batches import Window, cut_windows
+from edgespec.adapt.batches import Window, cut_windows, hash_texts
 from edgespec.adapt.teacher import Teacher, TeacherRows
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.mlx.session import MlxSession
@@ -69,10 +68,7 @@ class HeadTexts:
         self._left_bytes = max_bytes
         self._kept: dict[int, HeadText] = {}
         self._seed = seed
-        digest = blake2b(repr((layers, batch_tokens, max_length, seed)).encode(), digest_size=16)
-        for text in texts:
-            digest.update(repr((len(text.tokens), text.n_lead)).encode() + text.tokens.astype(np.int32).tobytes())
-        self.key = digest.hexdigest()
+        self.key = hash_texts(texts, layers, batch_tokens, max_length, seed)
 
     def __len__(self) -> int:
         return len(self._groups)

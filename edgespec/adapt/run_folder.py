@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +10,7 @@ from pathlib import Path
 from time import time
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
-from edgespec.files import replace_file
+from edgespec.files import lock_file, write_private
 
 _STATE, _LOCK = "run.json", "lock"
 
@@ -28,9 +26,7 @@ def open_run(folder: Path, options: str) -> Iterator[float]:
         try:
             for each in (folder.parent.parent, folder.parent, folder):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            opened.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            opened.enter_context(lock_file(folder / _LOCK, wait=False))
             began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
         except BlockingIOError:
             raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
@@ -48,9 +44,7 @@ def _start_anew(folder: Path, options: str) -> float:
         if path.name != _LOCK:
             path.unlink()
     began_s = time()
-    with replace_file(folder / _STATE) as partial:
-        partial.chmod(0o600)
-        partial.write_text(json.dumps({"began_s": began_s, "options": options}), encoding="utf-8")
+    write_private(folder / _STATE, json.dumps({"began_s": began_s, "options": options}))
     return began_s
 
 

@@ -38,7 +38,7 @@ def export_command(file: Path, model: str | None, force: bool) -> None:
     """
     from edgespec.conversations import Store
     from edgespec.errors import CacheError, InvalidRequest, reason_of
-    from edgespec.files import replace_file
+    from edgespec.files import write_private
 
     if file.exists() and not force:
         raise InvalidRequest(f"{file} exists.", hint="Name another file, or use --force.")
@@ -48,9 +48,7 @@ def export_command(file: Path, model: str | None, force: bool) -> None:
         of = "" if model is None else f" with {model}"
         raise InvalidRequest(f"there is no saved chat{of} with an answer.", hint="`edgespec history` lists them.")
     try:
-        with replace_file(file) as partial:
-            partial.chmod(0o600)
-            partial.write_text("".join(lines), encoding="utf-8")
+        write_private(file, "".join(lines))
     except OSError as error:
         hint = "Free some space, or name a file in a folder that can be written."
         raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error

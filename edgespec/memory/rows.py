@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files import replace_file
+from edgespec.files import write_private
 from edgespec.memory.database import SEGMENT_SUFFIX, Database
 from edgespec.memory.texts import Keys, Origin, SpaceKey, StoredText
 
@@ -160,9 +160,7 @@ def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes,
         found = db.execute(f"SELECT {_SEGMENT} FROM segments WHERE {inside}", (*_columns(key), plan.first, plan.last))
         if read_epoch(database) != epoch or {SegmentRow(*row) for row in found} != set(plan.replaced):
             return
-        with replace_file(database.folder / name) as partial:
-            partial.chmod(0o600)
-            partial.write_bytes(data)
+        write_private(database.folder / name, data)
         db.executemany("DELETE FROM segments WHERE name = ?", [(each.name,) for each in plan.replaced])
         db.execute(
             f"INSERT INTO segments (name, space, first, last, n_tokens, bytes) VALUES (?, {_SPACE}, ?, ?, ?, ?)",

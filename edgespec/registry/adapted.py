@@ -7,7 +7,6 @@ folder for each version, with its card and its draft, and the file `active` with
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from time import time
 from typing import Any
 
 from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, reason_of
-from edgespec.files import replace_file
+from edgespec.files import lock_file, write_private
 from edgespec.formats.fingerprint import fingerprint_weights
 
 BASE = 0
@@ -222,23 +221,15 @@ class AdaptedPair:
         return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else str(BASE)
 
     def _write_active(self, version: int) -> None:
-        with replace_file(self.folder / _ACTIVE) as partial:
-            partial.chmod(0o600)
-            partial.write_text(f"{version}\n", encoding="utf-8")
+        write_private(self.folder / _ACTIVE, f"{version}\n")
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Let one process write; the system ends the lock of one that dies."""
-        import fcntl
-
+        """Let one process write."""
         self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with lock_file(self.folder / _LOCK, wait=True):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _from_dict(values: Any) -> Card:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
-from edgespec.files import replace_file
+from edgespec.files import write_private
 from edgespec.server.keys import ONLY_KEY, Caller, Key, hash_key, make_key
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
@@ -132,8 +132,6 @@ def remove_key(path: Path, name: str) -> None:
         rest = re.sub(rf"(?ms)^\[{re.escape(name)}\][^\n]*\n.*?(?=^\[|\Z)", "", text)
         if set(tomllib.loads(rest)) != {each.caller.name for each in before} - {name}:
             raise InvalidRequest(f"{path} has no line [{name}].", hint="Remove the entry by hand.")
-        with replace_file(path.resolve()) as partial:
-            partial.chmod(0o600)
-            partial.write_text(rest, encoding="utf-8")
+        write_private(path.resolve(), rest)
     except OSError as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Check its permissions.") from error

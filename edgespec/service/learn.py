@@ -6,7 +6,6 @@ The engine takes the version that it leaves as it takes any other.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -15,14 +14,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from time import monotonic, time
 
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
-from edgespec.files import replace_file
+from edgespec.files import lock_file, write_private
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE
@@ -61,22 +60,19 @@ class Lesson:
 
     def note_learned(self, began_s: float) -> None:
         """Remember that a training has seen all texts up to a time. Raises OSError."""
-        with replace_file(self.pair / _LEARNED) as partial:
-            partial.chmod(0o600)
-            partial.write_text(str(began_s), encoding="utf-8")
+        write_private(self.pair / _LEARNED, str(began_s))
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Yield whether no other process learns this draft; none begins inside. Raises OSError."""
         self.pair.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self.pair / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-        except BlockingIOError:
-            yield False
-        finally:
-            os.close(descriptor)
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock_file(self.pair / _LOCK, wait=False))
+                is_alone = True
+            except BlockingIOError:
+                is_alone = False
+            yield is_alone
 
 
 class Learner:
