@@ -21,7 +21,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding, embed
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.prompts import PromptEncoder, RawText
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.report import report_plan
@@ -218,6 +218,8 @@ class LocalEngine:
                 self._refresh()
             except EdgespecError as refusal:
                 self._notices.notice(f"Drafting as before: {refusal.message}")
+            except Exception as error:  # noqa: BLE001 - nobody reads this stream
+                self._notices.notice(f"Drafting as before: {reason_of(error)}.")
             finally:
                 self._is_following = False
             yield

@@ -6,9 +6,10 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -62,13 +63,15 @@ class Worker:
         self, after_turn: Callable[[], None] = lambda: None, set_idle: Callable[[bool], None] = lambda is_idle: None
     ) -> None:
         """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
-        nothing to do and when it has again.
+        nothing to do and when it has again. Where one of them raises, the jobs and all later ones end with that error.
         """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
         self._set_idle = set_idle
         self._signed_s = inf  # when the thread last gave a sign of life; inf: it waits, or does what may take long
         self._submitted: queue.Queue[_Job[Any] | None] = queue.Queue()
+        self._waiting: deque[_Job[Any] | None] = deque()
+        self._running: list[_Job[Any]] = []
         self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -111,36 +114,45 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._take_turns()
+        except Exception as error:  # noqa: BLE001 - of a callback; whoever waits hears of it
+            self._refuse(error)
         finally:
             leave_thread()
 
+    def _refuse(self, error: Exception) -> None:
+        """End the jobs of now and of later with `error`, until the worker is closed."""
+        self._signed_s = inf
+        for job in chain(self._running, self._waiting, iter(self._submitted.get, None)):
+            if job is None:
+                return
+            job.stream.end(error)
+
     def _take_turns(self) -> None:
-        waiting: deque[_Job[Any] | None] = deque()
-        running: list[_Job[Any]] = []
+        waiting = self._waiting
         while True:
             self._signed_s = inf
-            if not waiting and not running:
+            if not waiting and not self._running:
                 self._set_idle(True)
                 waiting.append(self._submitted.get())
                 self._set_idle(False)
             with suppress(queue.Empty):
                 while True:
                     waiting.append(self._submitted.get_nowait())
-            while waiting and self._may_begin(waiting[0], running):
+            while waiting and self._may_begin(waiting[0]):
                 job = waiting.popleft()
                 if job is None:
                     return
-                running.append(job)
-            if running and running[0].shares:
+                self._running.append(job)
+            if self._running and self._running[0].shares:
                 self._signed_s = monotonic()
-            running = [job for job in running if job.advance()]
+            self._running = [job for job in self._running if job.advance()]
             self._after_turn()
 
     def _sign(self) -> None:
         if self._signed_s != inf:
             self._signed_s = monotonic()
 
-    def _may_begin(self, job: _Job[Any] | None, running: Sequence[_Job[Any]]) -> bool:
-        if not running:
+    def _may_begin(self, job: _Job[Any] | None) -> bool:
+        if not (running := self._running):
             return True
         return job is not None and job.shares and running[0].shares and len(running) < self.max_concurrency

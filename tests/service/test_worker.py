@@ -188,3 +188,34 @@ def test_it_says_when_it_has_nothing_to_do() -> None:
     assert worker.call(lambda: list(said)) == [True, False]
     worker.close()
     assert said[:3] == [True, False, True]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_callback_that_fails_leaves_nobody_waiting(shares: bool) -> None:
+    def fail() -> None:
+        raise RuntimeError("full disk")
+
+    def work(check: CheckCancelled) -> Iterator[int | Yield]:
+        yield 1
+        yield YIELD
+        yield 2
+
+    worker = Worker(after_turn=fail)
+    jobs = [worker.submit(work, shares=shares) for _ in range(3)]
+    for job in jobs:
+        with pytest.raises(RuntimeError, match="full disk"):
+            list(job)
+    with pytest.raises(RuntimeError, match="full disk"):
+        worker.call(lambda: 1)
+    worker.close()
+
+
+def test_an_idle_callback_that_fails_is_told_to_the_next_job() -> None:
+    def fail(is_idle: bool) -> None:
+        if not is_idle:
+            raise RuntimeError("no clock")
+
+    worker = Worker(set_idle=fail)
+    with pytest.raises(RuntimeError, match="no clock"):
+        worker.call(lambda: 1)
+    worker.close()
