@@ -14,6 +14,8 @@ from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.reference import Alias, Reference, parse_reference
 from edgespec.registry.about import ABOUT_KEYS, About, find_about_error, read_about
+from edgespec.registry.merge import Table, merge_tables
+from edgespec.registry.originals import Originals, find_originals_error
 from edgespec.registry.shipped import FILE_NAME, read_shipped
 
 if TYPE_CHECKING:
@@ -24,12 +26,11 @@ DEFAULT_ALIAS = "python-6m"
 NO_DRAFT = "ngram"
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
-Table = dict[str, object]
 Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 
 _HEAD_KEYS = ("head", "head_kind", "head_verified", "with_head")
-_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling", *ABOUT_KEYS)
+_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling", "originals", *ABOUT_KEYS)
 _PAIR_KEYS = ("target", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
 _REFERENCES = ("target", "draft", "pard", "head", "with_head")
 # Key: whether it must be an integer, minimum, maximum.
@@ -97,7 +98,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, sampling defaults, and what there is to know."""
+    """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, sampling defaults, and what there is to know.
+
+    originals  where the weights of both pairs come from
+    """
 
     alias: str
     description: str
@@ -105,6 +109,7 @@ class Entry:
     mlx: Pair | None
     sampling: SamplingDefaults
     about: About = field(default_factory=About)
+    originals: Originals = field(default_factory=Originals)
 
     def pair(self, backend: FileBackend) -> Pair | None:
         """The pair for `backend`, or None."""
@@ -156,7 +161,7 @@ def load_registry(user_file: Path | None = None) -> Registry:
     except OSError as error:
         raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
     if text is not None:
-        tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
+        tables, origin = merge_tables(tables, _parse_file(text, str(path))), str(path)
     return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
 
 
@@ -174,7 +179,7 @@ def _parse_file(text: str, origin: str) -> dict[str, Table]:
         table = _check_table(origin, where, value, _ENTRY_KEYS)
         if not isinstance(table.get("description", ""), str):
             raise _schema_error(origin, where, "description is not text")
-        if (problem := find_about_error(table)) is not None:
+        if (problem := find_about_error(table) or find_originals_error(table.get("originals", {}))) is not None:
             raise _schema_error(origin, where, problem)
         for name in ("gguf", "mlx"):
             if name in table:
@@ -249,30 +254,15 @@ def _check_sampling(origin: str, where: str, value: object) -> Table:
     return table
 
 
-def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
-    merged = {alias: dict(table) for alias, table in base.items()}
-    for alias, table in over.items():
-        entry = merged.setdefault(alias, {})
-        for key, value in table.items():
-            old = entry.get(key)
-            if not isinstance(value, dict) or not isinstance(old, dict):
-                entry[key] = value
-                continue
-            stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
-            stale |= {"pard_token"} if "pard" in value else set()  # of another model
-            stale |= {"head_kind", "head_verified"} if "head" in value else set()  # of another head
-            entry[key] = {**{name: kept for name, kept in old.items() if name not in stale}, **value}
-    return merged
-
-
 def _make_entry(alias: str, table: Table, origin: str) -> Entry:
     pairs = {name: _make_pair(alias, name, table, origin) for name in ("gguf", "mlx")}
     if not any(pairs.values()):
         raise _schema_error(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
-    sampling = table.get("sampling", {})
-    assert isinstance(sampling, dict)
+    sampling, originals = table.get("sampling", {}), table.get("originals", {})
+    assert isinstance(sampling, dict) and isinstance(originals, dict)
     description, defaults = str(table.get("description", "")), SamplingDefaults(**sampling)
-    return Entry(alias, description, pairs["gguf"], pairs["mlx"], defaults, read_about(table))
+    about = read_about(table)
+    return Entry(alias, description, pairs["gguf"], pairs["mlx"], defaults, about, Originals(**originals))
 
 
 def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.registry.originals import ROLES, Originals
 from edgespec.registry.schema import DEFAULT_ALIAS, Registry, load_registry
 
 FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]
@@ -178,6 +180,12 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
         ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\nhead_kind = "eagle4"\n', "head_kind is 'eagle4', not one of eagle3,"),
         ('[x.gguf]\ntarget = "a/b"\nhead_verified = 1\n', "head_verified is not true or false"),
         ('[x.gguf]\ntarget = "a/b"\nwith_head = "python-6m"\n', "with_head is another alias"),
+        ('[x]\noriginals = "a/b"\n', "originals is not a table"),
+        ('[x.originals]\ntraget = "a/b"\n', "originals has the key 'traget', which is not one of target, draft,"),
+        *(
+            (f"[x.originals]\ndraft = {value}\n", "the original of the draft is not a repository")
+            for value in ("7", '"a"', '"a/b:Q4_0"', '"a/b/c.gguf"', '"a/b@main"', '"https://huggingface.co/a/b"', '""')
+        ),
         ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
         ("[x]\ndescription = 3\n", "description is not text"),
         ("[x.sampling]\ntemperature = true\n", "temperature is not a number"),
@@ -223,3 +231,24 @@ def test_every_shipped_alias_says_how_large_it_is(tmp_path: Path) -> None:
     for entry in load_registry(tmp_path / "none").entries.values():
         assert entry.about.parameters and entry.about.tasks, entry.alias
         assert entry.about.active is None or entry.about.active < entry.about.parameters
+
+
+def test_every_shipped_model_of_the_hub_names_its_original(tmp_path: Path) -> None:
+    for entry in shipped(tmp_path).entries.values():
+        for pair in (entry.gguf, entry.mlx):
+            for role in ROLES if pair is not None else ():
+                reference = getattr(pair, role)
+                is_here = reference is None or isinstance(reference, PackagedFile)
+                assert is_here or getattr(entry.originals, role), f"{entry.alias}: {role} has no original"
+
+
+def test_the_originals_of_a_replaced_model_are_dropped(tmp_path: Path) -> None:
+    def originals(text: str) -> Originals:
+        return load(tmp_path, text).get("llama-70b-q4").originals
+
+    known = shipped(tmp_path).get("llama-70b-q4").originals
+    assert known.target == "meta-llama/Llama-3.3-70B-Instruct" and known.draft == "meta-llama/Llama-3.2-1B-Instruct"
+    assert originals("[llama-70b-q4.sampling]\ntop_k = 7\n") == known
+    assert originals('[llama-70b-q4.gguf]\ndraft = "a/b"\n') == replace(known, draft=None)
+    mine = '[llama-70b-q4.gguf]\ntarget = "a/b"\n[llama-70b-q4.originals]\ntarget = "c/d"\n'
+    assert originals(mine) == replace(known, target="c/d")

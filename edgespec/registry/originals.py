@@ -1,0 +1,128 @@
+"""Repositories of a model's original weights on Hugging Face, which other engines load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import UnknownModel
+from edgespec.hub.reference import HubRepo, Reference, parse_reference
+
+if TYPE_CHECKING:
+    from edgespec.formats.gguf import Header
+    from edgespec.formats.mlx_folder import Folder
+    from edgespec.registry.schema import Registry
+
+ROLES = ("target", "draft", "pard", "head")
+_BACKENDS = ("gguf", "mlx")
+_KEYS = (  # of a GGUF file, the surest first: what it was converted from, what it is, what it was made from
+    "general.source.huggingface.repository",
+    "general.source.repo_url",
+    "general.source.url",
+    "general.repo_url",
+    "general.base_model.0.repo_url",
+)
+_BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w./-]+)", re.MULTILINE)  # of a README's first lines
+_ADDRESS = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)(?:/tree/[^/]+)?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """`user/repo` of the weights as their authors released them; None where none is stated.
+
+    head  that of the target where the head lies in the target's own files
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    pard: str | None = None
+    head: str | None = None
+
+
+def find_originals_error(table: object) -> str | None:
+    """What is wrong with the table `originals` of a model in models.toml; None for nothing."""
+    if not isinstance(table, dict):
+        return "originals is not a table"
+    for role, text in table.items():
+        if role not in ROLES:
+            return f"originals has the key {role!a}, which is not one of {', '.join(ROLES)}"
+        if not is_repository(text):
+            return f"the original of the {role} is not a repository such as Qwen/Qwen3-32B"
+    return None
+
+
+def is_repository(text: object) -> bool:
+    """Whether `text` names a repository, `user/repo`, and nothing in it."""
+    try:
+        return isinstance(text, str) and parse_reference(f"hf:{text}") == HubRepo(text)
+    except UnknownModel:
+        return False
+
+
+def find_original(reference: Reference, registry: Registry) -> str | None:
+    """The original of a model that is the target, draft or head of an alias; None where the registry states none."""
+    for entry in registry.entries.values():
+        for pair in (entry.gguf, entry.mlx):
+            for role in ROLES if pair is not None else ():
+                known = getattr(pair, role)
+                if known is not None and (known == reference or _share_repo(known, reference)):
+                    found: str | None = getattr(entry.originals, role)
+                    if found is not None:
+                        return found
+    return None
+
+
+def _share_repo(one: Reference, other: Reference) -> bool:
+    repo = getattr(one, "repo", None)
+    return repo is not None and repo == getattr(other, "repo", None)
+
+
+def read_gguf_original(header: Header) -> tuple[str, str] | None:
+    """(repository, the key that names it) of the weights that a GGUF file was made from; None where it does not say.
+
+    A fine-tune's base model is not its original: a repository without the name of the fine-tune is left out.
+    """
+    tune = header.metadata.get("general.finetune")
+    for key in _KEYS:
+        text = header.metadata.get(key)
+        match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None or not is_repository(match[1]):
+            continue
+        is_base = "base_model" in key
+        if is_base and isinstance(tune, str) and tune.lower() not in match[1].lower():
+            continue
+        return match[1], key
+    return None
+
+
+def read_folder_original(folder: Folder) -> tuple[str, str] | None:
+    """As `read_gguf_original`, of a folder that MLX has quantized: what its README or its config names."""
+    for found, key in (
+        (_read_base_model(folder.path), "base_model of its README"),
+        (folder.config.get("_name_or_path"), "_name_or_path of its config.json"),
+    ):
+        if isinstance(found, str) and is_repository(found):
+            return found, key
+    return None
+
+
+def _read_base_model(folder: Path) -> str | None:
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    header = text.split("\n---", 1)[0] if text.startswith("---") else ""
+    match = _BASE_MODEL.search(header)
+    return match[1] if match else None
+
+
+def drop_stale_originals(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """`base`, a model's table, without the originals of models that the table `over` replaces."""
+    changed = {role for name in _BACKENDS if isinstance(pair := over.get(name), dict) for role in ROLES if role in pair}
+    known = base.get("originals")
+    if not changed or not isinstance(known, dict):
+        return dict(base)
+    return {**base, "originals": {role: text for role, text in known.items() if role not in changed}}
