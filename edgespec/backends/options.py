@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 import psutil
 
+from edgespec.backends.workers import check_addresses
 from edgespec.errors import InvalidRequest
 
 DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
@@ -37,6 +38,8 @@ class LoadOptions:
     exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
     mtp              load the MTP layers that the model's file has, for a head in it; llama.cpp refuses some files
                      without them
+    workers          HOST:PORT of workers that compute a part of the layers, see backends.workers
+    trusts_network   whether workers may be on a network, whose machines can then run code on them
     """
 
     context_size: int | None = None
@@ -50,6 +53,13 @@ class LoadOptions:
     exact_width: int | None = None
     batch_threads: int | None = None
     mtp: bool = False
+    workers: tuple[str, ...] = ()
+    trusts_network: bool = False
+
+    @property
+    def alone(self) -> LoadOptions:
+        """The same on this machine alone, for models that are small: drafts and heads."""
+        return replace(self, workers=())
 
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""
@@ -74,6 +84,7 @@ class LoadOptions:
             )
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
+        check_addresses(self.workers, trusts_network=self.trusts_network)
 
 
 def physical_cores() -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_category, complete_model
-from edgespec.cli.options import OptionWithSynonym, draft_option, load_config, load_options
+from edgespec.cli.options import OptionWithSynonym, draft_option, load_config, load_options, worker_options
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
@@ -72,6 +72,7 @@ _PROFILE_S = 10.0
     help="Folder for the raw data and the report.",
 )
 @load_options
+@worker_options
 def bench_command(
     model: str | None,
     categories: tuple[str, ...],

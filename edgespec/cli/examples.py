@@ -77,6 +77,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec launch claude", "print the settings of Claude Code"),
         ('eval "$(edgespec launch aider)"', "start aider with the server's first model"),
     ),
+    "worker": (
+        ("edgespec worker", "lend the GPUs, or the processor, of this machine"),
+        ("edgespec worker --threads 4 --port 50053", "a part of the processor, at another port"),
+        ("edgespec worker --host 10.0.0.2 --trust-network", "on a network where every machine is trusted"),
+    ),
     "bench": (
         ("edgespec bench", "the embedded pair"),
         ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),

@@ -40,6 +40,7 @@ _GROUPS = {
         "ps": ("List the models of a running server", "ps"),
         "stop": ("Unload a model of a running server", "ps"),
         "launch": ("Print another program's settings for the server", "launch"),
+        "worker": ("Lend this machine to a model on another one", "worker"),
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),

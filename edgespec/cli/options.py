@@ -163,6 +163,13 @@ _LOADING = (
     click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
 
+_WORKERS = (
+    click.option("--workers", metavar="HOST:PORT,...",
+                 help="Compute a part of the layers on other machines, on which `edgespec worker` runs."),
+    click.option("--trust-network", is_flag=True,
+                 help="Allow workers on a network, whose machines can read all texts, and run code on the workers."),
+)  # fmt: skip
+
 _MEMORY = click.option(
     "--memory/--no-memory", default=None,
     help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
@@ -181,19 +188,24 @@ PARALLEL = click.option(
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
-    return _add(
-        command, (draft_option(), *_SAMPLING, *_SPECULATION, _MEMORY, *_LOADING, backend_option(_RUNTIME, "toy"))
-    )
+    options = (draft_option(), *_SAMPLING, *_SPECULATION, _MEMORY, *_LOADING, *_WORKERS)
+    return _add(command, (*options, backend_option(_RUNTIME, "toy")))
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    return _add(command, (draft_option(), *_SPECULATION, _MEMORY, LEARN, *_LOADING, backend_option(_RUNTIME, "toy")))
+    options = (draft_option(), *_SPECULATION, _MEMORY, LEARN, *_LOADING, *_WORKERS)
+    return _add(command, (*options, backend_option(_RUNTIME, "toy")))
 
 
 def load_options(command: F) -> F:
     """Add only the options of loading a model."""
     return _add(command, (*_LOADING, backend_option(_RUNTIME)))
+
+
+def worker_options(command: F) -> F:
+    """Add the options that name workers."""
+    return _add(command, _WORKERS)
 
 
 def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:
@@ -205,6 +217,7 @@ def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:
 def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
     """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
+    from edgespec.backends.workers import split_addresses
     from edgespec.conversations.adapted import adapted_folder
     from edgespec.conversations.memory import memory_folder
     from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
@@ -227,6 +240,8 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
             exact=options["exact"],
             exact_width=int(options["exact_width"]) if options["exact_width"] else None,
             batch_threads=options["batch_threads"],
+            workers=split_addresses(options.get("workers") or ""),
+            trusts_network=options.get("trust_network", False),
         ),
         force=options["force"],
         memory=None if options.get("memory", False) is False else MemoryOptions(memory_folder()),

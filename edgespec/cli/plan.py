@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model
-from edgespec.cli.options import draft_option, load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options, worker_options
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
+@worker_options
 def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
     """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model
-from edgespec.cli.options import draft_option, load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options, worker_options
 
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options
+@worker_options
 def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **options: Any) -> int:
     """Measure the cost of REF's forwards, train the autopilot on prompts of each category, and save both.
 

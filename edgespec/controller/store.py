@@ -39,6 +39,7 @@ class ProfileKey:
     exact: bool
     batch_threads: int | None = None
     exact_width: int | None = None
+    workers: str = "none"
 
     @staticmethod
     def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
@@ -55,6 +56,7 @@ class ProfileKey:
             exact=options.exact,
             batch_threads=options.batch_threads,
             exact_width=options.exact_width,
+            workers=", ".join(options.workers) or "none",
         )
 
     def describe_difference(self, other: dict[str, Any]) -> str:

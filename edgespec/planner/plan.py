@@ -9,6 +9,7 @@ from typing import Protocol
 
 from edgespec.backends import BackendName, FileBackend, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
+from edgespec.backends.devices import Memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Rule
@@ -24,6 +25,7 @@ from edgespec.planner.draft_finder import PlannedModel as PlannedModel
 from edgespec.planner.draft_request import AUTO, parse_draft
 from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
+from edgespec.planner.workers import Network, check_local, find_network, keep_local
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Registry, SamplingDefaults
 
@@ -103,6 +105,7 @@ class Plan:
     drafters    none: plain decoding
     options     with a definite context size
     acceptance  the registry's figures for `draft`, if it is the draft model that the registry pairs with the target
+    network     the workers that compute a part of the target; None without them
     """
 
     name: str
@@ -114,6 +117,7 @@ class Plan:
     metadata: ModelMetadata
     fit: Fit
     acceptance: Acceptance | None = None
+    network: Network | None = None
 
     @property
     def models(self) -> list[PlannedModel]:
@@ -124,6 +128,11 @@ class Plan:
     def sources(self) -> list[Source]:
         """What has to be downloaded, each once: a head may be in the target's own file."""
         return list(dict.fromkeys([self.target, *(each.source for each in self.models)]))
+
+    @property
+    def alone(self) -> Plan:
+        """The same for models that this machine computes alone: drafts."""
+        return replace(self, options=self.options.alone, network=None)
 
     @property
     def findings(self) -> list[str]:
@@ -157,12 +166,19 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     if request.adapted is not None:
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
-    drafters, fit = _check_memory(request, options, backend, facts, drafters, reporter)
+    own = read_memory(backend)
+    network, memory = find_network(options, backend, facts, own)
+    drafters, left_out = keep_local(drafters, network, leave_out=request.draft == AUTO)
+    for told in left_out:
+        reporter.notice(told)
+    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter)
+    check_local(fit, own, network)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.acceptance if resolved.draft in drafts else None
+    sampling = resolved.sampling
     return Plan(
-        resolved.name, backend, resolved.target, tuple(drafters), options, resolved.sampling, facts, fit, acceptance
+        resolved.name, backend, resolved.target, tuple(drafters), options, sampling, facts, fit, acceptance, network
     )
 
 
@@ -194,6 +210,8 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     """
     if request.backend in ("llamacpp", "mlx"):
         return request.backend
+    if request.load.workers:
+        return "llamacpp"
     return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx())
 
 
@@ -209,7 +227,7 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Repo
 def _check_memory(
     request: LoadConfig,
     options: LoadOptions,
-    backend: FileBackend,
+    memory: Memory,
     target: ModelMetadata,
     drafters: list[PlannedDrafter],
     reporter: Reporter,
@@ -218,7 +236,6 @@ def _check_memory(
 
     Raises DoesNotFit.
     """
-    memory = read_memory(backend)
     context = options.context_size
     assert context is not None  # set by _set_context_size
     check = partial(

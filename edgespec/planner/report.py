@@ -58,6 +58,7 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "free_bytes": fit.memory.usable,
         "fits": fit.headroom >= 0,
         "fits_without_draft": fit.target.total <= fit.memory.usable,
+        **(planned.network.to_dict() if planned.network else {}),
     }
 
 
@@ -109,6 +110,9 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
         return {"not_foretold": error.message.removesuffix(".")}
     if expected is None:
         return {"not_foretold": "a few of its blocks do not fit in memory, or llama.cpp does not support them"}
+    alone = expected
+    if planned.network is not None:
+        expected = expected.with_network(planned.network.wait_s)
     low, high = expected.plain
     plain = {
         "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
@@ -126,6 +130,11 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
         "acceptance_known": planned.acceptance is not None,
         "speculation_pays_from_acceptance": expected.pays_from,
         "speedup_at_acceptance": {a: round(speedup, 2) for a, (_, speedup) in chains.items()},
+        **(
+            {"speedup_without_network": {a: round(alone.speculative(a)[1], 2) for a in chains}}
+            if planned.network
+            else {}
+        ),
         "drafts_at_acceptance": {a: depth for a, (depth, _) in chains.items()},
     }
 
@@ -159,6 +168,8 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     if not facts["fits"] and facts["fits_without_draft"]:
         added = " and ".join([models] * bool(facts["draft_models"]) + ["head"] * bool(heads))
         yield f"  fits without the {added}; `run` with --draft auto leaves out what does not fit"
+    if "workers" in facts:
+        yield from _format_workers(facts)
     if "plain_tokens_per_second" not in facts:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
@@ -178,11 +189,23 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     for (acceptance, speedup), source in zip(facts["speedup_at_acceptance"].items(), sources, strict=False):
         depth = facts["drafts_at_acceptance"][acceptance]
         result = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
+        if "speedup_without_network" in facts:
+            result += f"; without the network's time {facts['speedup_without_network'][acceptance]:.2f}x"
         yield f"  if {float(acceptance):.0%} of draft tokens are accepted ({source}): {result}"
     if facts["speculation_pays_from_acceptance"] is None:
         yield "  speculation cannot pay with this quantization on this machine"
     else:
         yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+
+
+def _format_workers(facts: dict[str, Any]) -> Iterator[str]:
+    yield f"  layers: {facts['layers_here']} here"
+    for worker in facts["workers"]:
+        memory = "this machine's memory" if worker["is_this_machine"] else f"{gib(worker['free_bytes'])} free"
+        trip = f"round trip {significant(worker['round_trip_ms'])} ms"
+        yield f"          {worker['layers']} on {worker['address']} ({memory}, {trip})"
+    wait, row = significant(facts["network_ms"]), facts["network_bytes_per_row"] / 1024
+    yield f"  network: {wait} ms in every forward, however many rows it has, and {row:.0f} KiB for each row"
 
 
 def _add_up(head: Mapping[str, Any]) -> int:

@@ -45,6 +45,14 @@ class SpeedEstimate:
         """(length, speedup over plain decoding) of the best chain at this acceptance per token."""
         return choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
 
+    def with_network(self, wait_s: float) -> SpeedEstimate:
+        """The same where each forward of the target waits for a network."""
+
+        def add(rows: dict[int, float]) -> dict[int, float]:
+            return {n: seconds + wait_s for n, seconds in rows.items()}
+
+        return SpeedEstimate(add(self.rows), self.draft_s, {n: add(rows) for n, rows in self.longer.items()})
+
     def by_context(self, contexts: Sequence[int]) -> dict[int, dict[int, float]]:
         """Seconds of a forward by rows after no and after each of `contexts` tokens; see `Profile`."""
         profile = Profile(self.rows, longer={n: Profile(rows) for n, rows in self.longer.items()})
@@ -150,7 +158,7 @@ def _rows_by_context(profile: Profile) -> dict[int, dict[int, float]]:
 
 
 def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
-    small = replace(options, context_size=_CONTEXT, mmap=False)
+    small = replace(options.alone, context_size=_CONTEXT, mmap=False)
     path = folder / "shape.gguf"
     write_shape(header, blocks, path)
     model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)

@@ -124,7 +124,7 @@ class Loader:
             rival = None
             for drafter in planned.drafters:
                 if drafter.spec.name == "model" and drafter.model is not None:
-                    rival = self._load(self._fetch(drafter.model.source), planned)
+                    rival = self._load(self._fetch(drafter.model.source), planned.alone)
                     undo.callback(rival.close)
             cache = SelfDraftCache(path, planned.name)
             search = SelfDraftSearch(target, cache.folder, seconds, self.check, self.reporter.loading)
@@ -143,6 +143,8 @@ class Loader:
 
     def _load(self, path: Path, planned: Plan) -> Model:
         progress = partial(self.reporter.loading, path.name)
+        if planned.network is not None:
+            self.reporter.notice(planned.network.describe())
         return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
 
     def _build_any(self, config: LoadConfig, planned: Plan, *parts: Any) -> LoadedModel:
@@ -211,7 +213,7 @@ class Loader:
     ) -> Model | AttachedHead | None:
         """The draft model or head of `drafter`; `paths` are the target's and its own. None for one that is left out."""
         if drafter.head is None:
-            source: Model | AttachedHead | None = self._load(paths[1], planned)
+            source: Model | AttachedHead | None = self._load(paths[1], planned.alone)
         else:
             source = attach_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
         if source is not None and drafter.card is not None:

@@ -27,7 +27,7 @@ def load_head_weights(
     path: Path, target: LlamaWeights, progress: Callable[[float], None], check: CheckCancelled, *, mtp: bool = False
 ) -> LlamaWeights:
     """Load the head in a GGUF file; `mtp`: with its MTP layers. Raises Unsupported, and what `load_weights` raises."""
-    options = replace(target.options, mtp=mtp)
+    options = replace(target.options.alone, mtp=mtp)
     weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
     if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
         weights.close()

@@ -68,10 +68,13 @@ def open_self_draft(
     if method.skip is not None:
         with prune(path, method.skip.layers(target.layer_count), check) as (part, size):
             return LlamaSelfDraft(
-                target, load_weights(LlamaWeights, part, target.options, progress=progress, check=check), method, size
+                target,
+                load_weights(LlamaWeights, part, target.options.alone, progress=progress, check=check),
+                method,
+                size,
             )
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
     return LlamaSelfDraft(
-        target, load_weights(LlamaWeights, path, target.options, check=check), method, path.stat().st_size
+        target, load_weights(LlamaWeights, path, target.options.alone, check=check), method, path.stat().st_size
     )

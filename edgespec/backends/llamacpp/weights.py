@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from edgespec.backends.huge_pages import NewMemory
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedding import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library
+from edgespec.backends.llamacpp.remote import RemoteDevices, connect
 from edgespec.backends.llamacpp.rollback import (
     OrderedTrimmableCache,
     Rollback,
@@ -25,7 +27,7 @@ from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 
 S = TypeVar("S", bound=LlamaSession)
@@ -48,6 +50,7 @@ class LlamaWeights:
         self._handle = handle
         self._options = self._given = options
         self.path = path
+        self.remote: RemoteDevices | None = None
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
         self._shared_context: Context | None = None
@@ -75,7 +78,7 @@ class LlamaWeights:
             return False
         api = self._lib.api
         entries = slots * self.context_size * self.layer_count * api.llama_model_n_head(self._handle)
-        is_on_cpu = all(each.kind == "cpu" for each in self._lib.devices())
+        is_on_cpu = self.remote is None and all(each.kind == "cpu" for each in self._lib.devices())
         return is_on_cpu and api.llama_model_size(self._handle) <= _BYTES_PER_MASK_ENTRY * entries
 
     @property
@@ -150,6 +153,9 @@ class LlamaWeights:
         if self._handle:
             self._lib.api.llama_model_free(self._handle)
             self._handle = None
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
         """See backends.Model."""
@@ -219,7 +225,7 @@ def load_weights(
     """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
 
     With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. Raises InvalidModelFile,
-    BackendUnavailable, Cancelled.
+    BackendUnavailable, Cancelled; BackendError and InvalidRequest for workers.
     """
     lib = library()
     api = lib.api
@@ -248,15 +254,31 @@ def load_weights(
     callback = api.llama_progress_callback(report)
     params.progress_callback = callback
     lib.log.clear_errors()
-    handle = api.llama_model_load_from_file(os.fsencode(path), params)
-    if errors:
-        raise errors[0]
-    if not handle:
-        raise InvalidModelFile(
-            f"llama.cpp cannot load {path.name}: {lib.log.reason()}.",
-            hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
+    with ExitStack() as undo:
+        remote = None if vocabulary_only else connect(params, path, options)
+        if remote is not None:
+            undo.callback(remote.close)
+        handle = api.llama_model_load_from_file(os.fsencode(path), params)
+        if errors:
+            raise errors[0]
+        if not handle:
+            raise _load_error(path, lib.log.reason())
+        weights = kind(lib, handle, path, options)
+        weights.remote = remote
+        undo.pop_all()
+    return weights
+
+
+def _load_error(path: Path, reason: str) -> EdgespecError:
+    if "RPC" in reason:
+        return DoesNotFit(
+            f"a worker has no memory for its part of {path.name}: {reason}.",
+            hint="Add a worker, use a smaller --ctx, or give the workers fewer layers (--gpu-layers N).",
         )
-    return kind(lib, handle, path, options)
+    return InvalidModelFile(
+        f"llama.cpp cannot load {path.name}: {reason}.",
+        hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
+    )
 
 
 def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
@@ -266,7 +288,9 @@ def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
     kernels. Matrices of floats, such as a mixture's routers, are multiplied by other kernels for several rows. MTP
     layers only draft.
     """
-    if not options.exact or options.exact_width is not None or any(each.kind != "cpu" for each in lib.devices()):
+    if not options.exact or options.exact_width is not None or options.workers:
+        return False
+    if any(each.kind != "cpu" for each in lib.devices()):
         return False
     header = read_file(path)
     tensors = {each.name: each for each in header.tensors if block_of(each) < count_blocks(header)}

@@ -1,0 +1,189 @@
+"""Workers: RPC servers of llama.cpp, which lend the memory and processors of other machines to a model.
+
+A client of the first commands of their protocol (ggml-rpc.cpp). It asks each worker before llama.cpp does, since
+llama.cpp ends the process where a worker does not answer as expected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from edgespec.errors import BackendError, InvalidRequest, reason_of
+
+PORT = 50052
+PROTOCOL = (7, 0)  # of llama-cpp-python 0.3.36; a worker may have a lower second number
+MAX_WORKERS = 8
+MAX_DEVICES = 12  # of all workers; ggml takes 16 with this machine's
+INSECURE = (
+    "llama.cpp's authors call this protocol insecure: nothing is encrypted, there is no password, and whoever reaches "
+    "the port can run code on the worker."
+)
+
+_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # commands
+_CAPABILITIES = bytes(24)  # of the transport: TCP alone
+_CONNECT_S, _ANSWER_S = 5.0, 5.0  # two packets that are lost one after the other take 3 s
+_ROUND_TRIPS = 5
+_SYNTAX = "Write workers as HOST:PORT,HOST:PORT, such as 10.0.0.2:50052."
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that has answered.
+
+    devices       (free, total) bytes of each device that it lends; of a processor llama.cpp gives the total twice
+    round_trip_s  seconds from a question to its answer, the median of a few
+    is_here       whether it runs on this machine, so that its memory is this machine's
+    """
+
+    address: str
+    devices: tuple[tuple[int, int], ...]
+    round_trip_s: float
+    is_here: bool = False
+
+    @property
+    def free(self) -> int:
+        """Free bytes of all its devices."""
+        return sum(free for free, _ in self.devices)
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """The workers of an option, as HOST:PORT; a host alone has the usual port."""
+    parts = (part.strip() for part in text.split(","))
+    return tuple(part if ":" in part else f"{part}:{PORT}" for part in parts if part)
+
+
+def check_addresses(addresses: Sequence[str], *, trusts_network: bool) -> None:
+    """Raises InvalidRequest for addresses that cannot be meant, and for other machines on a network without trust."""
+    for address in addresses:
+        host, _, port = address.partition(":")
+        if ":" in port:
+            raise InvalidRequest(
+                f"{address} is not an IPv4 address, and llama.cpp's workers take no other.", hint=_SYNTAX
+            )
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise InvalidRequest(f"'{address}' is not HOST:PORT.", hint=_SYNTAX)
+        if not trusts_network and not is_loopback(host):
+            raise InvalidRequest(
+                f"{address} is on a network. {INSECURE}",
+                hint=f"Use an ssh tunnel (ssh -N -L {port}:127.0.0.1:{port} {host}) and 127.0.0.1:{port}, "
+                "or pass --trust-network.",
+            )
+    if twice := sorted({each for each in addresses if addresses.count(each) > 1}):
+        raise InvalidRequest(f"the worker {twice[0]} is named twice.", hint="Name each worker once.")
+    if len(addresses) > MAX_WORKERS:
+        raise InvalidRequest(f"{len(addresses)} workers are too many.", hint=f"Name at most {MAX_WORKERS}.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's, as seen from itself alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost"
+
+
+def find_workers(addresses: Sequence[str]) -> tuple[Worker, ...]:
+    """Ask each worker what it lends. Raises BackendError, InvalidRequest where two names mean one worker."""
+    named: dict[tuple[str, int], str] = {}
+    for address in addresses:
+        place = resolve(address)
+        if place in named:
+            raise InvalidRequest(f"{named[place]} and {address} are one worker.", hint="Name each worker once.")
+        named[place] = address
+    workers = tuple(ask_worker(address) for address in addresses)
+    if (count := sum(len(each.devices) for each in workers)) > MAX_DEVICES:
+        raise InvalidRequest(
+            f"the workers lend {count} devices, and llama.cpp takes {MAX_DEVICES}.",
+            hint="Start some with fewer: edgespec worker --device NAME.",
+        )
+    return workers
+
+
+def ask_worker(address: str) -> Worker:
+    """Connect to a worker, ask what it lends, and leave it. Raises BackendError."""
+    import psutil
+
+    start = "Start one there: edgespec worker."
+    try:
+        place = resolve(address)
+        connection = socket.create_connection(place, _CONNECT_S)
+    except TimeoutError as error:
+        raise BackendError(
+            f"the worker {address} does not answer.", hint="Check its address, its firewall, and that it is not in use."
+        ) from error
+    except ConnectionRefusedError as error:
+        raise BackendError(f"no worker listens at {address}.", hint=start) from error
+    except OSError as error:
+        raise BackendError(f"the worker {address} cannot be reached: {reason_of(error)}.", hint=start) from error
+    with connection:
+        connection.settimeout(_ANSWER_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            devices, seconds = _ask(connection, address)
+        except TimeoutError as error:
+            raise BackendError(
+                f"{address} accepts connections and answers nobody: it serves another program, or is no worker.",
+                hint="A worker serves one model at a time: close the other one, or start another worker.",
+            ) from error
+        except (OSError, EOFError) as error:
+            raise BackendError(
+                f"{address} does not speak as a worker of this version does.", hint=_same_version()
+            ) from error
+    total = psutil.virtual_memory().total
+    is_here = is_loopback(place[0]) and any(abs(size - total) < total // 1000 for _, size in devices)
+    return Worker(address, devices, seconds, is_here)
+
+
+def resolve(address: str) -> tuple[str, int]:
+    """The IPv4 address and port of HOST:PORT. Raises BackendError."""
+    host, _, port = address.partition(":")
+    try:
+        return socket.gethostbyname(host), int(port)
+    except OSError as error:
+        raise BackendError(f"the name of the worker {address} is not known.", hint="Check the host's name.") from error
+
+
+def _ask(connection: socket.socket, address: str) -> tuple[tuple[tuple[int, int], ...], float]:
+    """(free, total) bytes of each device, and the seconds of a round trip. Raises BackendError, OSError, EOFError."""
+    major, minor, patch = _call(connection, _HELLO, _CAPABILITIES, 4 + len(_CAPABILITIES))[:3]
+    if major != PROTOCOL[0] or minor > PROTOCOL[1]:
+        own = ".".join(map(str, PROTOCOL))
+        raise BackendError(
+            f"the worker {address} has version {major}.{minor}.{patch} of the protocol, and this machine {own}.",
+            hint=_same_version(),
+        )
+    seconds = []
+    for _ in range(_ROUND_TRIPS):
+        started = perf_counter()
+        (count,) = struct.unpack("<I", _call(connection, _DEVICE_COUNT, b"", 4))
+        seconds.append(perf_counter() - started)
+    memory = [_call(connection, _DEVICE_MEMORY, struct.pack("<I", i), 16) for i in range(min(count, MAX_DEVICES + 1))]
+    return tuple(struct.unpack("<QQ", each) for each in memory), median(seconds)
+
+
+def _call(connection: socket.socket, command: int, request: bytes, size: int) -> bytes:
+    """The answer of `size` bytes. Raises OSError, and EOFError where it has another size or the worker hangs up."""
+    connection.sendall(struct.pack("<BQ", command, len(request)) + request)
+    (answered,) = struct.unpack("<Q", _receive(connection, 8))
+    if answered != size:
+        raise EOFError
+    return _receive(connection, size)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (part := connection.recv(size - len(data))):
+            raise EOFError
+        data += part
+    return data
+
+
+def _same_version() -> str:
+    return "Install the same version of llama-cpp-python on both machines."

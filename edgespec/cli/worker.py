@@ -1,0 +1,224 @@
+"""`edgespec worker`: lend this machine's memory and processors to a model on another machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from edgespec.backends.llamacpp.library import Device
+    from edgespec.backends.llamacpp.weights_cache import WeightsCache
+
+HOST, PORT = "127.0.0.1", 50052
+_PORTS_TO_TRY = 20
+_CAME, _WENT = "Accepted client connection", "Client connection closed"
+
+
+@click.command("worker")
+@click.option("--host", default=HOST, show_default=True, help="IPv4 address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port to listen on.")
+@click.option("--threads", type=click.IntRange(1, 512), help="CPU threads. [default: the idle physical cores]")
+@click.option(
+    "--device",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Device to lend, as `edgespec doctor` names it; repeatable. [default: the GPUs, else the CPU]",
+)
+@click.option(
+    "--cache/--no-cache",
+    "has_cache",
+    default=False,
+    show_default=True,
+    help="Keep large weights on this disk, so that a model is sent once.",
+)
+@click.option("--trust-network", is_flag=True,
+              help="Listen on a network, where whoever reaches the port can run code on this machine.")  # fmt: skip
+def worker_command(
+    host: str, port: int, threads: int | None, names: tuple[str, ...], has_cache: bool, trust_network: bool
+) -> int:
+    """Lend this machine to a model on another one: `edgespec chat REF --workers HOST:PORT` there.
+
+    A worker serves one model at a time, on llama.cpp. Its port has no password and no encryption, so it listens on this
+    machine alone; the other one reaches it through ssh: `ssh -N -L 50052:127.0.0.1:50052 user@this-machine`.
+    """
+    from edgespec.backends.llamacpp.rpc import require_rpc
+    from edgespec.backends.options import idle_cores
+
+    address = _check_host(host, trust_network)
+    require_rpc()
+    devices = _choose_devices(names)
+    cache = _open_cache() if has_cache else None
+    _check_port(address, port)
+    server = _Server(address, port, devices, threads or idle_cores(), cache)
+    for line in server.describe(host):
+        click.echo(line)
+    if trust_network:
+        from edgespec.backends.workers import INSECURE
+
+        click.echo(f"warning: {INSECURE}", err=True)
+    return server.run()
+
+
+def _check_host(host: str, trust_network: bool) -> str:
+    """The IPv4 address of `host`. Raises InvalidRequest."""
+    from edgespec.backends.workers import INSECURE, is_loopback
+    from edgespec.errors import InvalidRequest
+
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{host} is no IPv4 address of this machine.", hint="Use an address such as 10.0.0.2."
+        ) from error
+    if not is_loopback(address) and not trust_network:
+        raise InvalidRequest(
+            f"other machines reach {host}. {INSECURE}",
+            hint="Listen on 127.0.0.1 and use an ssh tunnel, or pass --trust-network.",
+        )
+    return address
+
+
+def _choose_devices(names: tuple[str, ...]) -> list[Device]:
+    """The devices of these names; without names the accelerators, else the processor. Raises InvalidRequest."""
+    from edgespec.backends.llamacpp.library import library
+    from edgespec.errors import InvalidRequest
+
+    found = {device.name: device for device in library().devices()}
+    for name in names:
+        if name not in found:
+            raise InvalidRequest(f"there is no device '{name}'.", hint=f"Devices are {', '.join(found)}.")
+    if names:
+        return [found[name] for name in dict.fromkeys(names)]
+    gpus = [device for device in found.values() if device.kind in ("gpu", "igpu")]
+    return gpus or [device for device in found.values() if device.kind == "cpu"]
+
+
+def _open_cache() -> WeightsCache:
+    """Raises CacheError."""
+    from edgespec.backends.llamacpp.weights_cache import WeightsCache
+    from edgespec.controller.store import calibration_folder
+    from edgespec.errors import CacheError, reason_of
+
+    folder = calibration_folder().parent / "worker"
+    try:
+        return WeightsCache(folder)
+    except OSError as error:
+        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Drop --cache.") from error
+
+
+def _check_port(address: str, port: int) -> None:
+    """Raises InvalidRequest where ggml could not listen."""
+    from edgespec.errors import InvalidRequest, reason_of
+
+    reason = _try_port(address, port)
+    if reason is None:
+        return
+    free = (each for each in range(port + 1, min(port + _PORTS_TO_TRY, 65536)) if _try_port(address, each) is None)
+    hint = f"Use --port {found}." if (found := next(free, None)) else "Use another --host or --port."
+    raise InvalidRequest(f"a worker cannot listen at {address}:{port}: {reason_of(reason)}.", hint=hint)
+
+
+def _try_port(address: str, port: int) -> OSError | None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+            probe.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+class _Server:
+    """ggml's server on a thread of this process, which ends with the process."""
+
+    def __init__(
+        self, address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None
+    ) -> None:
+        self._address, self._port, self._devices, self._threads, self._cache = address, port, devices, threads, cache
+
+    def describe(self, host: str) -> Iterator[str]:
+        """What is lent, and how another machine takes it."""
+        import psutil
+
+        from edgespec.backends.workers import is_loopback
+        from edgespec.units import gib
+
+        for device in self._devices:
+            free = psutil.virtual_memory().available if device.kind == "cpu" else device.free
+            threads = f", {self._threads} CPU threads" if device.kind == "cpu" else ""
+            yield f"Lending {device.name}: {device.description.strip()}, {gib(free)} free{threads}"
+        if self._cache is not None:
+            yield f"Keeping weights in {self._cache.folder}: {gib(self._cache.size)} now"
+        port = self._port
+        if is_loopback(self._address):
+            yield f"On another machine: ssh -N -L {port}:127.0.0.1:{port} USER@{socket.gethostname()}"
+            yield f"and beside it:      edgespec chat REF --workers 127.0.0.1:{port}"
+        else:
+            name = socket.gethostname() if host == "0.0.0.0" else host
+            yield f"On another machine: edgespec chat REF --workers {name}:{port} --trust-network"
+        yield f"Listening at {self._address}:{port}; press Ctrl-C to stop."
+
+    def run(self) -> int:
+        """Serve until a signal; returns the exit code. Raises BackendError where ggml could not begin."""
+        from edgespec.cli.interrupts import INTERRUPTED
+        from edgespec.errors import BackendError
+
+        ours, theirs = os.pipe()
+        screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
+        os.dup2(theirs, 1)  # ggml's words are read, and told in ours
+        os.close(theirs)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        ended: list[int] = []
+        wake = threading.Event()
+
+        def stop(number: int, _frame: object) -> None:
+            ended.append(number)
+            wake.set()
+
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        serving = threading.Thread(target=self._serve, args=(wake,), daemon=True)
+        serving.start()
+        threading.Thread(target=self._tell, args=(ours, screen), daemon=True).start()
+        wake.wait()
+        if not ended:
+            raise BackendError("llama.cpp's server has ended by itself.", hint="Start the worker again.")
+        with suppress(OSError):
+            screen.write("\n" if ended[0] == signal.SIGINT else "")
+            screen.flush()
+        os._exit(INTERRUPTED if ended[0] == signal.SIGINT else 0)  # its thread never returns
+
+    def _serve(self, wake: threading.Event) -> None:
+        from edgespec.backends.llamacpp.rpc import serve
+
+        names, cache = [device.name for device in self._devices], self._cache
+        serve(self._address, self._port, names, self._threads, cache.folder if cache is not None else None)
+        wake.set()
+
+    def _tell(self, pipe: int, screen: TextIO) -> None:
+        """Say who comes and goes, from the lines that ggml writes."""
+        from edgespec.backends.llamacpp.rpc import notice_silence
+
+        with os.fdopen(pipe, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with suppress(OSError):  # nobody reads, or the disk is full
+                    if line.startswith(_CAME):
+                        notice_silence(("", self._port))
+                        if self._cache is not None:
+                            self._cache.begin()
+                        screen.write("a client has connected\n")
+                    elif line.startswith(_WENT):
+                        if self._cache is not None:
+                            self._cache.end()
+                        screen.write("the client has left\n")
