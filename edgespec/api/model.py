@@ -12,7 +12,7 @@ from edgespec.api.reply import AsyncReplyStream, Reply, ReplyBuilder, ReplyStrea
 from edgespec.api.request import Messages, Prompt, prepare
 from edgespec.core.metrics import Metrics
 from edgespec.errors import BackendError, InvalidRequest
-from edgespec.planner.plan import Reporter
+from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import Message
@@ -36,7 +36,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     to the logger "edgespec". Raises any EdgespecError.
     """
     config = build_load_config(model, arguments)
-    client = LocalEngine()
+    client = _make_client(config)
     try:
         client.open(config, reporter or LogReporter()).result()
     except BaseException:
@@ -50,13 +50,22 @@ async def load_async(
 ) -> AsyncModel:
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
     config = build_load_config(model, arguments)
-    client = LocalEngine()
+    client = _make_client(config)
     try:
         await client.open(config, reporter or LogReporter()).wait()
     except BaseException:
         await asyncio.shield(asyncio.to_thread(client.close))
         raise
     return AsyncModel(client)
+
+
+def _make_client(config: LoadConfig) -> EngineClient:
+    """An engine in this process; with workers in one of its own, since llama.cpp ends it where one is lost."""
+    if not config.load.workers:
+        return LocalEngine()
+    from edgespec.service.process import EngineProcess
+
+    return EngineProcess("Load the model again.")
 
 
 class _BaseModel:

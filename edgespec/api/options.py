@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions
+from edgespec.backends.workers import split_addresses
 from edgespec.conversations.adapted import adapted_folder
 from edgespec.conversations.memory import memory_folder
 from edgespec.core.sampling import SamplingParams
@@ -39,6 +40,9 @@ class LoadArguments(TypedDict, total=False):
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
+    workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then runs
+                     in a process of its own, so a script that loads it needs `if __name__ == "__main__":`
+    trust_network    allow workers on a network, not only on this machine or behind a tunnel
     memory           keep texts in the data folder, where the command line keeps them too, and draft from them; False by
                      default
     """
@@ -59,6 +63,8 @@ class LoadArguments(TypedDict, total=False):
     exact_width: int | None
     force: bool
     parallel: int
+    workers: Sequence[str]
+    trust_network: bool
     memory: bool
 
 
@@ -138,6 +144,8 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
             exact=arguments.get("exact", False),
             exact_width=arguments.get("exact_width"),
             batch_threads=arguments.get("batch_threads"),
+            workers=split_addresses(",".join(arguments.get("workers", ()))),
+            trusts_network=arguments.get("trust_network", False),
         ),
         force=arguments.get("force", False),
         memory=MemoryOptions(memory_folder()) if arguments.get("memory", False) else None,

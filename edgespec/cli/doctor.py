@@ -10,13 +10,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from edgespec.cli.huge_pages import HUGE_PAGES, describe_huge_pages, find_huge_page_problems, say_huge_pages
+
 _PROBE_S = 60
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 _LLAMACPP_PROBE = """
 import json
@@ -25,6 +25,7 @@ from edgespec.backends.llamacpp.library import library
 lib = library()
 print(json.dumps({"devices": [asdict(d) for d in lib.devices()],
                   "gpu_offload": bool(lib.api.llama_supports_gpu_offload()),
+                  "workers": bool(lib.api.llama_supports_rpc()),
                   "features": lib.api.llama_print_system_info().decode()}))
 """
 
@@ -80,32 +81,6 @@ def _describe_machine() -> dict[str, Any]:
         "ram_bytes": memory.total,
         "ram_available_bytes": memory.available,
     }
-
-
-def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
-    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
-    from edgespec.backends.huge_pages import are_granted, is_set_by_user, read_mode, read_page_bytes
-
-    mode = read_mode(folder)
-    if mode is None:
-        return None
-    return {
-        "mode": mode,
-        "page_bytes": read_page_bytes(folder),
-        "granted": mode != "never" and are_granted(),
-        "set_by_user": is_set_by_user(),
-    }
-
-
-def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
-    """What keeps weights out of huge pages, unless the user has decided about them."""
-    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
-        return []
-    if huge_pages["mode"] == "never":
-        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
-        return [{"problem": problem, "fix": f"echo madvise | sudo tee {_HUGE_PAGES / 'enabled'}"}]
-    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
-    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
 
 
 def _version(package: str) -> str | None:
@@ -216,7 +191,7 @@ def _describe_drafters() -> list[dict[str, Any]]:
 # What is said on a terminal while a section of the report is made, and the section.
 _SECTIONS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
     ("measuring the load of the processor …", lambda: {"machine": _describe_machine()}),
-    ("asking the kernel for huge pages …", lambda: {"huge_pages": describe_huge_pages(_HUGE_PAGES)}),
+    ("asking the kernel for huge pages …", lambda: {"huge_pages": describe_huge_pages(HUGE_PAGES)}),
     ("loading llama.cpp in a process of its own …", lambda: {"runtimes": _check_runtimes()}),
     ("loading drafters …", lambda: {"drafters": _describe_drafters()}),
     ("looking at the folders …", lambda: {"cache": _describe_cache(), "settings": _list_settings()}),
@@ -261,7 +236,7 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
     click.echo(f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}")
     click.echo(f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available")
     if huge_pages := report["huge_pages"]:
-        click.echo(f"huge pages {_say_huge_pages(huge_pages)}")
+        click.echo(f"huge pages {say_huge_pages(huge_pages)}")
     for name, runtime in report["runtimes"].items():
         version = f" {runtime['version']}" if runtime.get("version") else ""
         reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
@@ -269,6 +244,8 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         for device in runtime.get("devices", ()):
             memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
             click.echo(f"           {device['kind']} {device['name']}: {device['description']}{memory}")
+    if report["runtimes"]["llamacpp"]["state"] == "works":
+        click.echo(f"workers    {_say_workers(report['runtimes']['llamacpp']['workers'])}")
     title = "drafters"
     for drafter in report["drafters"]:
         words = ", ".join(drafter.get("words", [drafter["name"]]))
@@ -289,11 +266,9 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         click.echo("\nNo problems found. Try: edgespec chat")
 
 
-def _say_huge_pages(huge_pages: dict[str, Any]) -> str:
-    from edgespec.units import gib
+def _say_workers(are_possible: bool) -> str:
+    from edgespec.backends.llamacpp.rpc import BUILD_SETTING, rebuild_command
 
-    if huge_pages["set_by_user"]:
-        return f"{huge_pages['mode']}, left to GLIBC_TUNABLES"
-    if not huge_pages["granted"]:
-        return f"{huge_pages['mode']}, not used"
-    return f"{huge_pages['mode']}, {gib(huge_pages['page_bytes'])} each"
+    if are_possible:
+        return "possible: `edgespec worker` lends this machine, --workers uses others"
+    return f"not in this build of llama.cpp; to add them: {rebuild_command(BUILD_SETTING)}"

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.controller.store import calibration_folder
+from edgespec.errors import BackendError
 from edgespec.files import write_atomically
 
 _MAX_BYTES = 256 * 1024
 _MAX_WORDS = 200
 _FAULT = "Fatal Python error: "  # a dump of Python's stacks follows
+_TOLD = re.compile(r"^error: (.+)\.\nhint: (.+)$", re.MULTILINE)  # of backends.llamacpp.rpc, before it ends the process
 _CAUSE = re.compile(r"GGML_ASSERT|\berror\b|\bfailed\b|\w(Error|Exception)\b|what\(\):|out of memory", re.IGNORECASE)
 
 
@@ -25,11 +27,12 @@ _CAUSE = re.compile(r"GGML_ASSERT|\berror\b|\bfailed\b|\w(Error|Exception)\b|wha
 class Death:
     """The end of an engine process that nobody had closed.
 
-    cause     for counters: a signal's name, 'exit', 'memory', 'silence' or 'stopped'
+    cause     for counters: a signal's name, 'exit', 'memory', 'silence', 'stopped' or 'worker'
     reason    a clause for people, without a full stop
     is_asked  whether it was ended on request
     is_told   whether somebody has heard of it
     log       the file that keeps the output; None if there was none
+    hint      what to do before the model is opened again, as a sentence; "" for nothing
     """
 
     cause: str
@@ -37,6 +40,7 @@ class Death:
     is_asked: bool = False
     is_told: bool = False
     log: Path | None = None
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,9 @@ class EngineLog:
         log = _keep(text) if text.strip() else None
         if name == "SIGKILL" and _count_oom_kills() > self._oom_kills:
             return Death("memory", "the system ran out of memory and killed the engine (SIGKILL)", log=log)
+        if exit_code == BackendError.exit_code and (told := _TOLD.findall(text)):
+            reason, hint = told[-1]
+            return Death("worker", reason[0].lower() + reason[1:], log=log, hint=hint)
         words = find_last_words(text)
         end = name or f"code {exit_code}"
         return Death(name or "exit", f"the engine's process ended with {end}{words and ': '}{words}", log=log)

@@ -174,6 +174,9 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], tell: Calla
     if config.memory is None:
         notice(f"{_NOTHING}, because no texts are kept.")
         return None
+    if config.load.workers:
+        notice(f"{_NOTHING}, because a part of the model is on workers, which serve one program at a time.")
+        return None
     if pair is None:
         notice(f"{_NOTHING}, because there is no draft model to train.")
         return None

@@ -20,6 +20,7 @@ import psutil
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.isolated import block_sigint
+from edgespec.backends.ranks import get_door
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
@@ -156,7 +157,9 @@ class EngineProcess:
         ours, theirs = context.Pipe()
         log = EngineLog()
         with block_sigint():
-            self._process: SpawnProcess = context.Process(target=serve, args=(theirs, log.output), name=_NAME)
+            self._process: SpawnProcess = context.Process(
+                target=serve, args=(theirs, log.output, get_door()), name=_NAME
+            )
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe
         self._death = None
@@ -215,7 +218,7 @@ class EngineProcess:
         self._process.kill()
 
     def _describe(self, death: Death) -> BackendError:
-        return BackendError(f"{death.reason}.", hint=self._restart_hint)
+        return BackendError(f"{death.reason}.", hint=f"{death.hint} {self._restart_hint}".lstrip())
 
     def _take(self, message: Beat | Report | Events | End) -> None:
         if isinstance(message, Events):

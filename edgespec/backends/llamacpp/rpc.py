@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from edgespec.backends.llamacpp.library import library
 from edgespec.errors import BackendError, BackendUnavailable
 
 LOST = "does not answer any more"
-_BUILD = "-DGGML_RPC=on"
+BUILD_SETTING = "-DGGML_RPC=on"
 _IDLE_S, _PROBES = 5, 3  # of a connection, after which packets ask whether the other side lives, one each second
 _UNHEARD_MS = 15_000  # for which packets may stay unanswered
 _PROBE_S = 1.0
@@ -37,7 +38,7 @@ def require_rpc() -> None:
     """Raises BackendUnavailable where this build of llama.cpp has no RPC."""
     if not has_rpc():
         raise BackendUnavailable(
-            "this build of llama.cpp has no RPC, which workers need.", hint=rebuild_command(_BUILD)
+            "this build of llama.cpp has no RPC, which workers need.", hint=rebuild_command(BUILD_SETTING)
         )
 
 
@@ -107,18 +108,25 @@ def notice_silence(address: tuple[str, int]) -> None:
     """
     host, port = address
     for entry in os.listdir("/dev/fd"):
-        with suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(entry))) as connection:
-            ends = connection.getsockname(), connection.getpeername()
-            if not any(end[1] == port and host in ("", end[0]) for end in ends):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(int(entry)).st_mode):
                 continue
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
-            if idle is not None:
-                connection.setsockopt(socket.IPPROTO_TCP, idle, _IDLE_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
+            with socket.socket(fileno=os.dup(int(entry))) as connection:
+                ends = connection.getsockname(), connection.getpeername()
+                is_tcp = connection.family == socket.AF_INET
+                if is_tcp and any(end[1] == port and host in ("", end[0]) for end in ends):
+                    _keep_alive(connection)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)  # Linux, macOS
+    if idle is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, idle, _IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
 
 
 @cache
