@@ -82,6 +82,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec worker --threads 4 --port 50053", "a part of the processor, at another port"),
         ("edgespec worker --host 10.0.0.2 --trust-network", "on a network where every machine is trusted"),
     ),
+    "export": (
+        ("edgespec export --to vllm llama-70b-q4", "vLLM with the original weights and their draft"),
+        ("edgespec export --to ollama ./m.gguf -o out", "files in a folder"),
+    ),
     "bench": (
         ("edgespec bench", "the embedded pair"),
         ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),

@@ -41,6 +41,7 @@ _GROUPS = {
         "stop": ("Unload a model of a running server", "ps"),
         "launch": ("Print another program's settings for the server", "launch"),
         "worker": ("Lend this machine to a model on another one", "worker"),
+        "export": ("Print the command that serves a model on another engine", "export"),
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),

@@ -107,6 +107,14 @@ class ProfileStore:
                     return None
         return key.describe_difference(entries[0]["setting"]) if entries else None
 
+    def load_newest(self) -> DraftStats | None:
+        """The statistics that were stored last on this processor, under whatever settings; None for none."""
+        for entry in read_entries(self.path, "experience"):
+            if entry["setting"].get("processor") == processor_name():
+                with suppress(ValueError):
+                    return DraftStats.from_dict(entry["experience"])
+        return None
+
     def save(self, key: ProfileKey, draft_stats: DraftStats) -> None:
         """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""
         save_entry(self.path, {"setting": asdict(key), "experience": draft_stats.to_dict()}, "experience")

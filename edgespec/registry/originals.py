@@ -62,11 +62,14 @@ def is_repository(text: object) -> bool:
         return False
 
 
-def find_original(reference: Reference, registry: Registry) -> str | None:
-    """The original of a model that is the target, draft or head of an alias; None where the registry states none."""
+def find_original(reference: Reference, registry: Registry, *, is_head: bool = False) -> str | None:
+    """The original of a model that an alias names; None where the registry states none.
+
+    `is_head`: a head or a PARD model, which may lie in the repository of its target.
+    """
     for entry in registry.entries.values():
         for pair in (entry.gguf, entry.mlx):
-            for role in ROLES if pair is not None else ():
+            for role in (ROLES[2:] if is_head else ROLES[:2]) if pair is not None else ():
                 known = getattr(pair, role)
                 if known is not None and (known == reference or _share_repo(known, reference)):
                     found: str | None = getattr(entry.originals, role)

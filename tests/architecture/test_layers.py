@@ -21,7 +21,7 @@ LAYERS = (
     ("controller", "registry"),
     ("engine",),
     ("bench", "conversations", "planner"),
-    ("service",),
+    ("export", "service"),
     ("adapt", "api", "server", "tui"),
     ("cli",),
 )
@@ -45,6 +45,7 @@ ALLOWED = {
     "bench": {"numpy", "jinja2"},
     "conversations": {"platformdirs"},
     "planner": {"numpy"},
+    "export": set(),
     "service": {"psutil"},
     "adapt": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
     "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn"},

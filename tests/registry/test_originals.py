@@ -24,8 +24,6 @@ from tests.models import GgufBuilder
         ),
         ("bartowski/Llama-3.3-70B-Instruct-GGUF:Q8_0", "meta-llama/Llama-3.3-70B-Instruct"),
         ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("amd/PARD-Qwen3-0.6B", "amd/PARD-Qwen3-0.6B"),
-        ("mlx-community/Qwen3.8-27B-MTP-4bit", "Qwen/Qwen3.8-27B"),
         ("a/b:Q8_0", None),
         ("./model.gguf", None),
         ("package:python-6m/target.gguf", None),
@@ -33,6 +31,20 @@ from tests.models import GgufBuilder
 )
 def test_the_registry_knows_its_models(reference: str, original: str | None, tmp_path: Path) -> None:
     assert find_original(parse_reference(reference), load_registry(tmp_path / "none")) == original
+
+
+@pytest.mark.parametrize(
+    ("reference", "original"),
+    [
+        ("amd/PARD-Qwen3-0.6B", "amd/PARD-Qwen3-0.6B"),
+        ("mlx-community/Qwen3.8-27B-MTP-4bit", "Qwen/Qwen3.8-27B"),
+        ("hf:unsloth/gemma-4-31B-it-GGUF/MTP/mtp-gemma-4-31B-it-Q8_0.gguf", "google/gemma-4-31B-it-assistant"),
+        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", None),  # an ordinary draft
+    ],
+)
+def test_a_head_may_lie_in_its_targets_repository(reference: str, original: str | None, tmp_path: Path) -> None:
+    registry = load_registry(tmp_path / "none")
+    assert find_original(parse_reference(reference), registry, is_head=True) == original
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""`edgespec export`: a pair of models for another engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec.cli.completers import complete_model
+from edgespec.cli.options import backend_option, draft_option, parse_backend
+
+if TYPE_CHECKING:
+    from edgespec.backends import BackendName
+    from edgespec.export.engines import Engine
+
+_NAMES = ("vllm", "sglang", "tensorrt-llm", "tgi", "llama-server", "mlx-lm", "ollama")
+
+
+@click.command("export")
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@click.option("--to", "name", type=click.Choice(_NAMES), required=True, help="The engine that shall serve the model.")
+@draft_option("As for run.")
+@backend_option("Runtime whose pair of an alias is exported.")
+@click.option("--target-id", metavar="USER/REPO", help="Original weights of the model. [default: what is known]")
+@click.option("--draft-id", metavar="USER/REPO", help="Original weights of its draft. [default: what is known]")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Write serve.sh and what it needs, and a compose.yaml, into this folder.",
+)
+@click.option("--force", is_flag=True, help="Replace files in --output.")  # fmt: skip
+def export_command(
+    model: str | None, name: str, draft: str, backend: str, target_id: str | None, draft_id: str | None,
+    output: Path | None, force: bool,
+) -> None:  # fmt: skip
+    """Print the command that serves REF with its draft on another engine.
+
+    It is a shell script; its comments say what was measured here, and what stays behind. vllm, sglang, tensorrt-llm
+    and tgi load the original weights of the model, llama-server and ollama its GGUF files, mlx-lm its MLX folder.
+    Nothing is downloaded.
+    """
+    from edgespec.cli.terminal import TerminalReporter
+    from edgespec.conversations.adapted import adapted_folder
+    from edgespec.conversations.memory import memory_folder
+    from edgespec.export.engines import ENGINES, export
+    from edgespec.export.gather import GivenIds, gather
+    from edgespec.export.remarks import list_remarks
+    from edgespec.export.script import format_compose, format_script
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import LoadConfig, MemoryOptions
+    from edgespec.registry.schema import load_registry
+
+    engine = ENGINES[name]
+    request = LoadConfig(
+        model, _choose_backend(backend, engine), draft, memory=MemoryOptions(memory_folder()), adapted=adapted_folder()
+    )
+    ids, registry = GivenIds(target_id, draft_id), load_registry()
+    plan = gather(request, ids, registry, Hub.from_environment(), TerminalReporter())
+    choice, exported = export(plan, engine)
+    remarks = list(list_remarks(plan, engine, choice, exported))
+    script = format_script(exported, remarks, with_files=output is None)
+    if output is None:
+        click.echo(script, nl=False)
+        return
+    files = {"serve.sh": script, **exported.files}
+    if exported.container is not None:
+        files["compose.yaml"] = format_compose(exported.container)
+    _write(output, files, force=force)
+
+
+def _choose_backend(name: str, engine: Engine) -> BackendName | None:
+    """Raises InvalidRequest where the engine does not load what the runtime does."""
+    from edgespec.errors import InvalidRequest
+
+    chosen = parse_backend(name)
+    if engine.backend is None or chosen in (None, engine.backend):
+        return engine.backend or chosen
+    kind = "GGUF files" if engine.backend == "llamacpp" else "MLX folders"
+    raise InvalidRequest(f"{engine.title} loads {kind}.", hint=f"Leave --backend {name} out.")
+
+
+def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
+    """Raises InvalidRequest for files that exist, unless `force`, and CacheError."""
+    from edgespec.errors import CacheError, InvalidRequest, reason_of
+    from edgespec.files import write_atomically
+
+    there = [name for name in files if (folder / name).exists()]
+    if there and not force:
+        raise InvalidRequest(f"{folder / there[0]} exists.", hint="Name another folder, or use --force.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomically(folder / name, text)
+    except OSError as error:
+        hint = "Free some space, or name a folder that can be written."
+        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint=hint) from error
+    for name in files:
+        click.echo(folder / name)

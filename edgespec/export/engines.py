@@ -1,0 +1,119 @@
+"""The engines, and the choice of the drafter that one of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgespec.backends import FileBackend
+from edgespec.errors import InvalidRequest
+from edgespec.export import llama_server, mlx_lm, ollama, sglang, tensorrt_llm, tgi, vllm
+from edgespec.export.plan import Draft, Exported, ExportPlan
+
+LOOKUPS = ("ngram", "suffix")
+_USUAL_LENGTH = {  # where nothing was measured; a head that drafts a block has its own
+    "model": 4, "eagle3": 3, "eagle": 3, "mtp": 2, "gemma4-assistant": 2, "dflash": 15, "dspark": 7, "medusa": 5,
+    "pard": 8, "ngram": 5, "suffix": 24,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A program that serves models.
+
+    title      its name for people, with the version whose source the keys were read in
+    backend    whose files it loads; None for the original weights
+    methods    its own name of a drafter, by ours
+    render     makes the commands from the plan, the drafter that was chosen, and its length
+    has_many   whether lookups work beside a draft there
+    measure    where it shows how many drafted tokens are accepted; "" where that is not known
+    refuse     why it cannot load the files of a draft; None where it can
+    """
+
+    title: str
+    backend: FileBackend | None
+    methods: Mapping[str, str]
+    render: Callable[[ExportPlan, Draft | None, int], Exported]
+    has_many: bool = False
+    measure: str = ""
+    refuse: Callable[[Draft], str | None] = lambda draft: None
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine("vLLM 0.33", None, vllm.METHODS, vllm.render, measure=vllm.MEASURE),
+    "sglang": Engine("SGLang 0.5.23", None, sglang.METHODS, sglang.render, measure=sglang.MEASURE),
+    "tensorrt-llm": Engine("TensorRT-LLM", None, tensorrt_llm.METHODS, tensorrt_llm.render),
+    "tgi": Engine("text-generation-inference 3.3", None, tgi.METHODS, tgi.render),
+    "llama-server": Engine(
+        "llama-server", "llamacpp", llama_server.METHODS, llama_server.render, has_many=True,
+        measure=llama_server.MEASURE, refuse=llama_server.refuse,
+    ),
+    "mlx-lm": Engine("mlx-lm 0.32", "mlx", mlx_lm.METHODS, mlx_lm.render),
+    "ollama": Engine("Ollama 0.33", "llamacpp", ollama.METHODS, ollama.render, refuse=ollama.refuse),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The drafter that an engine takes, and its length.
+
+    draft     None: the engine drafts nothing
+    refusals  why others are not taken, by drafter, in the order of preference
+    """
+
+    draft: Draft | None
+    length: int
+    refusals: Mapping[str, str]
+
+
+def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
+    """The commands and files for `engine`.
+
+    Raises InvalidRequest where the original weights are not known, or where it takes none of the drafters that the user
+    named.
+    """
+    if engine.backend is None and plan.target.original is None:
+        raise InvalidRequest(
+            f"it is not known which weights {plan.name} was made from, and {engine.title} loads those.",
+            hint="Name them: --target-id USER/REPO, or the path of a folder.",
+        )
+    choice = choose_draft(plan, engine)
+    return choice, engine.render(plan, choice.draft, choice.length)
+
+
+def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
+    """The first drafter that `engine` takes. Raises InvalidRequest where it takes none of those that the user named."""
+    chosen: Draft | None = None
+    refusals: dict[str, str] = {}
+    for draft in plan.drafts:
+        reason = find_obstacle(draft, engine)
+        if reason is not None:
+            refusals[draft.label] = reason
+        elif chosen is None:
+            chosen = draft
+        elif not (engine.has_many and draft.method in LOOKUPS):
+            refusals[draft.label] = f"{engine.title} takes one drafter"
+    if chosen is None and refusals and not plan.is_auto:
+        label, reason = next(iter(refusals.items()))
+        raise InvalidRequest(f"the drafter {label} cannot be exported: {reason}.", hint="Name another draft, or use --draft none.")
+    return Choice(chosen, find_length(chosen) if chosen is not None else 0, refusals)
+
+
+def find_obstacle(draft: Draft, engine: Engine) -> str | None:
+    """Why `engine` cannot use `draft`; None where it can."""
+    if draft.method not in engine.methods:
+        if draft.method == "self":
+            return f"{engine.title} does not draft with parts of the target"
+        return f"{engine.title} has no drafter of the kind {draft.method}"
+    if engine.backend is None and draft.weights is not None and draft.weights.original is None:
+        return "it is not known which weights it was made from; name them with --draft-id USER/REPO"
+    return engine.refuse(draft)
+
+
+def find_length(draft: Draft) -> int:
+    """Tokens to draft: the best by what was measured here, else a usual number, at most those of a block."""
+    usual = _USUAL_LENGTH[draft.method]
+    if draft.block_size is not None and draft.method in ("dflash", "dspark"):
+        usual = draft.block_size - (draft.method == "dflash")
+    length = draft.measured.length if draft.measured is not None else 0
+    return min(length, usual) if length and draft.method in ("dflash", "dspark") else length or usual

@@ -1,0 +1,47 @@
+"""Words that the engines of original weights share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.export.plan import Container, Draft, ExportPlan, Weights
+
+_CACHE = "huggingface:/root/.cache/huggingface"
+
+
+def name_original(weights: Weights) -> str:
+    """The repository or folder of the original weights, which is known: `engines.export` has checked."""
+    assert weights.original is not None
+    return weights.original
+
+
+def own_or_original(plan: ExportPlan, draft: Draft) -> str | None:
+    """What to load for `draft`; None for lookups, and for a head in the target's own files."""
+    if draft.weights is None or draft.weights.original == plan.target.original:
+        return None
+    return name_original(draft.weights)
+
+
+def hint_quantization(plan: ExportPlan, option: str) -> tuple[str, ...]:
+    """How to have weights of about the size of those in use; `option` quantizes to 8 bits when the engine starts."""
+    bits = plan.target.bits
+    if bits is None or bits > 8:
+        return ()
+    if bits > 5 and option:
+        return (f"The model in use has weights of about {bits} bits: {option} gives 8 bits here.",)
+    kinds = "FP8" if bits > 5 else "AWQ, GPTQ or NVFP4"
+    start = f", or add {option} for 8 bits" if option else ""
+    return (
+        f"The model in use has weights of about {bits} bits, the originals 16: serve a repository of it in {kinds} "
+        f"instead{start}.",
+    )
+
+
+def run_on_gpu(
+    plan: ExportPlan, draft: Draft | None, image: str, command: Sequence[str], port: int, volumes: Sequence[str] = ()
+) -> Container:
+    """`command` in a container with all GPUs; local folders are mounted at their own paths."""
+    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
+    folders = dict.fromkeys(f"{each.original}:{each.original}:ro" for each in used if each.is_folder)
+    everywhere = (*command[1:], "--host", "0.0.0.0", "--port", str(port))
+    return Container(image, everywhere, port, (_CACHE, *folders, *volumes), entrypoint=(command[0],))

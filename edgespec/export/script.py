@@ -1,0 +1,66 @@
+"""The text of an export: a shell script with its remarks as comments, and a file for Docker Compose."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Iterable
+
+from edgespec.export.plan import Container, Exported
+
+_WIDTH = 100
+_END = "EDGESPEC_END"
+
+
+def format_script(exported: Exported, remarks: Iterable[str], *, with_files: bool) -> str:
+    """The commands for a POSIX shell. `with_files`: it writes the files that they need; else they lie beside it."""
+    parts = ["#!/bin/sh\n", "".join(map(_comment, remarks))]
+    if with_files:
+        parts += [f"cat > {name} <<'{_END}'\n{text}{_END}\n" for name, text in exported.files.items()]
+    elif exported.files:
+        parts.append('cd "$(dirname "$0")" || exit\n')
+    parts += [format_command(command) + "\n" for command in exported.commands]
+    return "".join(parts)
+
+
+def format_command(words: Iterable[str]) -> str:
+    """A command for a shell; in a long one each option has a line of its own."""
+    words = list(words)
+    if len(line := shlex.join(words)) <= _WIDTH:
+        return line
+    lines: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("-"):
+            lines.append([])
+        lines[-1].append(word)
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+def format_compose(container: Container) -> str:
+    """compose.yaml. Its values are JSON, which YAML reads; a `$` of theirs is doubled, as Compose has it."""
+    volumes = [each.partition(":")[0] for each in container.volumes if each[0] not in "/."]
+    lines = ["services:", "  model:", f"    image: {json.dumps(container.image)}"]
+    if container.entrypoint:
+        lines.append(f"    entrypoint: {_quote(container.entrypoint)}")
+    lines.append(f"    command: {_quote(container.command)}")
+    lines.append(f"    ports: {_quote([f'127.0.0.1:{container.port}:{container.port}'])}")
+    lines.append('    environment: ["HF_TOKEN"]  # of your shell; some repositories ask for it')
+    lines.append("    ipc: host")
+    lines.append(f"    volumes: {_quote(container.volumes)}")
+    if container.has_gpu:
+        devices = "[{driver: nvidia, count: all, capabilities: [gpu]}]"
+        lines.append(f"    deploy: {{resources: {{reservations: {{devices: {devices}}}}}}}")
+    lines.append(f"volumes: {{{', '.join(f'{name}: {{}}' for name in volumes)}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _quote(words: Iterable[str]) -> str:
+    return json.dumps([word.replace("$", "$$") for word in words], ensure_ascii=False)
+
+
+def _comment(text: str) -> str:
+    return "".join(
+        f"# {line}\n"
+        for line in textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    )

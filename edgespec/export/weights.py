@@ -1,0 +1,90 @@
+"""One model in the forms in which engines load it."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from edgespec.errors import InvalidRequest
+from edgespec.export.plan import Weights
+from edgespec.formats.gguf import Header
+from edgespec.formats.metadata import ModelMetadata
+from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath, Reference
+from edgespec.registry.originals import find_original, is_repository, read_folder_original, read_gguf_original
+from edgespec.registry.schema import Registry
+
+_BITS = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|MXFP|NVFP)(\d)|\b(\d)[-_]?bit", re.IGNORECASE)
+
+
+def describe_weights(
+    reference: Reference,
+    registry: Registry,
+    *,
+    path: Path | None = None,
+    metadata: ModelMetadata | None = None,
+    given: str | None = None,
+    is_head: bool = False,
+) -> Weights:
+    """The model that `reference` names, which lies at `path` if it is on this machine.
+
+    `given` is what the user says of its original weights. Of a head and a PARD model the base model is another model.
+    Raises InvalidRequest for a `given` that is neither a repository nor a folder.
+    """
+    if path is None and isinstance(reference, LocalPath):
+        path = reference.path
+    original, known_from = _find_original(reference, registry, path, metadata, given, is_head)
+    if path is not None and not (isinstance(reference, HubRepo) and path.is_dir()):
+        files: HubRepo | HubQuant | HubFile | LocalPath = LocalPath(path.resolve())
+    else:
+        assert isinstance(reference, HubRepo | HubQuant | HubFile)
+        files = reference
+    return Weights(reference, files, original, known_from, _count_bits(reference, metadata))
+
+
+def _find_original(
+    reference: Reference,
+    registry: Registry,
+    path: Path | None,
+    metadata: ModelMetadata | None,
+    given: str | None,
+    is_head: bool,
+) -> tuple[str | None, str]:
+    if given is not None:
+        return _check_given(given), "you"
+    if known := find_original(reference, registry, is_head=is_head):
+        return known, "models.toml"
+    if isinstance(metadata, Header):
+        return (None if is_head else read_gguf_original(metadata)) or (None, "")
+    if metadata is None:
+        return None, ""
+    if isinstance(metadata.config.get("quantization"), dict):
+        return (None if is_head else read_folder_original(metadata)) or (None, "")
+    if isinstance(reference, HubRepo):  # in half precision, as it was released
+        return reference.repo, "its name"
+    return (str(path.resolve()), "its path") if path is not None else (None, "")
+
+
+def _check_given(text: str) -> str:
+    if is_repository(text):
+        return text
+    folder = Path(text).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder.resolve())
+    raise InvalidRequest(
+        f"{text!a} is neither a repository nor a folder with config.json.",
+        hint="Write USER/REPO, such as Qwen/Qwen3-32B.",
+    )
+
+
+def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | None:
+    """Of a weight, rounded, where it is quantized; None for others."""
+    if isinstance(metadata, Header):
+        mean = 8 * metadata.weight_bytes / sum(math.prod(tensor.shape) for tensor in metadata.tensors)
+        return round(mean) if mean < 12 else None
+    if metadata is not None:
+        found = metadata.config.get("quantization")
+        bits = found.get("bits") if isinstance(found, dict) else None
+        return bits if isinstance(bits, int) else None
+    match = _BITS.search(str(reference))
+    return int(match[1] or match[2]) if match else None
