@@ -1,4 +1,4 @@
-"""`edgespec draft`: prepare, list and remove self-drafts; probe trained heads."""
+"""`edgespec draft`: prepare, list and remove self-drafts; probe trained heads; serve drafts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model, complete_self_drafts
+from edgespec.cli.draft_serve import serve_command
 from edgespec.cli.options import draft_option, load_config, load_options
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ RIVAL = "draft model"
 
 @click.group("draft")
 def draft_command() -> None:
-    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context. Probes of trained heads."""
+    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context. Probes of trained heads. Drafts
+    for targets on other machines.
+    """
+
+
+draft_command.add_command(serve_command)
 
 
 @draft_command.command("build")

@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 HOST = "127.0.0.1"
 PORT = 7437
+DRAFT_PORT = 7438
 _FILE = click.Path(path_type=Path)
 _OPTIONS = (
     click.option(
@@ -53,9 +54,23 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_DRAFT_PORT = click.option(
+    "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT", default=[DRAFT_PORT],
+    show_default=True, help="Port to listen on; repeatable. 0 takes a free one.",
+)  # fmt: skip
+
+
 def listening_options(command: F) -> F:
     """Add the options, in this order."""
     for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def draft_listening_options(command: F) -> F:
+    """Add those of a draft server, which no browser calls, and another default port."""
+    host, _, _, *rest, _ = _OPTIONS
+    for option in reversed((host, _DRAFT_PORT, *rest)):
         command = option(command)
     return command
 

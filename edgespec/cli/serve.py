@@ -118,10 +118,10 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
         click.echo(f"Serving {', '.join(configs)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
-        return _run(app, listening, log_level)
+        return run_app(app, listening, log_level)
 
 
-def _run(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
+def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
     """Serve an ASGI application until Ctrl-C."""
     import asyncio
     import logging
@@ -151,7 +151,7 @@ def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> tuple[dic
     for text in models or (() if configs else ("",)):
         name, equals, reference = text.partition("=")
         if not equals:
-            name, reference = _public_name(text), text
+            name, reference = public_name(text), text
         if not name or name in configs:
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
@@ -174,7 +174,7 @@ def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Pol
     return names
 
 
-def _public_name(reference: str) -> str:
+def public_name(reference: str) -> str:
     """The name that clients use: for a file, its name without the folder, so that clients see no local path."""
     if not reference:
         return _EMBEDDED

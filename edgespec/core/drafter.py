@@ -19,6 +19,7 @@ from typing import Literal, Protocol, runtime_checkable
 from edgespec.core.arrays import Logits, Probs
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget, Draft, Round
+from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
 
 Confidence = Literal["probability", "length"]
@@ -35,7 +36,15 @@ class Outcome:
 
 
 class TokenDraw(Protocol):
-    """Draws draft tokens at random, by the sampler chain of the request."""
+    """Draws draft tokens at random, by the sampler chain of the request.
+
+    sampling  the parameters of the request, for a drafter that draws elsewhere
+    """
+
+    sampling: SamplingParams
+
+    def spawn_seed(self) -> int:
+        """A seed of 63 bits for draws elsewhere; another one each time."""
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         """(token after `prefix`, the distribution [V] it was drawn from). Raises BackendError for NaN logits."""
@@ -55,6 +64,7 @@ class Drafter(Protocol):
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_lazy     whether `draft_unread` makes chains in this generation
     fills_rows  whether it drafts beside others only where further rows of a forward take little time
+    runs_ahead  whether some of its drafts are ready before they are asked for, so that their time varies
     """
 
     name: str
@@ -64,6 +74,7 @@ class Drafter(Protocol):
     is_drawn: bool = False
     is_lazy: bool = False
     fills_rows: bool = False
+    runs_ahead: bool = False
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.

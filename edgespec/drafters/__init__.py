@@ -19,6 +19,7 @@ from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
     from edgespec.drafters.bigram import Bigram
+    from edgespec.drafters.remote_link import Link
     from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
@@ -59,6 +60,7 @@ class SlotResources:
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
     bigram      what a block drafter has learned of pairs of tokens; None if nothing
+    link        a session of the draft on another machine; the drafter closes it
     """
 
     target: Session
@@ -69,6 +71,7 @@ class SlotResources:
     head: DraftSession | BlockSession | None = None
     memory: SlotMemory = field(default_factory=SlotMemory)
     bigram: Bigram | None = None
+    link: Link | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -84,8 +87,8 @@ class DrafterSpec:
     name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
     summary  one line for help, the drafter list and `doctor`
     open     makes the drafter of one slot; raises EdgespecError or ValueError
-    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', or the
-             'memory' of earlier texts
+    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', the
+             'memory' of earlier texts, or a draft 'server'
     draws    whether it can draw its tokens at random, for the rejection rules
     words    what names it in `--draft`, if not `name`
     in_auto  whether 'auto' takes it, where it is available
@@ -94,7 +97,7 @@ class DrafterSpec:
     name: str
     summary: str
     open: Callable[[SlotResources], Drafter]
-    needs: Literal["nothing", "model", "head", "target", "memory"] = "nothing"
+    needs: Literal["nothing", "model", "head", "target", "memory", "server"] = "nothing"
     draws: bool = False
     words: tuple[str, ...] = ()
     in_auto: bool = True
@@ -136,6 +139,15 @@ def _built_in() -> Mapping[str, DrafterSpec]:
             for kind, summary in _HEADS.items()
         ),
         DrafterSpec("pard", "a PARD model: several tokens in one forward", _open_pard, needs="model", draws=True),
+        DrafterSpec(
+            "remote",
+            "a draft on another machine, served by `edgespec draft serve`",
+            _open_remote,
+            needs="server",
+            draws=True,
+            words=("http", "https"),
+            in_auto=False,
+        ),
         DrafterSpec(
             SELF,
             "the target itself with fewer layers, fewer bits or less context",
@@ -236,3 +248,11 @@ def _open_pard(resources: SlotResources) -> Drafter:
         raise ValueError("this model names no mask token, so it is not a PARD model")
     session = PardSession(resources.require_session(), resources.vocab_size, resources.mask_token)
     return BlockDrafter("pard", session, resources.bigram)
+
+
+def _open_remote(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.remote import RemoteDrafter
+
+    if resources.link is None:
+        raise ValueError("there is no draft server for this drafter")
+    return RemoteDrafter(resources.link, resources.vocab_size)

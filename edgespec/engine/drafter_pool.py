@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
@@ -14,7 +14,10 @@ from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.session_pool import Slot
 from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
+
+if TYPE_CHECKING:
+    from edgespec.drafters.remote_draft import RemoteDraft
 
 
 class DrafterPool:
@@ -23,8 +26,10 @@ class DrafterPool:
     def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
         """Raises DraftRefused where a draft's vocabulary is not the target's."""
         for each in loaded:
-            if each.spec.needs == "model" and each.source is not None:
-                reason = find_tokenizer_mismatch(target.tokenizer, each.source.tokenizer)
+            if each.spec.needs == "server":
+                _refuse_other_tokenizer(cast("RemoteDraft", each.source), target)
+            elif each.spec.needs == "model" and each.source is not None:
+                reason = find_tokenizer_mismatch(target.tokenizer, cast(Model, each.source).tokenizer)
                 if reason:
                     raise DraftRefused(
                         f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
@@ -107,6 +112,9 @@ class DrafterPool:
     def take_notices(self) -> list[str]:
         """Sentences for the user that were not taken yet; one for each drafter."""
         notices, self._notices = self._notices, []
+        for each in self.loaded.values():
+            if each.spec.needs == "server":
+                notices += cast("RemoteDraft", each.source).take_notices()
         return notices
 
     def close(self) -> None:
@@ -120,6 +128,15 @@ class DrafterPool:
         if name not in self._told:
             self._told.add(name)
             self._notices.append(f"The drafter {name} {text}")
+
+
+def _refuse_other_tokenizer(draft: RemoteDraft, target: Model) -> None:
+    """Raise DraftRefused unless the draft on another machine has the target's tokenizer."""
+    if draft.description.tokenizer != hash_vocabulary(target.tokenizer):
+        raise DraftRefused(
+            f"the tokenizer of {draft.description.model} at {draft.address} is not the target's.",
+            hint="Serve a draft of the target's family there, or use --draft ngram.",
+        )
 
 
 def _find_fault(drafter: Drafter, name: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_sp
 from edgespec.drafters.bigram import Bigram
 from edgespec.drafters.sampling import RequestDraw
 from edgespec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from edgespec.drafters.remote_draft import RemoteDraft
+    from edgespec.drafters.remote_link import Link
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 
@@ -100,7 +104,7 @@ class LoadedDrafter:
 
     spec: DrafterSpec
     label: str
-    source: Model | AttachedDraft | AttachedHead | None = None
+    source: Model | AttachedDraft | AttachedHead | RemoteDraft | None = None
     mask_token: int | None = None
     bigram: Bigram | None = None
 
@@ -118,20 +122,23 @@ class LoadedDrafter:
         """
         session: Session | None = None
         head: DraftSession | BlockSession | None = None
+        link: Link | None = None
         if isinstance(self.source, AttachedHead):
             target.rewind(0)  # it needs the hidden states of the whole text
             head = self.source.open_session(target, check)
         elif isinstance(self.source, AttachedDraft):
             session = self.source.open_session(target, check)
+        elif self.spec.needs == "server":
+            link = cast("RemoteDraft", self.source).open_link(vocab_size, check)
         elif self.source is not None:
-            session = self.source.open_session(check)
+            session = cast(Model, self.source).open_session(check)
         try:
             opened = SlotResources(
-                target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory(), self.bigram
+                target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory(), self.bigram, link
             )
             return self.spec.open(opened)
         except BaseException:
-            for each in (session, head):
+            for each in (session, head, link):
                 if each is not None:
                     each.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec
@@ -32,6 +33,9 @@ from edgespec.registry.resolve import ResolvedPair, Source, find_pard_token, res
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
+if TYPE_CHECKING:
+    from edgespec.drafters.remote_draft import RemoteDraft
+
 _EXAMPLES = {"pard": "pard:REF", "model": "REF"}  # how a model of the user's is named for a drafter
 
 
@@ -45,6 +49,7 @@ class PlannedDrafter:
     head        what the file of `model` says, where that is a trained head
     found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
     adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
+    server      the address of a draft on another machine
     """
 
     spec: DrafterSpec
@@ -54,13 +59,14 @@ class PlannedDrafter:
     head: HeadSpec | None = None
     found: str = ""
     adaptation: Adaptation | None = None
+    server: str | None = None
 
     @property
     def label(self) -> str:
         """What the user calls it."""
         named = None if self.is_in_target or self.model is None else self.model.reference
         version = f" (version {self.card.version})" if self.card is not None else ""
-        return f"{named or self.self_draft or self.spec.name}{version}"
+        return f"{named or self.self_draft or self.server or self.spec.name}{version}"
 
     @property
     def card(self) -> Card | None:
@@ -150,7 +156,10 @@ class DraftFinder:
                     f"the drafter {term.spec.name} needs the memory of earlier texts, which is off.",
                     hint="Use --draft ngram, or turn it on.",
                 )
-            if term.spec.needs not in ("model", "head"):
+            if term.spec.needs == "server":
+                open_server(term.reference).close()  # before anything is downloaded or loaded
+                found.append(PlannedDrafter(term.spec, server=term.reference))
+            elif term.spec.needs not in ("model", "head"):
                 found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
             elif term.reference is not None:
                 with naming_drafters(term.reference):
@@ -274,3 +283,10 @@ class DraftFinder:
             f"the target's file was made without the model's MTP head; {reference} has it.",
             hint=f"Use --model {reference}.",
         )
+
+
+def open_server(address: str | None) -> RemoteDraft:
+    """The draft on another machine. Raises InvalidRequest, and DraftRefused where no draft server answers."""
+    from edgespec.drafters.remote_draft import RemoteDraft, parse_address
+
+    return RemoteDraft(parse_address(address or ""))

@@ -13,7 +13,7 @@ from edgespec.errors import InvalidRequest, UnknownModel
 
 AUTO, NONE = "auto", "none"
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
-_SHORT_FORMS = ("skip",)  # accepted, but not listed
+_SHORT_FORMS = ("skip", "https")  # accepted, but not listed
 _HEADS = "trained heads of the target"
 
 
@@ -51,6 +51,8 @@ def parse_draft(text: str) -> list[DraftTerm]:
             term = DraftTerm(drafter_specs()["model"], part)
         elif spec.name == SELF:
             term = DraftTerm(spec, self_draft=parse("+".join(methods)))
+        elif spec.needs == "server":
+            term = DraftTerm(spec, part)
         elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
         else:
@@ -82,6 +84,8 @@ def list_groups() -> list[tuple[str, str]]:
 
 def format_word(word: str, spec: DrafterSpec) -> str:
     """`word` with the options that it takes: 'pard[:REF]'."""
+    if spec.needs == "server":
+        return f"{word}://HOST:PORT"
     return word + ("[:REF]" if spec.needs in ("model", "head") else _OPTIONS.get(word, ""))
 
 
@@ -130,5 +134,5 @@ def _find_name(part: str) -> str | None:
 
 
 def _names_model(part: str) -> bool:
-    """Whether `part` is a reference to a draft model, 'model:' before it or not."""
-    return _find_name(part) is None or part.startswith("model:")
+    """Whether `part` is a reference to a draft model, 'model:' before it or not, or has the name of a server's draft."""
+    return _find_name(part) is None or part.startswith("model:") or "/" in part.partition("://")[2]

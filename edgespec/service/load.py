@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec
@@ -25,6 +25,7 @@ from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
 from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
+from edgespec.planner.draft_finder import open_server
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, all_methods, make_self_draft
@@ -40,6 +41,9 @@ from edgespec.service.self_draft import choose_self_draft
 from edgespec.service.settings import apply_settings, choose_settings
 
 _PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
+
+if TYPE_CHECKING:
+    from edgespec.drafters.remote_draft import RemoteDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,8 @@ class Loader:
         paths: list[Path] = []
         with ExitStack() as undo:
             for each in planned.drafters:
-                source, path = None, None
+                source: Any = open_server(each.server) if each.server else None
+                path = None
                 if each.model is not None:
                     path = self._fetch(each.model.source)
                     source = self._load_draft(target, each, (target_path, path), planned, config)
@@ -193,6 +198,8 @@ class Loader:
             if method is not None:
                 folder = SelfDraftCache(target_path, planned.name).folder
                 progress = partial(self.reporter.loading, str(method))
+                if source is not None:
+                    undo.callback(source.close)
                 self_draft = make_self_draft(target, method, folder, progress, self.check)
                 undo.callback(self_draft.close)
                 drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), self_draft))
@@ -201,8 +208,8 @@ class Loader:
             speculation = _speculation(config, [each.spec.name for each in drafters])
             engine = Engine(target, drafters, speculation, planned.options.caches, memory)
             undo.pop_all()
-        versions = [f"version {each.card.version}" for each in loaded if each.card is not None]
-        store = ProfileStore(target_path, paths, "+".join([str(method)] * (method is not None) + versions))
+        versions = [f"version {each.card.version}" if each.card else each.server for each in loaded]
+        store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
         key = replace(key, exact_width=planned.options.exact_width)
         planned = replace(asked, drafters=tuple(loaded))
@@ -251,6 +258,8 @@ class Loader:
             LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
         ]
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
+            if term.spec.needs == "server":
+                models[term.spec.name] = open_server(term.reference)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         engine = Engine(target, drafters, speculation, config.load.caches, memory)
         info = _describe(engine, name, "toy", SamplingDefaults(), None)

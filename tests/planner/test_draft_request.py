@@ -30,6 +30,10 @@ def names(text: str) -> list[tuple[str, str | None]]:
         ("./draft.gguf+ngram", [("model", "./draft.gguf"), ("ngram", None)]),
         ("user/repo:Q4_K_M", [("model", "user/repo:Q4_K_M")]),
         ("package:python-6m/draft.gguf", [("model", "package:python-6m/draft.gguf")]),
+        ("http://box:7438", [("remote", "http://box:7438")]),
+        ("ngram+https://box/draft+x", [("ngram", None), ("remote", "https://box/draft+x")]),
+        ("http://box:7438+./a+b.gguf+ngram", [("remote", "http://box:7438"), ("model", "./a+b.gguf"), ("ngram", None)]),
+        ("http://box/draft+model", [("remote", "http://box/draft"), ("model", None)]),
     ],
 )
 def test_names_and_references(text: str, expected: list[tuple[str, str | None]]) -> None:
@@ -65,6 +69,8 @@ def test_methods_of_self_drafting_make_one_drafter() -> None:
         ("./a.gguf+ngram+./b.gguf", "--draft ./a.gguf+ngram+./b.gguf names two draft models."),
         ("ngram:3", "the drafter 'ngram' takes no options."),
         ("model+ngram:", "the drafter 'ngram' takes no options."),
+        ("http://a+http://b", "--draft http://a+http://b names 'http' twice."),
+        ("http://a+https://b", "--draft http://a+https://b names two draft models."),
         ("auto+ngram", "'auto' cannot be joined with other drafters."),
         ("model+none", "'none' cannot be joined with other drafters."),
         ("ngram+", "--draft 'ngram+' leaves a drafter out."),
@@ -112,6 +118,6 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
     assert shown.startswith(
         f"auto, none, ngram, suffix, recycling, jacobi, model[:REF], {heads} (trained heads of the target), "
-        "pard[:REF], layerskip[:K], "
+        "pard[:REF], http://HOST:PORT, layerskip[:K], "
     )
     assert " skip" not in shown

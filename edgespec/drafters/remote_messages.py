@@ -1,0 +1,296 @@
+"""The messages between a target's machine and one that runs `edgespec draft serve`.
+
+`GET /v1/draft` describes the draft as JSON: `protocol`, `model`, `drafter`, `tokenizer` (the hash of
+`registry.tokenizer_compat.hash_vocabulary`), `context_size`, `parallel` and `in_use`. `POST /v1/draft` with the query
+`protocol`, `tokenizer` and `vocab_size` (both the target's) opens a session, which has one cache of the draft until the
+connection ends. Both are authenticated like every request of `edgespec serve`. The bodies of the POST and of its
+response stay open, in chunks; each carries messages. A message is its length without these four bytes (u32), its kind
+(u8) and its fields, all little-endian:
+
+to the server
+    1  Begin  number u32, keep u32, crc u32, seed u64, n u32, sampling [n] JSON or nothing, ids i32[]
+    2  Ask    number u32, keep u32, crc u32, depth u16, nodes u16, is_held u8, ids i32[]
+from the server
+    3  Drafted  number u32, n_emitted u16, n u16, is_guess u8, is_drawn u8, emitted i32[n_emitted], tokens i32[n],
+                parents i16[n], confidences f32[n]; where is_drawn, for each token: m u16, ids i32[m], q f32[m]
+    4  Fault  a sentence in UTF-8; the server then closes the connection
+
+Both sides hold the text. Begin and Ask replace what follows its first `keep` tokens by `ids`; `crc` is that of all its
+tokens as int32, so that a difference ends the session. Begin starts a generation: with `sampling` the draft is drawn at
+random, else its best tokens are proposed. Ask wants a draft after the text, of `depth` tokens on a path and about
+`nodes` in all. The server replies with a Drafted of the same number, unless `is_held`: the client has a draft already.
+After a Begin and after an Ask it guesses what the target will emit next, and sends drafts for that, too: a Drafted that
+is_guess continues the text of the Begin or Ask of its number by `emitted`, and then by its own tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.core.arrays import Ints, Probs
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.sampling import SamplingParams
+
+PROTOCOL = 1
+PATH = "/v1/draft"
+MAX_MESSAGE = 2**23
+"""Bytes of a message: two million tokens of text."""
+MAX_DEPTH = 16
+"""Tokens on a path of a draft, at most."""
+MAX_NODES = 63
+_HEAD = struct.Struct("<IB")
+_BEGIN = struct.Struct("<IIIQI")
+_ASK = struct.Struct("<IIIHHB")
+_DRAFTED = struct.Struct("<IHHBB")
+_COUNT = struct.Struct("<H")
+_BEGIN_KIND, _ASK_KIND, _DRAFTED_KIND, _FAULT_KIND = 1, 2, 3, 4
+
+
+class BadMessage(ValueError):
+    """A message that does not follow the protocol; its text is a sentence without the full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The text is its first `keep` tokens and then `ids`; `crc` is that of the whole."""
+
+    keep: int
+    ids: Sequence[int]
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A generation starts; `sampling` is None for drafts of best tokens."""
+
+    number: int
+    change: Change
+    sampling: SamplingParams | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A draft after the text is wanted, or, where it `is_held`, was taken from a guess."""
+
+    number: int
+    change: Change
+    depth: int
+    nodes: int
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A draft; see the module.
+
+    tokens       [n] ids
+    parents      [n] nodes; -1 is the root
+    confidences  [n] the draft's probability of each
+    q            [n] of drawn tokens: the ids [m] and probabilities [m] of the distribution that each was drawn from
+    """
+
+    number: int
+    emitted: Sequence[int]
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    confidences: Sequence[float]
+    q: Sequence[tuple[Ints, Probs]] | None = None
+    is_guess: bool = False
+
+    def after(self, emitted: Sequence[int]) -> Drafted | None:
+        """What it says where the text goes on with `emitted`; None if nothing. A drawn chain is taken whole."""
+        start = len(self.emitted)
+        if tuple(emitted[:start]) != tuple(self.emitted) or (self.q is not None and len(emitted) > start):
+            return None
+        children = dict(zip(zip(self.parents, self.tokens, strict=True), range(len(self.tokens)), strict=True))
+        root = -1
+        for token in emitted[start:]:
+            if (child := children.get((root, token))) is None:
+                return None
+            root = child
+        if root < 0:
+            return self
+        place = {root: -1}
+        for node, parent in enumerate(self.parents):
+            if parent in place:
+                place[node] = len(place) - 1
+        kept = [*place][1:]
+        parents = [place[self.parents[node]] for node in kept]
+        tokens, confidences = [self.tokens[node] for node in kept], [self.confidences[node] for node in kept]
+        return Drafted(self.number, emitted, tokens, parents, confidences) if kept else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The server ends the session because of `reason`."""
+
+    reason: str
+
+
+Message = Begin | Ask | Drafted | Fault
+
+
+class Mirror:
+    """A text that both sides hold."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._crc = 0
+
+    def change_to(self, text: Sequence[int]) -> Change:
+        """Make it `text`; returns what the other side has to change."""
+        keep = len(self.tokens)
+        if list(text[:keep]) != self.tokens:
+            keep = next((i for i, (a, b) in enumerate(zip(self.tokens, text, strict=False)) if a != b), len(text))
+        ids = list(text[keep:])
+        self._replace(keep, ids)
+        return Change(keep, ids, self._crc)
+
+    def apply(self, change: Change) -> None:
+        """Change it as the other side did. Raises BadMessage where the two then differ."""
+        if change.keep > len(self.tokens):
+            raise BadMessage(f"it keeps {change.keep} tokens of a text of {len(self.tokens)}")
+        self._replace(change.keep, change.ids)
+        if self._crc != change.crc:
+            raise BadMessage("the two sides hold different texts")
+
+    def _replace(self, keep: int, ids: Sequence[int]) -> None:
+        if keep < len(self.tokens):
+            del self.tokens[keep:]
+            self._crc = zlib.crc32(_pack_ids(self.tokens))
+        self.tokens += ids
+        self._crc = zlib.crc32(_pack_ids(ids), self._crc)
+
+
+def encode(message: Message) -> bytes:
+    """With its length in front."""
+    match message:
+        case Begin(number, change, sampling, seed):
+            told = b"" if sampling is None else json.dumps(asdict(sampling)).encode()
+            fields = _BEGIN.pack(number, change.keep, change.crc, seed, len(told)) + told + _pack_ids(change.ids)
+            kind = _BEGIN_KIND
+        case Ask(number, change, depth, nodes, is_held):
+            fields = _ASK.pack(number, change.keep, change.crc, depth, nodes, is_held) + _pack_ids(change.ids)
+            kind = _ASK_KIND
+        case Drafted():
+            fields, kind = _encode_draft(message), _DRAFTED_KIND
+        case Fault(reason):
+            fields, kind = reason.encode(), _FAULT_KIND
+    return _HEAD.pack(1 + len(fields), kind) + fields
+
+
+def split(received: bytearray) -> list[Message]:
+    """Take the whole messages off the front of `received`. Raises BadMessage."""
+    found: list[Message] = []
+    while len(received) >= _HEAD.size:
+        length, kind = _HEAD.unpack_from(received)
+        if not 1 <= length <= MAX_MESSAGE:
+            raise BadMessage(f"a message of {length:,} bytes is not allowed; the limit is {MAX_MESSAGE:,}")
+        if len(received) < 4 + length:
+            break
+        found.append(_decode(kind, bytes(received[_HEAD.size : 4 + length])))
+        del received[: 4 + length]
+    return found
+
+
+def describe_tree(number: int, emitted: Sequence[int], tree: DraftTree, source: str, *, is_guess: bool) -> Drafted:
+    """What `source` has drafted after the text and `emitted`."""
+    q = None
+    if len(tree) and tree.q[0] is not None:
+        q = [(np.flatnonzero(each).astype(np.int32), each[each != 0]) for each in tree.q if each is not None]
+    confidences = [votes[source] for votes in tree.votes]
+    return Drafted(number, tuple(emitted), list(tree.tokens), list(tree.parents), confidences, q, is_guess)
+
+
+def _encode_draft(draft: Drafted) -> bytes:
+    drawn = draft.q is not None
+    parts = [
+        _DRAFTED.pack(draft.number, len(draft.emitted), len(draft.tokens), draft.is_guess, drawn),
+        _pack_ids(draft.emitted),
+        _pack_ids(draft.tokens),
+        np.asarray(draft.parents, "<i2").tobytes(),
+        np.asarray(draft.confidences, "<f4").tobytes(),
+    ]
+    for ids, q in draft.q or ():
+        parts += [_COUNT.pack(len(ids)), _pack_ids(ids), np.asarray(q, "<f4").tobytes()]
+    return b"".join(parts)
+
+
+def _decode(kind: int, fields: bytes) -> Message:
+    """Raises BadMessage."""
+    try:
+        if kind == _BEGIN_KIND:
+            return _decode_begin(fields)
+        if kind == _ASK_KIND:
+            number, keep, crc, depth, nodes, is_held = _ASK.unpack_from(fields)
+            ids = _Reader(fields, _ASK.size).rest("<i4")
+            return Ask(number, Change(keep, ids.tolist(), crc), depth, nodes, bool(is_held))
+        if kind == _DRAFTED_KIND:
+            return _decode_draft(fields)
+        if kind == _FAULT_KIND:
+            return Fault(fields.decode("utf-8", "replace"))
+    except (struct.error, ValueError, TypeError, RecursionError) as error:
+        raise BadMessage(f"a message of kind {kind} is malformed") from error
+    except Exception as error:  # of the sampling parameters
+        raise BadMessage(f"a message of kind {kind} is malformed: {error}") from error
+    raise BadMessage(f"there are no messages of kind {kind}")
+
+
+def _decode_begin(fields: bytes) -> Begin:
+    number, keep, crc, seed, n = _BEGIN.unpack_from(fields)
+    told = fields[_BEGIN.size : _BEGIN.size + n]
+    if len(told) < n:
+        raise ValueError
+    ids = _Reader(fields, _BEGIN.size + n).rest("<i4")
+    sampling = _read_sampling(json.loads(told)) if told else None
+    return Begin(number, Change(keep, ids.tolist(), crc), sampling, seed)
+
+
+def _read_sampling(told: dict[str, object]) -> SamplingParams:
+    bias = told.pop("logit_bias", ())
+    if not isinstance(bias, list | tuple) or not all(isinstance(each, int | float) for each in told.values()):
+        raise ValueError
+    return SamplingParams(**told, logit_bias=tuple((int(token), float(by)) for token, by in bias))  # type: ignore[arg-type]
+
+
+def _decode_draft(fields: bytes) -> Drafted:
+    number, n_emitted, n, is_guess, is_drawn = _DRAFTED.unpack_from(fields)
+    reader = _Reader(fields, _DRAFTED.size)
+    emitted, tokens = reader.take("<i4", n_emitted), reader.take("<i4", n)
+    parents, confidences = reader.take("<i2", n), reader.take("<f4", n)
+    q = None
+    if is_drawn:
+        q = []
+        for _ in range(n):
+            (m,) = reader.take("<u2", 1)
+            q.append((reader.take("<i4", m), reader.take("<f4", m)))
+    return Drafted(number, emitted.tolist(), tokens.tolist(), parents.tolist(), confidences.tolist(), q, bool(is_guess))
+
+
+class _Reader:
+    """Arrays of a message, one after the other. Raises ValueError beyond its end."""
+
+    def __init__(self, fields: bytes, at: int) -> None:
+        self._fields = fields
+        self._at = at
+
+    def take(self, kind: str, n: int) -> npt.NDArray[Any]:
+        found = np.frombuffer(self._fields, kind, n, self._at)
+        self._at += found.nbytes
+        return found
+
+    def rest(self, kind: str) -> npt.NDArray[Any]:
+        return np.frombuffer(self._fields, kind, -1, self._at)
+
+
+def _pack_ids(ids: Sequence[int] | Ints) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()

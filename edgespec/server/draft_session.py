@@ -1,0 +1,244 @@
+"""A session of `edgespec draft serve`: one client's text, what it asks for, and what is guessed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from edgespec.core.draft_tree import DraftTree
+from edgespec.core.protocols import Budget
+from edgespec.core.sampling import Sampler
+from edgespec.drafters.remote_messages import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Ask,
+    BadMessage,
+    Begin,
+    Drafted,
+    Fault,
+    Message,
+    Mirror,
+    describe_tree,
+    encode,
+    split,
+)
+from edgespec.drafters.sampling import TruncatedDraw
+from edgespec.errors import Cancelled, EdgespecError, reason_of
+from edgespec.server.draft_model import Cache, DraftModel
+
+MAX_GUESSES = 3
+_MIN_PROBABILITY = 0.05  # of what is guessed
+_FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
+_CANDIDATES = 64  # ids of a distribution, so that a reply of 16 tokens fits the first flight of a TCP connection
+_MAX_TEXT = 2**21  # tokens
+
+
+@dataclass(slots=True)
+class _Guess:
+    """A draft under way, after the text and `emitted`."""
+
+    emitted: tuple[int, ...]
+    tree: DraftTree
+    units: Iterator[None]
+
+
+class DraftSession:
+    """Answers the messages of one client."""
+
+    def __init__(self, model: DraftModel, cache: Cache, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._model = model
+        self._cache = cache
+        self._send_bytes = send
+        self._inbox: asyncio.Queue[Message | BadMessage | None] = asyncio.Queue()
+        self._mirror = Mirror()
+        self._number = 0  # of the last message
+        self._limit = _FIRST_LIMIT
+        self._known: list[Drafted] = []  # drafts after the present text or what is guessed to follow it
+        self._guess: _Guess | None = None  # the last one, unfinished
+        self._draw: TruncatedDraw | None = None
+        self._has_begun = False
+
+    async def serve(self, chunks: AsyncIterator[bytes]) -> bool:
+        """Until the client leaves. Returns whether the cache can be used again; a fault is told to the client."""
+        receiving = asyncio.create_task(self._receive(chunks))
+        try:
+            while (message := await self._inbox.get()) is not None:
+                if isinstance(message, BadMessage):
+                    raise message
+                await self._answer(message)
+                if self._inbox.empty():
+                    await self._guess_on()
+        except BadMessage as error:
+            await self._send(Fault(f"{error}."))
+        except Cancelled:
+            return True
+        except Exception as error:  # noqa: BLE001 - of a runtime; other sessions go on
+            await self._send(Fault(f"the draft failed: {reason_of(error)}."))
+            return False
+        finally:
+            receiving.cancel()
+        return True
+
+    async def _receive(self, chunks: AsyncIterator[bytes]) -> None:
+        received = bytearray()
+        try:
+            async for chunk in chunks:
+                received += chunk
+                for message in split(received):
+                    self._inbox.put_nowait(message)
+        except BadMessage as error:
+            self._inbox.put_nowait(error)
+        else:
+            self._cache.is_cancelled = True
+            self._inbox.put_nowait(None)
+
+    async def _send(self, message: Message) -> None:
+        await self._send_bytes(encode(message))
+
+    async def _answer(self, message: Message) -> None:
+        """Raises BadMessage, and what a drafter raises."""
+        if isinstance(message, Begin):
+            self._change_text(message)
+            draw, text = self._make_draw(message), self._mirror.tokens
+            self._draw = draw
+            await self._model.run(lambda: self._cache.drafter.begin(text, draw))
+            self._known, self._guess, self._has_begun = [], None, True
+        elif isinstance(message, Ask) and self._has_begun:
+            emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
+            self._change_text(message)
+            self._limit = Budget(
+                min(max(message.depth, 1), MAX_DEPTH), min(max(message.nodes, message.depth, 1), MAX_NODES)
+            )
+            with self._model.waited_for():
+                found = await self._find_or_draft(emitted, is_held=message.is_held)
+            self._known, self._guess = [found], None
+            if not message.is_held:
+                await self._send(found)
+        else:
+            raise BadMessage("a session starts with a Begin, and other messages are Asks")
+
+    def _change_text(self, message: Begin | Ask) -> None:
+        """Raises BadMessage."""
+        ids = message.change.ids
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self._cache.vocab_size:
+            raise BadMessage(f"the ids of tokens are 0 to {self._cache.vocab_size - 1}")
+        if message.change.keep + len(ids) > _MAX_TEXT:
+            raise BadMessage(f"a text has {_MAX_TEXT:,} tokens at most")
+        self._mirror.apply(message.change)
+        if not self._mirror.tokens:
+            raise BadMessage("the text is empty")
+        self._number = message.number
+
+    def _make_draw(self, message: Begin) -> TruncatedDraw | None:
+        """Raises BadMessage."""
+        if message.sampling is None:
+            return None
+        try:
+            sampler = Sampler(message.sampling, self._cache.vocab_size)
+        except EdgespecError as error:
+            raise BadMessage(error.message.rstrip(".")) from error
+        return TruncatedDraw(sampler, message.seed, _CANDIDATES)
+
+    async def _find_or_draft(self, emitted: Sequence[int] | None, *, is_held: bool) -> Drafted:
+        """A draft after the text, which has grown by `emitted`: one that is known, else a new one.
+
+        The client holds the longest one, if it `is_held`. Raises what a drafter raises.
+        """
+        known = [] if emitted is None else [cut for each in self._known if (cut := each.after(emitted)) is not None]
+        found = max(known, key=lambda each: len(each.tokens), default=None)
+        if is_held or (found is not None and found.is_guess):
+            found = found or Drafted(0, (), (), (), ())
+            return Drafted(self._number, (), found.tokens, found.parents, found.confidences, found.q)
+        guess, tree = self._guess, DraftTree()
+        if guess is not None and emitted is not None and tuple(emitted) == guess.emitted:
+            await self._model.run(lambda: sum(1 for _ in guess.units))
+            tree = guess.tree
+        else:
+            units = self._expand(tree, (), self._limit)
+            await self._model.run(lambda: sum(1 for _ in units))
+        return describe_tree(self._number, (), tree, self._cache.drafter.name, is_guess=False)
+
+    async def _guess_on(self) -> None:
+        """Draft after what the target will probably emit, until the next message."""
+        draft = self._known[0] if self._known else Drafted(self._number, (), (), (), ())
+        path = list_path(draft)
+        probe = DraftTree()
+        tokens = [draft.tokens[node] for node in path]
+        if await self._run_units(_Guess((), probe, self._expand(probe, tokens, Budget(1, 1)))):
+            for emitted in rank_guesses(draft, path, list_candidates(probe)):
+                tree = DraftTree()
+                self._guess = _Guess(emitted, tree, self._expand(tree, emitted, self._limit))
+                if not await self._run_units(self._guess):
+                    return
+                self._guess = None
+                found = describe_tree(self._number, emitted, tree, self._cache.drafter.name, is_guess=True)
+                if found.tokens:
+                    self._known.append(found)
+                    await self._send(found)
+
+    def _expand(self, tree: DraftTree, emitted: Sequence[int], limit: Budget) -> Iterator[None]:
+        text = [*self._mirror.tokens, *emitted]
+        if self._draw is not None:
+            self._draw.start = len(text)
+        return self._cache.drafter.expand(tree, text, limit)
+
+    async def _run_units(self, guess: _Guess) -> bool:
+        """Run its units; False where a message has come meanwhile."""
+        while True:
+            await self._model.wait_for_calm()
+            if not self._inbox.empty():
+                return False
+            if await self._model.run(lambda: next(guess.units, self)) is self:
+                return True
+
+
+def list_path(draft: Drafted) -> list[int]:
+    """The nodes of the most probable child of the root, of its most probable child, and so on."""
+    path, last = [], -1
+    while children := [node for node, parent in enumerate(draft.parents) if parent == last]:
+        last = max(children, key=lambda node: (draft.confidences[node], -node))
+        path.append(last)
+    return path
+
+
+def list_candidates(tree: DraftTree) -> list[tuple[int, float]]:
+    """(token, probability) of what may follow the root of a draft of one token, the most probable first."""
+    if len(tree) and (q := tree.q[0]) is not None:
+        found = [(int(token), float(q[token])) for token in np.argsort(-q)[:MAX_GUESSES]]
+    else:
+        found = [(token, max(votes.values())) for token, votes in zip(tree.tokens, tree.votes, strict=True)]
+    return found
+
+
+def rank_guesses(draft: Drafted, path: Sequence[int], after: Sequence[tuple[int, float]]) -> list[tuple[int, ...]]:
+    """What the target may emit in the round that verifies `draft`, the most probable first.
+
+    `after` are candidates after the whole `path`. The target accepts the path up to a token, in whose place it emits
+    another candidate of the draft; or all of it, and emits one of `after`.
+    """
+    found: list[tuple[float, tuple[int, ...]]] = []
+    reached, tokens, parent = 1.0, [draft.tokens[node] for node in path], -1
+    for depth, node in enumerate(path):
+        for token, probability in _list_others(draft, node, parent):
+            found.append((reached * probability, (*tokens[:depth], token)))
+        reached, parent = reached * draft.confidences[node], node
+    found += [(reached * probability, (*tokens, token)) for token, probability in after]
+    likely = sorted((each for each in found if each[0] >= _MIN_PROBABILITY), key=lambda each: -each[0])
+    return [emitted for _, emitted in islice(likely, MAX_GUESSES)]
+
+
+def _list_others(draft: Drafted, node: int, parent: int) -> Iterator[tuple[int, float]]:
+    """(token, probability) of what may be emitted in the place of `node`."""
+    if draft.q is not None:
+        ids, q = draft.q[node]
+        for at in np.argsort(-q)[:MAX_GUESSES]:
+            if ids[at] != draft.tokens[node]:
+                yield int(ids[at]), float(q[at])
+        return
+    for other, above in enumerate(draft.parents):
+        if above == parent and other != node:
+            yield draft.tokens[other], draft.confidences[other]
