@@ -15,6 +15,7 @@ import click
 from edgespec.cli.ps import http_json, server_options
 
 _VERSION_TIMEOUT_S = 10.0
+_ASSUMED_CONTEXT = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,11 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
         probe = {"model": chosen["name"], "messages": [{"role": "user", "content": "x"}]}
         http_json("POST", url, "/v1/messages/count_tokens", api_key, probe, timeout_s=None)
         chosen = http_json("GET", url, "/props", api_key)["models"][names.index(chosen["name"])]
-    server = _Server(url.rstrip("/"), chosen["name"], api_key, chosen["context_size"])
+    context_size = chosen["context_size"]
+    if context_size is None:  # of a model of another server that does not say
+        context_size = _ASSUMED_CONTEXT
+        click.echo(f"# the context of {chosen['name']} is not known; {context_size:,} tokens are assumed", err=True)
+    server = _Server(url.rstrip("/"), chosen["name"], api_key, context_size)
     place, text = _CLIENTS[client].configure(server)
     click.echo(f"# for {place}", err=True)
     for line in (*_describe_version(client, _CLIENTS[client]), *_describe_room(client, _CLIENTS[client], server)):

@@ -41,20 +41,30 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
         return
     rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS")]
     for model in props["models"]:
-        state = f"answering {model['answering']}" if model["answering"] else model["state"]
-        if model["is_stalled"]:
-            state = f"silent for {model['silent_seconds']:.0f} s"
-        memory = gib(model["resident_bytes"]) if model["is_open"] else ""
+        memory = gib(model["resident_bytes"]) if model["is_open"] and model["state"] != "remote" else ""
         about = (model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
-        rows.append((model["name"], state, *about, _describe_unload(model)))
+        rows.append((model["name"], _describe_state(model), *about, _describe_unload(model)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for model in props["models"]:
+        if model.get("last_error"):
+            click.echo(f"{model['name']}: {model['last_error']}")
+
+
+def _describe_state(model: dict[str, Any]) -> str:
+    if model["is_stalled"]:
+        return f"silent for {model['silent_seconds']:.0f} s"
+    if model["answering"]:
+        return f"answering {model['answering']}"
+    if model.get("is_reachable") is False:
+        return "not reachable"
+    return "fails" if model.get("last_error") else str(model["state"])
 
 
 def _describe_unload(model: dict[str, Any]) -> str:
     """When a model is unloaded if nobody calls it."""
-    if not model["is_open"]:
+    if not model["is_open"] or model["state"] == "remote":
         return ""
     seconds = model["unloads_in_seconds"]
     return (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgespec.cli.listening import Listening
     from edgespec.planner.plan import LoadConfig
     from edgespec.server.policy import Policy
+    from edgespec.server.remote_model import RemoteModel
 
 _EMBEDDED = "embedded"
 
@@ -79,7 +80,8 @@ _EMBEDDED = "embedded"
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file of further models: a table [NAME] for each, with model = REF and its options.",
+    help="TOML file of further models: a table [NAME] for each, with model = REF and its options, or with "
+    'backend = "openai" and the url of another server.',
 )
 @click.option(
     "--strict-names", is_flag=True, help="Refuse a request that does not name the model, even if there is only one."
@@ -110,14 +112,16 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     metrics = ServerMetrics()
     limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
     policy = Policy(*(options[name] for name in limits))
-    configs, keep_alive_s = _read_configs(models, options)
+    configs, keep_alive_s, remotes = _read_configs(models, options)
     preload = _check_preload(options["preload"], configs, policy)
     aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
-    app = application(Models(configs, policy, metrics, aliases, keep_alive_s), rules, metrics, preload)
+    app = application(Models(configs, policy, metrics, aliases, keep_alive_s, remotes), rules, metrics, preload)
     # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
-        click.echo(f"Serving {', '.join(configs)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
+        click.echo(f"Serving {', '.join((*configs, *remotes))} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
+        for name in (name for name, each in remotes.items() if each.sends_plain_key):
+            click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
         return run_app(app, listening, log_level)
 
 
@@ -140,25 +144,33 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
     return 0
 
 
-def _read_configs(models: tuple[str, ...], options: dict[str, Any]) -> tuple[dict[str, LoadConfig], dict[str, float]]:
-    """What to load, by the names that clients use, and how long some of them stay loaded. Raises InvalidRequest."""
-    from edgespec.cli.serving_config import read_config
+def _read_configs(
+    models: tuple[str, ...], options: dict[str, Any]
+) -> tuple[dict[str, LoadConfig], dict[str, float], dict[str, RemoteModel]]:
+    """What to load, by the names that clients use, how long some of them stay loaded, and the models of other servers.
+
+    Raises InvalidRequest.
+    """
+    from edgespec.cli.serving_config import ModelTable, read_config
     from edgespec.errors import InvalidRequest
 
     config: Path | None = options["config"]
-    tables = read_config(config) if config is not None else {}
+    found = read_config(config) if config is not None else {}
+    tables = {name: table for name, table in found.items() if isinstance(table, ModelTable)}
+    remotes = {name: table for name, table in found.items() if not isinstance(table, ModelTable)}
     configs = {name: table.config for name, table in tables.items()}
-    for text in models or (() if configs else ("",)):
+    for text in models or (() if found else ("",)):
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = public_name(text), text
-        if not name or name in configs:
+        if not name or name in configs or name in remotes:
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
         configs[name] = load_config(reference or None, options)
     if options["memory"] is False:  # for the tables too
         configs = {name: replace(each, memory=None) for name, each in configs.items()}
-    return configs, {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
+    keep_alive_s = {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
+    return configs, keep_alive_s, remotes
 
 
 def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Policy) -> tuple[str, ...]:
@@ -167,7 +179,7 @@ def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Pol
 
     for name in names:
         if name not in configs:
-            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {', '.join(configs)}.")
+            raise InvalidRequest(f"--preload names no model of this machine: '{name}'.", hint=f"There are: {', '.join(configs)}.")
     if len(set(names)) > policy.max_open:
         message = f"--preload names {len(set(names))} models, and --open-at-most is {policy.max_open}."
         raise InvalidRequest(message, hint="Raise --open-at-most.")

@@ -16,6 +16,7 @@ _KINDS = {  # of failures, by status; others are of kind 'invalid' below 500 and
     404: "not_found",
     429: "busy",
     CLIENT_CLOSED: "client_left",
+    502: "other_server",
     503: "unavailable",
     504: "timeout",
 }

@@ -22,7 +22,9 @@ from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {
+    "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal",
+}  # fmt: skip
 
 
 class TextBlock(Body):

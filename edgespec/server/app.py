@@ -34,7 +34,8 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(models.watch()), asyncio.create_task(models.preload(preload))]
+        work = [models.watch(), models.preload(preload), *(slot.watch() for slot in models.remotes.values())]
+        tasks = [asyncio.create_task(each) for each in work]
         gc.freeze()  # what has been imported stays: no collection has to look at it
         try:
             yield

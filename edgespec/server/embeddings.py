@@ -16,10 +16,11 @@ from edgespec.engine.embeddings import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import AnyModelName
 from edgespec.server.http import read_body, respond_unless_disconnected
-from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
+from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.residency import ResidencyBody
 from edgespec.server.routes import Handler
+from edgespec.server.slot import Slot
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)
@@ -32,7 +33,11 @@ class EmbeddingBody(Protocol):
 
     model: str
 
-    def keep(self, slot: ModelSlot) -> tuple[str, ...]: ...
+    @property
+    def dimensions(self) -> int | None:
+        """Of each vector; None: the model's own."""
+
+    def keep(self, slot: Slot) -> tuple[str, ...]: ...
 
     def inputs(self) -> Sequence[str | list[int]]:
         """Raises InvalidRequest."""
@@ -106,6 +111,10 @@ class OllamaEmbeddingsRequest(ResidencyBody):
     model: AnyModelName = ""
     prompt: str
 
+    @property
+    def dimensions(self) -> None:
+        """The model's own."""
+
     def inputs(self) -> list[str]:
         return [self.prompt]
 
@@ -125,7 +134,11 @@ def embedding_handler(
 
         async def embed() -> dict[str, Any]:
             async with models.turn(slot) as turn:
-                return body.response_body(await slot.embed(inputs, turn.ends_s) if inputs else [])
+                if not inputs:
+                    return body.response_body([])
+                if isinstance(slot, RemoteSlot):
+                    return body.response_body(await slot.embed(inputs, turn.ends_s, body.dimensions))
+                return body.response_body(await slot.embed(inputs, turn.ends_s))
 
         return await respond_unless_disconnected(request, embed())
 

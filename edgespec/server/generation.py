@@ -10,12 +10,14 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec.server.answers import generate_parts
+from edgespec.engine.events import MemoryUse
+from edgespec.server.answers import generate_parts, local_answers
 from edgespec.server.bodies import compute
 from edgespec.server.http import EventStream, respond_unless_disconnected
-from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
 from edgespec.server.record import current_record
+from edgespec.server.remote_slot import RemoteSlot
+from edgespec.server.slot import Slot
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part
 
@@ -51,26 +53,31 @@ class GenerationBody(Protocol):
 
     def writer(self) -> Writer: ...
 
-    def keep(self, slot: ModelSlot) -> tuple[str, ...]: ...
+    def keep(self, slot: Slot) -> tuple[str, ...]: ...
 
 
 async def generate(
     request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
 ) -> Response:
     """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
-    body.model = body.model or models.choose("").name  # which the answer repeats
-    size = len(await request.body())
-    specs, writer, copies = await compute(size, body.generation_specs), body.writer(), body.n or 1
-    warnings = body.keep(models.choose(body.model))
+    slot = models.choose(body.model)
+    body.model = body.model or slot.name  # which the answer repeats
+    raw = await request.body()
+    writer, warnings = body.writer(), body.keep(slot)
     memory = current_record().caller.memory if body.memory is not False else None
-    specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in specs]
-    answers = generate_parts(models, body.model, specs, copies, size)
+    if isinstance(slot, RemoteSlot):
+        answers = await slot.answers(body, raw, remembers=memory == MemoryUse())
+    else:
+        specs = await compute(len(raw), body.generation_specs)
+        specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in specs]
+        answers = local_answers(slot, specs, len(raw))
+    parts = generate_parts(models, slot, answers, body.n or 1)
     if body.stream:
-        return stream(request.url.path, _events(answers, writer), writer.fail)
+        return stream(request.url.path, _events(parts, writer), writer.fail)
 
     async def collect() -> dict[str, Any]:
-        async with aclosing(answers) as parts:
-            async for index, batch in parts:
+        async with aclosing(parts) as batches:
+            async for index, batch in batches:
                 for part in batch:
                     writer.add(index, part)
         return writer.response_body()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.server.hops import check_hops
 from edgespec.server.http import HttpError, ServerStops, error_response
 from edgespec.server.keys import Caller, Keys
 from edgespec.server.record import current_record
@@ -59,6 +60,7 @@ class Guard:
         try:
             self._check_origin(scope, headers)
             current_record().caller = self._identify(scope, headers)
+            check_hops(headers)
             await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
             if started:

@@ -52,11 +52,12 @@ _STATUS: list[tuple[type[EdgespecError], int]] = [
 
 
 class HttpError(EdgespecError):
-    """An error with an HTTP status of its own."""
+    """An error with an HTTP status of its own. `log_message` is what the log says of it."""
 
     def __init__(self, status: int, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+        self.log_message = message
 
 
 class ServerStops(HttpError):
@@ -93,7 +94,7 @@ def get_status(error: EdgespecError) -> int:
 def _note_failure(error: EdgespecError) -> int:
     """Keep an error for the log; returns its HTTP status."""
     status = get_status(error)
-    current_record().failure = status, error.message
+    current_record().failure = status, error.log_message if isinstance(error, HttpError) else error.message
     return status
 
 

@@ -80,6 +80,7 @@ class ServerMetrics:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
         self._waiting = Gauge("waiting_requests", "Requests in the queue.", ["model"], **options)
+        self._remotes = Gauge("remote_up", "Whether the server of a remote model can be reached.", ["model"], **options)
         self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
 
     @property
@@ -130,6 +131,10 @@ class ServerMetrics:
         """Count and log a model that has been loaded, with a context of `context_size` tokens."""
         self._counters["opens"].labels(model).inc()
         _LOG.info("%s: loaded, with a context of %s tokens", model, f"{context_size:,}")
+
+    def note_remote(self, model: str, *, is_reachable: bool) -> None:
+        """Keep whether the server of a model can be reached."""
+        self._remotes.labels(model).set(is_reachable)
 
     def note_embeddings(self, model: str, texts: int, tokens: int) -> None:
         """Count texts that have been embedded, and their tokens."""

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from edgespec.server.embeddings import EmbeddingRequest, embedding_handler
 from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
-from edgespec.server.models import Models
+from edgespec.server.models import Models, require_local
 from edgespec.server.openapi import document
 from edgespec.server.record import current_record
 from edgespec.server.residency import LoadRequest, UnloadRequest
@@ -22,7 +22,7 @@ def model_routes(models: Models) -> list[Route]:
     """The list of models, embeddings, loading and unloading, and the OpenAPI document."""
 
     async def list_models(_request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.slots.values()]})
+        return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.all]})
 
     async def get_model(request: Request) -> Response:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
@@ -30,7 +30,7 @@ def model_routes(models: Models) -> list[Route]:
     async def load_model(request: Request) -> Response:
         require_manager()
         body = await read_body(request, LoadRequest)
-        slot = models.find(body.model)
+        slot = require_local(models.find(body.model))
         body.keep(slot)
 
         async def load() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def model_routes(models: Models) -> list[Route]:
     async def unload_model(request: Request) -> Response:
         require_manager()
         body = await read_body(request, UnloadRequest)
-        slot = models.find(body.model)
+        slot = require_local(models.find(body.model))
         current_record().model = slot.name
         await (slot.stop() if body.now else slot.unload())
         return JsonResponse({"success": True})

@@ -1,11 +1,11 @@
-"""One model of a server: its engine process, its queue, and how long a call may take."""
+"""A model of this machine: its engine process, its queue, and how long a call may take."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -14,11 +14,11 @@ from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import BackendError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.limiter import FairLimiter
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.policy import Busy, Policy, TimedOut
+from edgespec.server.policy import Policy, TimedOut
 from edgespec.server.record import RequestRecord, current_record
 from edgespec.server.redaction import hide_folders
+from edgespec.server.slot import Slot
 from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.engine_log import Death
 from edgespec.service.process import EngineProcess
@@ -31,26 +31,14 @@ _GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The turn of a call at a loaded model. `ends_s`: when its time is over, in seconds of `monotonic`."""
-
-    model_info: ModelInfo
-    ends_s: float
-
-
-class ModelSlot:
-    """One model and its queue of requests."""
+class ModelSlot(Slot):
+    """A model of this machine and its queue of requests."""
 
     def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
-        self.name = name
-        self.limiter = FairLimiter(request.load.caches)
+        super().__init__(name, request.load.caches, policy, server_metrics)
         self.opening: asyncio.Task[ModelInfo] | None = None
-        self.used_s = monotonic()
         self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
         self.config = request
-        self._policy = policy
-        self._server_metrics = server_metrics
         self._client: EngineProcess | None = None
         self._is_closing = False
 
@@ -90,8 +78,7 @@ class ModelSlot:
 
     @property
     def is_busy(self) -> bool:
-        limiter = self.limiter
-        return limiter.active + limiter.waiting + limiter.visitors > 0 or self.opening is not None
+        return super().is_busy or self.opening is not None
 
     @property
     def resident(self) -> int:
@@ -107,22 +94,6 @@ class ModelSlot:
     def is_stalled(self) -> bool:
         """Whether the engine process has given none for so long that it is not well."""
         return self.silent_s >= min(_STALLED_S, self._policy.max_silence_s / 2)
-
-    async def enter(self, *, is_new: bool = True) -> None:
-        """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
-        current_record().model = self.name
-        limiter = self.limiter
-        if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
-            mean_s = self._server_metrics.seconds_a_call(self.name)
-            after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
-            message = f"{limiter.waiting} requests are waiting for this model."
-            raise Busy(message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
-        await limiter.enter()
-        self.used_s = monotonic()
-
-    def leave(self) -> None:
-        self.used_s = monotonic()
-        self.limiter.leave()
 
     async def open(self) -> ModelInfo:
         """Load the model. Raises any EdgespecError."""
@@ -192,16 +163,6 @@ class ModelSlot:
             yield relay.batches()
         finally:
             relay.cancel()
-
-    @asynccontextmanager
-    async def visit(self) -> AsyncIterator[None]:
-        """Keep the model from being unloaded. Takes no turn, no place in the queue, and no part in the metrics."""
-        current_record().model = self.name
-        async with self.limiter.visit():
-            try:
-                yield
-            finally:
-                self.used_s = monotonic()
 
     async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> T:
         """The result of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.

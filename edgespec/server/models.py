@@ -1,4 +1,4 @@
-"""The models of a server: each is loaded on demand in a process of its own and unloaded when idle."""
+"""The models of a server. One of this machine is loaded on demand in a process of its own, and unloaded when idle."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
-from edgespec.errors import EdgespecError, UnknownModel, reason_of
+from edgespec.errors import EdgespecError, InvalidRequest, UnknownModel, reason_of
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.model_slot import ModelSlot, Turn
+from edgespec.server.model_slot import ModelSlot
 from edgespec.server.policy import Policy, TimedOut
 from edgespec.server.redaction import hide_folders
+from edgespec.server.remote_model import RemoteModel
+from edgespec.server.remote_slot import RemoteSlot
+from edgespec.server.slot import Turn
 from edgespec.service.client import ModelInfo
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
 TAG = ":latest"
 """What Ollama's clients append to names."""
+
+
+AnySlot = ModelSlot | RemoteSlot
 
 
 class Models:
@@ -33,10 +39,11 @@ class Models:
         server_metrics: ServerMetrics,
         aliases: Mapping[str, str] | None = None,
         keep_alive_s: Mapping[str, float] | None = None,
+        remotes: Mapping[str, RemoteModel] | None = None,
     ) -> None:
         """`aliases`: other names that clients may use, with the name in `requests` that each stands for.
 
-        `keep_alive_s`: of the models that have one of their own.
+        `keep_alive_s`: of the models that have one of their own. `remotes`: the models of other servers.
         """
         self.slots: dict[str, ModelSlot] = {}
         self.is_preloading = False
@@ -46,39 +53,50 @@ class Models:
         for name, request in requests.items():
             own = replace(policy, keep_alive_s=(keep_alive_s or {}).get(name, policy.keep_alive_s))
             self.slots[name] = ModelSlot(name, request, own, server_metrics)
-        self._only = next(iter(self.slots.values())) if len(self.slots) == 1 and not policy.strict_names else None
+        self.remotes = {name: RemoteSlot(name, each, policy, server_metrics) for name, each in (remotes or {}).items()}
+        self._only = self.all[0] if len(self.all) == 1 and not policy.strict_names else None
         self._opening = asyncio.Lock()
         self.created_s = int(time())
 
-    def choose(self, name: str) -> ModelSlot:
+    @property
+    def all(self) -> list[AnySlot]:
+        """Those of this machine, then those of other servers."""
+        return [*self.slots.values(), *self.remotes.values()]
+
+    def choose(self, name: str) -> AnySlot:
         """The model of a call. Where the server was started with one, that answers to unknown names too, unless names
         are strict. Raises UnknownModel.
         """
         return self.look_up(name) or self._only or self.find(name)
 
-    def describe(self, slot: ModelSlot) -> dict[str, Any]:
+    def describe(self, slot: AnySlot) -> dict[str, Any]:
         """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status."""
         kind = {"object": "model", "created": self.created_s, "owned_by": "edgespec"}
-        return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": slot.state}}
+        state = "remote" if isinstance(slot, RemoteSlot) else slot.state
+        return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": state}}
 
-    def find(self, name: str) -> ModelSlot:
+    def find(self, name: str) -> AnySlot:
         """Raises UnknownModel."""
         if (slot := self.look_up(name)) is None:
-            names = ", ".join(sorted(self.slots))
+            names = ", ".join(sorted(each.name for each in self.all))
             fault = f"there is no model '{name}' here." if name else "the request names no model."
             raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
 
-    def look_up(self, name: str) -> ModelSlot | None:
+    def look_up(self, name: str) -> AnySlot | None:
         """The model that has this name; None if there is none."""
-        name = name if name in self.slots or name in self._aliases else name.removesuffix(TAG)
-        return self.slots.get(self._aliases.get(name, name))
+        known = {*self.slots, *self.remotes, *self._aliases}
+        name = name if name in known else name.removesuffix(TAG)
+        name = self._aliases.get(name, name)
+        return self.slots.get(name) or self.remotes.get(name)
 
-    async def enter(self, slot: ModelSlot, *, is_new: bool = True) -> Turn:
+    async def enter(self, slot: AnySlot, *, is_new: bool = True) -> Turn:
         """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter), TimedOut where the model
         takes longer to load than a call may, or any EdgespecError.
         """
         await slot.enter(is_new=is_new)
+        if isinstance(slot, RemoteSlot):
+            return Turn(monotonic() + self._policy.timeout_s)
         try:
             return await self._require(slot)
         except BaseException:
@@ -104,7 +122,7 @@ class Models:
                 message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
                 raise TimedOut(message, hint="Loading goes on; try again.")
             model_info = opening.result()
-        return Turn(model_info, ends_s)
+        return Turn(ends_s, model_info)
 
     def _start_opening(self, slot: ModelSlot) -> asyncio.Task[ModelInfo]:
         """The task that loads a model, of its own: a caller that leaves must not cancel it for the others."""
@@ -127,7 +145,7 @@ class Models:
             slot.opening = None
 
     @asynccontextmanager
-    async def turn(self, slot: ModelSlot) -> AsyncIterator[Turn]:
+    async def turn(self, slot: AnySlot) -> AsyncIterator[Turn]:
         """`enter`, and `leave` at the end."""
         turn = await self.enter(slot)
         try:
@@ -140,7 +158,7 @@ class Models:
         self.is_preloading = True
         try:
             for slot in [self.find(name) for name in names]:
-                if slot.model_info is None:
+                if isinstance(slot, ModelSlot) and slot.model_info is None:
                     with suppress(Exception):  # which `_open` has noted
                         await self._start_opening(slot)
         finally:
@@ -158,7 +176,7 @@ class Models:
         for slot in self.slots.values():
             if slot.opening is not None:
                 slot.opening.cancel()
-        await asyncio.gather(*(slot.close() for slot in self.slots.values()))
+        await asyncio.gather(*(slot.close() for slot in self.all))
 
     async def _evict_for(self, slot: ModelSlot) -> None:
         """Unload models, idle and least recently used first, until `slot` may be loaded."""
@@ -170,6 +188,13 @@ class Models:
             while each.holds_memory and not (await asyncio.wait({unloading}, timeout=_POLL_S))[0]:
                 pass
             unloading.cancel()
+
+
+def require_local(slot: AnySlot) -> ModelSlot:
+    """`slot`, where its model is one of this machine. Raises InvalidRequest."""
+    if isinstance(slot, RemoteSlot):
+        raise InvalidRequest(f"'{slot.name}' is a model of another server, which manages it.", hint="Ask that server.")
+    return slot
 
 
 def _consume_error(opening: asyncio.Task[ModelInfo]) -> None:

@@ -16,7 +16,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.server.downloads import Progress
 from edgespec.server.fields import Body
 from edgespec.server.model_slot import ModelSlot
-from edgespec.server.models import TAG, Models
+from edgespec.server.models import TAG, AnySlot, Models, require_local
 from edgespec.server.ollama_lines import format_line, format_time
 from edgespec.text.reasoning import detect_format
 
@@ -45,7 +45,7 @@ class DeleteRequest(Body):
         Raises InvalidRequest, UnknownModel.
         """
         if (slot := models.look_up(self.model)) is not None:
-            return slot.config
+            return require_local(slot).config
         if not self.model:
             raise InvalidRequest("the request names no model.", hint="Send a model.")
         name = self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG)
@@ -83,7 +83,7 @@ def describe_success(models: Models, name: str) -> dict[str, Any]:
 def list_tags(models: Models) -> dict[str, Any]:
     """Every model. Sizes of files are not known: they are 0."""
     modified = _format_created(models)
-    return {"models": [{**_describe(slot), "modified_at": modified, "size": 0} for slot in models.slots.values()]}
+    return {"models": [{**_describe(slot), "modified_at": modified, "size": 0} for slot in models.all]}
 
 
 def list_running(models: Models) -> dict[str, Any]:
@@ -105,9 +105,10 @@ def list_running(models: Models) -> dict[str, Any]:
     return {"models": running}
 
 
-def show(models: Models, slot: ModelSlot) -> dict[str, Any]:
+def show(models: Models, slot: AnySlot) -> dict[str, Any]:
     """One model. Its chat template is known while it is loaded."""
-    template = (slot.model_info.chat_template if slot.model_info is not None else None) or ""
+    model_info = slot.model_info if isinstance(slot, ModelSlot) else None
+    template = (model_info.chat_template if model_info is not None else None) or ""
     capabilities = ["completion", "tools", *(["thinking"] if detect_format(template) is not None else [])]
     # Clients read the context under the name of the architecture.
     described = {"general.architecture": "edgespec", "general.basename": slot.name}
@@ -122,10 +123,11 @@ def show(models: Models, slot: ModelSlot) -> dict[str, Any]:
     }
 
 
-def _describe(slot: ModelSlot) -> dict[str, Any]:
+def _describe(slot: AnySlot) -> dict[str, Any]:
     """The fields that every list has. The digest is one of the name."""
     name = slot.name if ":" in slot.name else f"{slot.name}:latest"
-    backend = slot.model_info.backend if slot.model_info is not None else ""
+    model_info = slot.model_info if isinstance(slot, ModelSlot) else None
+    backend = model_info.backend if model_info is not None else ""
     details = {
         "parent_model": "",
         "format": _FORMATS.get(backend, ""),

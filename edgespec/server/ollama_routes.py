@@ -14,7 +14,7 @@ from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedReque
 from edgespec.server.generation import generate
 from edgespec.server.guard import require_manager
 from edgespec.server.http import JsonResponse, read_body, respond_unless_disconnected
-from edgespec.server.models import Models
+from edgespec.server.models import Models, require_local
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.ollama_lines import LineStream, format_line
 from edgespec.server.ollama_models import (
@@ -45,7 +45,7 @@ def ollama_routes(models: Models) -> list[Route]:
             body.keep(slot)
             if body.keep_alive == 0:
                 require_manager()
-                await slot.unload()
+                await require_local(slot).unload()
             else:
                 async with models.turn(slot):
                     pass

@@ -9,6 +9,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from edgespec.server.fields import Body, ModelName
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.record import current_record
+from edgespec.server.slot import Slot
 from edgespec.units import parse_duration
 
 _MAX_LENGTH = 64
@@ -30,9 +31,9 @@ class ResidencyBody(Body):
 
     keep_alive: KeepAlive | None = Field(default=None, validation_alias=AliasChoices("ttl", "keep_alive"))
 
-    def keep(self, slot: ModelSlot) -> tuple[str, ...]:
-        """Set how long a model stays loaded; returns a warning where the caller may not."""
-        if self.keep_alive is None:
+    def keep(self, slot: Slot) -> tuple[str, ...]:
+        """Set how long a model of this machine stays loaded; returns a warning where the caller may not."""
+        if self.keep_alive is None or not isinstance(slot, ModelSlot):
             return ()
         if not current_record().caller.may_manage:
             return (_NOT_ALLOWED,)

@@ -88,11 +88,11 @@ class ResponsesWriter:
         if end is None:
             return {**self._head, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
         usage = count_usage([end])
-        is_cut = end.reason == "length"
+        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(end.reason)
         return {
             **self._head,
-            "status": "incomplete" if is_cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": cut} if cut else None,
             "output": self._items,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],

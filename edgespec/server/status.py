@@ -15,6 +15,7 @@ from edgespec import __version__
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
+from edgespec.server.remote_slot import RemoteSlot
 
 
 def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
@@ -35,12 +36,13 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         return JSONResponse(state, 200 if status == "ok" else 503)
 
     async def get_metrics(_request: Request) -> Response:
-        waiting = {slot.name: slot.limiter.waiting for slot in models.slots.values()}
+        waiting = {slot.name: slot.limiter.waiting for slot in models.all}
         silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
         return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
     async def get_props(_request: Request) -> Response:
         states = [_describe_slot(slot) for slot in models.slots.values()]
+        states += [_describe_remote(slot) for slot in models.remotes.values()]
         return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
 
     return [
@@ -78,6 +80,32 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
             "unloads_in_seconds": _finite(slot.unloads_in_s),
         }
     return state
+
+
+def _describe_remote(slot: RemoteSlot) -> dict[str, Any]:
+    """The state of a model of another server, in the keys of /props."""
+    return {
+        "name": slot.name,
+        "state": "remote",
+        "is_open": True,
+        "is_busy": slot.is_busy,
+        "answering": slot.limiter.active,
+        "waiting": slot.limiter.waiting,
+        "is_stalled": False,
+        "silent_seconds": 0.0,
+        "idle_seconds": round(monotonic() - slot.used_s, 1),
+        "keep_alive_seconds": None,
+        "backend": "openai",
+        "draft": "",
+        "context_size": slot.context_size,
+        "has_chat_template": True,
+        "answers_at_once": slot.limiter.max_concurrency,
+        "resident_bytes": 0,
+        "unloads_in_seconds": None,
+        "is_reachable": slot.state.is_reachable,
+        "last_error": slot.state.failure,
+        "owned_by": slot.state.owner,
+    }
 
 
 def _finite(seconds: float) -> float | None:

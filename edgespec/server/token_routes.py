@@ -21,7 +21,8 @@ from edgespec.server.bodies import compute
 from edgespec.server.chat import ChatRequest
 from edgespec.server.fields import AnyModelName, Body
 from edgespec.server.http import JsonResponse, read_body
-from edgespec.server.models import Models
+from edgespec.server.models import Models, require_local
+from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.routes import Handler, post
 from edgespec.service.client import EngineClient
@@ -51,24 +52,29 @@ def token_routes(models: Models) -> list[Route]:
     """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
 
     async def read(name: str, ask: Callable[[EngineClient], Stream[T]]) -> T:
-        slot = models.choose(name)
+        slot = require_local(models.choose(name))
         async with models.visit(slot) as turn:
             return await slot.read(ask, turn.ends_s)
 
-    async def read_prompt(
-        request: Request, kind: type[Body], ask: Callable[[EngineClient, EngineRequest], Stream[T]]
-    ) -> T:
-        """`ask` is called with what the body, of this kind, asks of the engine."""
-        body: Any = await read_body(request, kind)
-        slot, size = models.choose(body.model), len(await request.body())
+    async def read_prompt(request: Request, body: Any, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
+        """`ask` is called with what the body asks of the engine."""
+        slot, size = require_local(models.choose(body.model)), len(await request.body())
         spec = await compute(size, body.generation_spec)
         async with models.visit(slot) as turn:
-            asked = await compute(size, lambda: spec.build_request(turn.model_info, token_limit=1))
+            model_info = turn.model_info
+            assert model_info is not None
+            asked = await compute(size, lambda: spec.build_request(model_info, token_limit=1))
             return await slot.read(lambda client: ask(client, asked), turn.ends_s)
 
     def counter(kind: type[Body], **head: str) -> Handler:
         async def count(request: Request) -> Response:
-            return JsonResponse({**head, "input_tokens": await read_prompt(request, kind, _count)})
+            body: Any = await read_body(request, kind)
+            slot = models.choose(body.model)
+            if isinstance(slot, RemoteSlot):
+                tokens = await slot.count(body, await request.body())
+            else:
+                tokens = await read_prompt(request, body, _count)
+            return JsonResponse({**head, "input_tokens": tokens})
 
         return count
 
@@ -88,7 +94,8 @@ def token_routes(models: Models) -> list[Route]:
         return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
 
     async def apply_template(request: Request) -> Response:
-        prompt = await read_prompt(request, ChatRequest, lambda client, each: client.render(each))
+        body = await read_body(request, ChatRequest)
+        prompt = await read_prompt(request, body, lambda client, each: client.render(each))
         return JsonResponse({"prompt": prompt})
 
     input_tokens = {"object": "response.input_tokens"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ from edgespec.engine.events import Event, Finished, PromptScores, Scored
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import AnswerPart, CallDelta, CallEnd, CallStart, Reader, Thought, ToolCall
 
-Ending = Literal["stop", "length", "tool_calls"]
+Ending = Literal["stop", "length", "tool_calls", "content_filter"]
+"""The last is of other servers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Done:
 
     plain_speed  tokens per second of plain decoding for a single answer, None if not measured
     warnings     what of the request was not followed, in sentences
+    reported     the timings that another server has reported; None: they follow from the metrics
     """
 
     reason: Ending
@@ -47,10 +49,12 @@ class Done:
     metrics: Metrics
     plain_speed: float | None
     warnings: tuple[str, ...] = ()
+    reported: Mapping[str, Any] | None = None
 
     def extensions(self) -> dict[str, Any]:
         """The fields of an answer that no interface has: `timings`, and `warnings` if there are any."""
-        return {"timings": self.timings(), **({"warnings": list(self.warnings)} if self.warnings else {})}
+        timings = self.timings() if self.reported is None else dict(self.reported)
+        return {"timings": timings, **({"warnings": list(self.warnings)} if self.warnings else {})}
 
     def timings(self) -> dict[str, float | int]:
         """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding where

@@ -48,7 +48,7 @@ ALLOWED = {
     "export": set(),
     "service": {"psutil"},
     "adapt": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
-    "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn"},
+    "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn", "httpx"},
     "tui": {"textual", "rich", "psutil", "markdown_it", "pygments"},
     "api": set(),
     "cli": {"click", "psutil", "readline", "httpx"},

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.serving_config import read_config
+from edgespec.cli.serving_config import ModelTable, read_config
 from edgespec.errors import InvalidRequest
+from edgespec.server.remote_model import RemoteModel
 from tests.server.serving import serving
 
 
@@ -19,8 +20,9 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
         'keep-alive = "1h30m"\n'
     )
     found = read_config(path)
-    coder, small = found["coder"].config, found["small"].config
-    assert (found["coder"].keep_alive_s, found["small"].keep_alive_s) == (None, 5400)
+    tables = [found[name] for name in ("coder", "small")]
+    coder, small = (table.config for table in tables if isinstance(table, ModelTable))
+    assert [table.keep_alive_s for table in tables if isinstance(table, ModelTable)] == [None, 5400]
     assert list(found) == ["coder", "small"]
     assert (coder.model, coder.draft, coder.draft_max) == ("./coder.gguf", "ngram", None)
     assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)
@@ -40,7 +42,9 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
 def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int, str], tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(f"[a]\n{text}\n")
-    config = read_config(path)["a"].config
+    table = read_config(path)["a"]
+    assert isinstance(table, ModelTable)
+    config = table.config
     assert (config.draft_max, config.draft_tree, config.acceptance) == expected
 
 
@@ -66,6 +70,67 @@ def test_what_is_wrong_is_told_in_a_sentence(text: str, told: str, tmp_path: Pat
     with pytest.raises(InvalidRequest) as caught:
         read_config(path)
     assert told in caught.value.message and "\n" not in caught.value.message and caught.value.hint
+
+
+def read_remote(text: str, path: Path) -> RemoteModel:
+    path.write_text(f'[big]\nbackend = "openai"\n{text}\n')
+    found = read_config(path)["big"]
+    assert isinstance(found, RemoteModel)
+    return found
+
+
+def test_a_model_of_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIG_KEY", " sk-1 \n")
+    path = tmp_path / "models.toml"
+    found = read_remote('url = "https://box:8000/v1/"\nkey-env = "BIG_KEY"\nmodel = "a/b"\nparallel = 2', path)
+    assert (found.url, found.model, found.key, found.max_concurrency) == ("https://box:8000/v1", "a/b", "sk-1", 2)
+    assert "sk-1" not in repr(found) and not found.sends_plain_key
+    named = read_remote('url = "http://box:8000"\nkey_env = "BIG_KEY"', path)
+    assert (named.url, named.model, named.sends_plain_key) == ("http://box:8000/v1", "big", True)
+    for host in ("localhost", "127.0.0.2", "[::1]"):
+        assert not read_remote(f'url = "http://{host}/v1"\nkey_env = "BIG_KEY"', path).sends_plain_key
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "there is no url"),
+        ("url = 3", "url must be a string"),
+        ('url = "box:8000"', "url is not an http or https address"),
+        ('url = "ftp://box"', "url is not an http or https address"),
+        ('url = "http://box:99999"', "url is not an http or https address"),
+        ('url = "http://[::1"', "url is not an http or https address"),
+        ('url = "http://me:sk-secret@box/v1"', "url holds a name or a password"),
+        ('url = "http://box/v1?key=sk-secret"', "url has more than a path"),
+        ('url = "http://box/v1/chat/completions"', "url names one path of the interface"),
+        ('url = "http://box/v1"\ndraft = "ngram"', "draft has no meaning for a model of another server"),
+        ('url = "http://box/v1"\nctx = 8192', "ctx has no meaning for a model of another server"),
+        ('url = "http://box/v1"\nthreads = 2', "threads has no meaning for a model of another server"),
+        ('url = "http://box/v1"\nkeep-alive = "1h"', "keep_alive has no meaning for a model of another server"),
+        ('url = "http://box/v1"\napi_key = "sk-secret"', "a key does not belong into this file"),
+        ('url = "http://box/v1"\nkey_env = "sk-secret"', "key_env is not the name of an environment variable"),
+        ('url = "http://box/v1"\nkey_env = "NO_SUCH_KEY"', "the environment variable NO_SUCH_KEY is not set"),
+        ('url = "http://box/v1"\nkey_env = "ODD_KEY"', "ODD_KEY holds characters that no key has"),
+        ('url = "http://box/v1"\nmodel = ""', "model is empty"),
+        ('url = "http://box/v1"\nparallel = 0', "parallel is not between 1 and"),
+        ('url = "http://box/v1"\nparallel = true', "parallel must be a number"),
+    ],
+)
+def test_what_is_wrong_with_another_server(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD_KEY", "sk-secret\nx: y")
+    with pytest.raises(InvalidRequest) as caught:
+        read_remote(text, tmp_path / "models.toml")
+    assert caught.value.message.startswith("[big]: ") and told in caught.value.message and caught.value.hint
+    assert "sk-secret" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_url_without_its_backend(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text('[big]\nurl = "http://box/v1"\n')
+    with pytest.raises(InvalidRequest, match='url needs backend = "openai"'):
+        read_config(path)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ export function showTables(props, models, recent) {
 function describeState(model) {
   if (model.is_stalled) return "stalled";
   if (model.answering) return `answering ${model.answering} of ${model.answers_at_once ?? 1}`;
+  if (model.is_reachable === false) return "not reachable";
+  if (model.last_error) return `fails: ${model.last_error}`;
+  if (model.state === "remote") return "remote";
   return model.is_open ? "open" : "closed";
 }
 

@@ -1,0 +1,273 @@
+"""Models of another server: every interface in front of another edgespec."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.server.serving import EMBEDDED, ENDLESS, KEY, Server, serving
+from tests.server.test_commands import run
+
+MESSAGES: Any = [{"role": "user", "content": "def read_lines(path):"}]
+TOOL: Any = {"name": "look", "description": "Look.", "parameters": {
+    "type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"], "additionalProperties": False,
+}}  # fmt: skip
+
+
+@contextmanager
+def front(
+    folder: Path, tables: dict[str, dict[str, object]], *arguments: str, port: int = 0, **variables: str
+) -> Iterator[Server]:
+    """`edgespec serve` with these tables in its configuration."""
+    folder.mkdir(exist_ok=True)
+    lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+             for name, table in tables.items()]  # fmt: skip
+    (folder / "models.toml").write_text("\n".join(lines))
+    with serving(folder, "--config", "models.toml", *arguments, port=port, **variables) as server:
+        yield server
+
+
+def remote(url: str, **more: object) -> dict[str, object]:
+    return {"backend": "openai", "url": url, **more}
+
+
+@pytest.fixture(scope="module")
+def back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("back"), *EMBEDDED, "--api-key", KEY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(back: Server, toy: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    tables = {
+        "far": remote(f"{back.url}/v1", model="embedded", key_env="BACK_KEY"),
+        "endless": remote(toy.url, model="tree", parallel=16),
+        "gone": remote("http://127.0.0.1:9/v1"),
+        "refused": remote(f"{back.url}/v1", key_env="WRONG_KEY"),
+        "keyless": remote(f"{back.url}/v1"),
+        "missing": remote(f"{toy.url}/nothing"),
+    }
+    with front(tmp_path_factory.mktemp("front"), tables, BACK_KEY=KEY, WRONG_KEY="sk-wrong") as made:
+        made.until("far", context_size=512)
+        yield made
+
+
+def test_the_list_has_the_context_of_the_other_server(server: Server) -> None:
+    listed = {each["id"]: each for each in server.get("/v1/models").json()["data"]}
+    assert listed["far"]["context_length"] == 512 and listed["far"]["status"] == {"value": "remote"}
+    assert listed["gone"]["context_length"] is None
+    assert server.openai().models.retrieve("far").id == "far"
+    assert "far:latest" in [each["name"] for each in server.get("/api/tags").json()["models"]]
+    assert server.post("/api/show", json={"model": "far"}).json()["model_info"]["edgespec.context_length"] == 512
+
+
+def test_openai(server: Server, back: Server) -> None:
+    asked: Any = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    here = server.openai().chat.completions.create(model="far", **asked)
+    there = back.openai().chat.completions.create(model="embedded", **asked)
+    assert here.model == "far" and here.choices[0].message.content == there.choices[0].message.content
+    assert here.usage and there.usage and here.usage.total_tokens == there.usage.total_tokens
+    assert here.choices[0].finish_reason == "length" and here.model_extra
+    assert here.model_extra["timings"]["predicted_n"] == 12 and here.model_extra["timings"]["tau"] >= 1
+    tokens = [[each.token for each in reply.choices[0].logprobs.content] for reply in (here, there)]  # type: ignore
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 12
+    chunks = list(server.openai().chat.completions.create(
+        model="far", stream=True, stream_options={"include_usage": True}, **asked
+    ))  # fmt: skip
+    text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+    assert text == here.choices[0].message.content and {each.model for each in chunks} == {"far"}
+    assert chunks[-1].usage and chunks[-1].usage.total_tokens == here.usage.total_tokens
+
+
+def test_completions(server: Server, back: Server) -> None:
+    asked: Any = {"prompt": ["def a(", [70, 71]], "n": 2, "seed": 3, "max_tokens": 6, "temperature": 1}
+    here = server.openai().completions.create(model="far", **asked)
+    there = back.openai().completions.create(model="embedded", **asked)
+    assert [each.text for each in here.choices] == [each.text for each in there.choices]
+    assert here.usage and here.usage.completion_tokens == 24
+    echoed = server.openai().completions.create(model="far", prompt="def a(", echo=True, max_tokens=2)
+    assert echoed.choices[0].text.startswith("def a(")
+    scored = server.openai().completions.create(model="far", prompt="def a(", max_tokens=2, logprobs=1)
+    assert scored.choices[0].logprobs and len(scored.choices[0].logprobs.tokens or ()) == 2
+    with pytest.raises(openai.BadRequestError, match="echo with logprobs or token ids needs a model of this server"):
+        server.openai().completions.create(model="far", prompt="x", echo=True, logprobs=1)
+
+
+def test_responses_and_embeddings(server: Server, back: Server) -> None:
+    here, there = server.openai(), back.openai()
+    asked: Any = {"input": "def f(", "max_output_tokens": 8, "temperature": 0}
+    assert here.responses.create(model="far", **asked).output_text == (
+        there.responses.create(model="embedded", **asked).output_text
+    )
+    vectors = [client.embeddings.create(model=name, input=["a", "def"]) for client, name in
+               ((here, "far"), (there, "embedded"))]  # fmt: skip
+    assert vectors[0].data[1].embedding == pytest.approx(vectors[1].data[1].embedding, abs=1e-4)
+    assert vectors[0].model == "far" and vectors[0].usage == vectors[1].usage
+    with pytest.raises(openai.BadRequestError, match="the model's own size"):
+        here.embeddings.create(model="far", input="a", dimensions=3)
+
+
+def test_anthropic(server: Server, back: Server) -> None:
+    asked: Any = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0, "system": "Write Python."}
+    here = server.anthropic().messages.create(model="far", **asked)
+    there = back.anthropic().messages.create(model="embedded", **asked)
+    assert (here.model, here.content) == ("far", there.content) and here.stop_reason == "max_tokens"
+    total = here.usage.input_tokens + (here.usage.cache_read_input_tokens or 0)
+    assert total == there.usage.input_tokens + (there.usage.cache_read_input_tokens or 0)
+    with server.anthropic().messages.stream(model="far", **asked) as stream:
+        assert "".join(stream.text_stream) == here.content[0].text  # type: ignore[union-attr]
+        assert stream.get_final_message().usage.output_tokens == 12
+    counted = server.anthropic().messages.count_tokens(model="far", messages=MESSAGES, system="Write Python.")
+    assert counted.input_tokens == total
+    begun = [*MESSAGES, {"role": "assistant", "content": "\n    return"}]
+    answers = [client.messages.create(model=name, messages=begun, max_tokens=5, temperature=0).content
+               for client, name in ((server.anthropic(), "far"), (back.anthropic(), "embedded"))]  # fmt: skip
+    assert answers[0] == answers[1]
+
+
+def test_ollama(server: Server) -> None:
+    options = {"num_predict": 8, "temperature": 0, "repeat_penalty": 1.1}
+    body = {"model": "far:latest", "prompt": "def f(", "raw": True, "options": options}
+    lines = [json.loads(line) for line in server.post("/api/generate", json=body).text.splitlines()]
+    assert "".join(line["response"] for line in lines) and lines[-1]["eval_count"] == 8
+    whole = server.post("/api/chat", json={"model": "far", "messages": MESSAGES, "stream": False, "options": options})
+    assert whole.json()["message"]["content"] and whole.json()["model"] == "far"
+    assert server.post("/api/chat", json={"model": "far", "messages": []}).json()["done_reason"] == "load"
+    assert server.post("/api/embed", json={"model": "far", "input": "x"}).json()["embeddings"][0]
+    for path, verb in (("/api/delete", "DELETE"), ("/api/pull", "POST")):
+        refused = httpx.request(verb, f"{server.url}{path}", json={"model": "far"})
+        assert refused.status_code == 400 and "model of another server" in refused.json()["error"]
+
+
+def test_tools_and_schemas(server: Server) -> None:
+    """The grammar is the other server's; calls and their arguments come back in every interface."""
+    tools: Any = [{"type": "function", "function": TOOL}]
+    chat = server.openai().chat.completions.create(
+        model="far", messages=MESSAGES, tools=tools, tool_choice="required", max_tokens=200, temperature=0
+    )
+    (call,) = chat.choices[0].message.tool_calls or ()
+    assert chat.choices[0].finish_reason == "tool_calls" and call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"n": 1})
+    history: Any = [*MESSAGES, chat.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    assert server.openai().chat.completions.create(model="far", messages=history, max_tokens=3).choices
+    message = server.anthropic().messages.create(
+        model="far", messages=MESSAGES, max_tokens=200, temperature=0, tool_choice={"type": "any"},
+        tools=[{"name": "look", "input_schema": TOOL["parameters"]}],
+    )  # fmt: skip
+    assert message.stop_reason == "tool_use" and message.content[-1].input == {"n": 1}  # type: ignore[union-attr]
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"n": 1}}}]}
+    told: Any = {"role": "tool", "tool_name": "look", "content": "3"}
+    body = {"model": "far", "messages": [*MESSAGES, called, told], "stream": False, "options": {"num_predict": 3}}
+    assert server.post("/api/chat", json=body).status_code == 200
+    schema = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"], "additionalProperties": False}
+    body = {"model": "far", "messages": MESSAGES, "stream": False, "format": schema, "options": {"temperature": 0}}
+    assert json.loads(server.post("/api/chat", json=body).json()["message"]["content"]) == {"n": 1}
+    response = server.openai().responses.create(
+        model="far", input="x", text={"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    )
+    assert json.loads(response.output_text) == {"n": 1}
+
+
+def test_what_the_other_server_refuses_is_told_in_each_interface(server: Server) -> None:
+    long = "def f(x): " * 600
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.openai().chat.completions.create(model="far", messages=[{"role": "user", "content": long}])
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 512 maximum"):
+        server.anthropic().messages.create(model="far", messages=[{"role": "user", "content": long}], max_tokens=3)
+    image: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    with pytest.raises(openai.BadRequestError, match=r"'image_url' is not supported.*server behind 'far' says so"):
+        server.openai().chat.completions.create(model="far", messages=[{"role": "user", "content": image}])
+    log = "".join(server.log)
+    assert "the server behind 'far' refuses the request with status 400" in log and "image_url" not in log
+
+
+def test_a_server_that_is_gone_or_refuses_the_key(server: Server) -> None:
+    cases = {
+        "gone": "the server behind 'gone' cannot be reached (connection refused).",
+        "refused": "the server behind 'refused' refuses its key; set WRONG_KEY.",
+        "keyless": "the server behind 'keyless' asks for a key; set key_env",
+        "missing": "unknown path",
+    }
+    for name, told in cases.items():
+        response = server.ask(name)
+        assert response.status_code == (404 if name == "missing" else 502), response.text
+        message = response.json()["error"]["message"]
+        assert told in message and "127.0.0.1" not in message and "sk-" not in message
+        status = 404 if name == "missing" else 502
+        with pytest.raises(anthropic.APIStatusError, match="server behind") as caught:
+            server.anthropic().messages.create(model=name, messages=MESSAGES, max_tokens=3)
+        assert caught.value.status_code == status
+    assert server.model("gone")["is_reachable"] is False and server.model("refused")["is_reachable"] is True
+    assert server.model("refused")["last_error"] == cases["refused"]
+    metrics = server.get("/metrics").text
+    assert 'edgespec_remote_up{model="gone"} 0.0' in metrics and 'edgespec_remote_up{model="far"} 1.0' in metrics
+    assert 'edgespec_failures_total{kind="other_server",model="gone"}' in metrics
+    assert not any(KEY in line or "sk-wrong" in line for line in server.log)
+
+
+def test_ps_and_stop(server: Server) -> None:
+    assert server.ask("far", max_tokens=3).status_code == 200
+    shown = run("ps", "--url", server.url).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert rows["far"] == ["remote", "openai", "0"] and rows["gone"] == ["not", "reachable", "openai", "0"]
+    assert rows["gone:"] and rows["refused"][0] == "fails"
+    for more in ((), ("--now",)):
+        stopped = run("stop", "far", *more, "--url", server.url)
+        assert stopped.returncode == 2 and "'far' is a model of another server, which manages it" in stopped.stderr
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=512" in run("launch", "claude", "--url", server.url).stdout
+    unknown = run("launch", "codex", "--model", "gone", "--url", server.url)
+    assert unknown.returncode == 0 and "the context of gone is not known; 32,768 tokens are assumed" in unknown.stderr
+
+
+def test_figures_are_counted(server: Server) -> None:
+    def read(name: str) -> float:
+        lines = [
+            line for line in server.get("/metrics").text.splitlines() if line.startswith(f"edgespec_{name}_total{{")
+        ]
+        return sum(float(line.split()[-1]) for line in lines if 'model="far"' in line)
+
+    names = ("emitted_tokens", "drafted_tokens", "accepted_tokens", "prompt_tokens", "target_forwards", "answers")
+    before = {name: read(name) for name in names}
+    body = server.ask("far", max_tokens=40, draft_max=3).json()
+    timings, counted = body["timings"], {name: read(name) - before[name] for name in names}
+    assert timings["draft_n"] > 0 and "warnings" not in body
+    assert counted["drafted_tokens"] == timings["draft_n"] and counted["accepted_tokens"] == timings["draft_n_accepted"]
+    assert (counted["emitted_tokens"], counted["answers"]) == (40, 1)
+    assert counted["target_forwards"] == round(39 / timings["tau"])
+    assert server.ask("far", max_tokens=40, draft_max=0).json()["timings"]["draft_n"] == 0
+    recent = server.get("/props").json()["recent"][0]
+    assert recent["model"] == "far" and recent["tokens_per_second"] > 0
+
+
+def test_streams_at_once_and_clients_that_leave(server: Server, toy: Server) -> None:
+    """16 streams run beside each other; when their clients leave, the other server's work ends."""
+    body = {"model": "endless", "messages": MESSAGES, "stream": True, **ENDLESS}
+    begun = threading.Barrier(17, timeout=60)
+
+    def read() -> None:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            begun.wait()
+            begun.wait()
+
+    with ThreadPoolExecutor(16) as pool:
+        readers = [pool.submit(read) for _ in range(16)]
+        begun.wait()
+        assert server.model("endless")["answering"] == 16
+        begun.wait()
+        for reader in readers:
+            reader.result(60)
+    server.until("endless", answering=0)
+    toy.until("tree", answering=0, waiting=0)
