@@ -155,7 +155,8 @@ class _Server:
 
         for device in self._devices:
             free = psutil.virtual_memory().available if device.kind == "cpu" else device.free
-            threads = f", {self._threads} CPU threads" if device.kind == "cpu" else ""
+            count = f", {self._threads} CPU thread{'s' * (self._threads > 1)}"
+            threads = count if device.kind == "cpu" else ""
             yield f"Lending {device.name}: {device.description.strip()}, {gib(free)} free{threads}"
         if self._cache is not None:
             yield f"Keeping weights in {self._cache.folder}: {gib(self._cache.size)} now"

@@ -11,17 +11,21 @@ from tests.contract.runtimes import (
     FIXED_WIDTH,
     LLAMA,
     MLX,
+    RANKS,
     SELF_DRAFTS,
     SHARED,
     STREAMS,
+    WORKER,
     Runtime,
     fixed_model,
     llama_model,
     mlx_model,
     prefill,
+    ranks_model,
     self_drafts,
     toys,
 )
+from tests.workers import started_worker
 
 SLOTS = {"shared": 8, "streams": 64}
 PROMPT_BESIDE = list(range(40, 90))
@@ -36,8 +40,10 @@ _TOYS = {runtime.name: runtime for runtime in toys()}
         *(f"llama.cpp-{name}" for name in LLAMA),
         *(f"shared-{name}" for name in SHARED),
         *(f"streams-{name}" for name in STREAMS),
+        *(f"worker-{name}" for name in WORKER),
         *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
         *(f"mlx-{name}" for name in MLX),
+        *(f"ranks-{name}" for name in RANKS),
         *(f"fixed {name} on {library}" for library, names in FIXED_WIDTH.items() for name in names),
     ],
 )
@@ -72,7 +78,17 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         held.close()
         model.close()
         return
-    opened, tolerances = (llama_model, LLAMA) if library == "llama.cpp" else (mlx_model, MLX)
+    if library == "worker":
+        with started_worker() as worker:
+            divided = llama_model(kind, tmp_path_factory.mktemp(library), workers=(worker.address,))
+            yield Runtime(name, divided.open_session, WORKER[kind])
+            divided.close()
+        return
+    opened, tolerances = {
+        "llama.cpp": (llama_model, LLAMA),
+        "mlx": (mlx_model, MLX),
+        "ranks": (ranks_model, RANKS),
+    }[library]
     model = opened(kind, tmp_path_factory.mktemp(library))
     yield Runtime(name, model.open_session, tolerances[kind])
     model.close()

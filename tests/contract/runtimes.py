@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.backends import Model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession
 from edgespec.backends.llamacpp.model import LlamaModel, load
@@ -20,6 +21,7 @@ from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Session
 from tests.mlx_models import CONFIGS, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
+from tests.ranks import RANK_CONFIGS, load_on_two_ranks
 
 CONTEXT = 256
 WIDTH = 8  # of the sessions of fixed width
@@ -75,6 +77,7 @@ def toys() -> list[Runtime]:
 LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
 SHARED = {"packaged": 0.15, "llama": 0.02, "sliding-window": 0.02}  # several sessions over one context
 STREAMS = {"llama": 0.02}  # more of them, each with cells of its own
+WORKER = {"packaged": 0.15, "hybrid": 0.02}  # half of the layers in another process
 
 
 FIXED = CONTEXT + WIDTH - 1  # tokens of a context of which CONTEXT can be used
@@ -85,13 +88,16 @@ def fixed_model(library: str, name: str, folder: Path) -> FixedWidthModel:
     return FixedWidthModel(open_(name, folder, context=FIXED), WIDTH)
 
 
-def llama_model(name: str, folder: Path, slots: int = 1, context: int = CONTEXT) -> LlamaModel:
+def llama_model(
+    name: str, folder: Path, slots: int = 1, context: int = CONTEXT, workers: tuple[str, ...] = ()
+) -> LlamaModel:
     if name.startswith("packaged"):
         path = TARGET
     else:
         path = folder / f"{name}.gguf"
         MAKERS[name](path)
-    return load(path, LoadOptions(context_size=context, threads=1, exact=name.endswith("exact"), caches=slots))
+    is_exact = name.endswith("exact")
+    return load(path, LoadOptions(context_size=context, threads=1, exact=is_exact, caches=slots, workers=workers))
 
 
 # Drafts of a model itself, which are sessions like others as long as their target holds nothing.
@@ -116,6 +122,19 @@ FIXED_WIDTH = {
 
 # Single precision throughout, but for the quantized cache.
 MLX = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(CONFIGS, 2e-3)}
+
+
+# Of which two processes have a half each. The sums of the halves are rounded in another order.
+RANKS = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(RANK_CONFIGS, 2e-3)}
+
+
+def ranks_model(name: str, folder: Path) -> Model:
+    """Over two ranks, of which this process is the first."""
+    if name == "packaged":
+        return load_on_two_ranks(DRAFT, LoadOptions(context_size=CONTEXT))
+    config = RANK_CONFIGS["dense" if name == "quantized-cache" else name]
+    options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
+    return load_on_two_ranks(make_folder(folder / name, config), options)
 
 
 def mlx_model(name: str, folder: Path, context: int = CONTEXT) -> MlxModel:

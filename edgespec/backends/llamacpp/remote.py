@@ -36,7 +36,7 @@ class RemoteDevices:
         self._backends: list[int] = []
         self._kept: list[Any] = []  # what llama.cpp points to while it loads
         watch_end()
-        connected.extend(addresses)
+        connected.update((address, []) for address in addresses)
         add_server = find("ggml_backend_rpc_add_server", ctypes.c_void_p, [ctypes.c_char_p])
         api = ggml()
         for address in addresses:
@@ -47,7 +47,7 @@ class RemoteDevices:
             devices = [api.ggml_backend_reg_dev_get(reg, i) for i in range(api.ggml_backend_reg_dev_count(reg))]
             self._handles += devices
             self._backends.append(api.ggml_backend_dev_init(devices[0], None))  # all uses share its connection
-            notice_silence(resolve(address))
+            connected[address] = notice_silence(resolve(address))
 
     def place(self, params: Any, layers: int, memory: Memory, gpu_layers: int | None) -> Split:
         """Divide the layers, write that into llama_model_params, and return it. Raises InvalidRequest.
@@ -76,7 +76,7 @@ class RemoteDevices:
             ggml().ggml_backend_free(backend)
         self._backends.clear()
         for worker in self.workers:
-            connected.remove(worker.address)
+            connected.pop(worker.address, None)
 
 
 def connect(params: Any, path: Path, options: LoadOptions) -> RemoteDevices | None:

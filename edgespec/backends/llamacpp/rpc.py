@@ -20,13 +20,12 @@ from typing import Any
 from edgespec.backends.llamacpp.library import library
 from edgespec.errors import BackendError, BackendUnavailable
 
-LOST = "does not answer any more"
+_RESTART = "Start it again there (edgespec worker), with the same version as here, and check the network."
 BUILD_SETTING = "-DGGML_RPC=on"
 _IDLE_S, _PROBES = 5, 3  # of a connection, after which packets ask whether the other side lives, one each second
 _UNHEARD_MS = 15_000  # for which packets may stay unanswered
-_PROBE_S = 1.0
-connected: list[str] = []
-"""Addresses of the workers that this process uses."""
+connected: dict[str, list[int]] = {}
+"""The workers that this process uses, with the descriptors of ggml's connections."""
 
 
 def has_rpc() -> bool:
@@ -101,21 +100,24 @@ def find(name: str, result: Any, arguments: list[Any]) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-def notice_silence(address: tuple[str, int]) -> None:
+def notice_silence(address: tuple[str, int]) -> list[int]:
     """Have the system end connections from or to `address` whose other machine is gone; else ggml would wait forever.
 
-    `address` is an IPv4 address, which may be empty for any, and a port.
+    `address` is an IPv4 address, which may be empty for any, and a port. Returns their descriptors, which are ggml's.
     """
     host, port = address
-    for entry in os.listdir("/dev/fd"):
+    found = []
+    for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):
-            if not stat.S_ISSOCK(os.stat(int(entry)).st_mode):
+            if not stat.S_ISSOCK(os.stat(descriptor).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(entry))) as connection:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
                 ends = connection.getsockname(), connection.getpeername()
                 is_tcp = connection.family == socket.AF_INET
                 if is_tcp and any(end[1] == port and host in ("", end[0]) for end in ends):
                     _keep_alive(connection)
+                    found.append(descriptor)
+    return found
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -143,19 +145,21 @@ def _report_end(message: bytes) -> None:
     if "RPC" not in text and "Failed to connect" not in text:
         os.write(2, f"{text}\n".encode())
         return
-    silent = [address for address in connected if not _accepts(address)] or connected
-    who = f"the worker {silent[0]}" if len(silent) == 1 else f"one of the workers {', '.join(silent)}"
+    lost = [address for address, each in connected.items() if address in text or any(map(_is_lost, each))]
+    lost = lost or list(connected)
+    who = f"the worker {lost[0]}" if len(lost) == 1 else f"one of the workers {', '.join(lost)}"
     with suppress(Exception):
         sys.stdout.flush()
-    os.write(2, f"\nerror: {who[0].upper()}{who[1:]} {LOST}.\nhint: Start it again there (edgespec worker), "
-                f"and check the network.\n".encode())  # fmt: skip
+    os.write(2, f"\nerror: {who[0].upper()}{who[1:]} does not answer any more.\nhint: {_RESTART}\n".encode())
     os._exit(BackendError.exit_code)
 
 
-def _accepts(address: str) -> bool:
-    host, _, port = address.partition(":")
+def _is_lost(descriptor: int) -> bool:
+    """Whether a connection has ended; its socket is still open."""
     try:
-        socket.create_connection((host, int(port)), _PROBE_S).close()
-    except OSError:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
         return False
-    return True
+    except OSError:
+        return True

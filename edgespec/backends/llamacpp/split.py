@@ -40,7 +40,7 @@ class Split:
 
     def describe(self, workers: Sequence[Worker]) -> str:
         """Such as '4 layers here, 12 on 10.0.0.2:50052'."""
-        parts = [f"{self.here} layers here"]
+        parts = [f"{self.here} layer{'s' * (self.here != 1)} here"]
         parts += [f"{n} on {each.address}" for n, each in zip(self.remote, workers, strict=True)]
         return ", ".join(parts)
 
