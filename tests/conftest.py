@@ -16,7 +16,8 @@ MARKERS = {
     "contract": ("contract",),
     "slow": (
         "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
-        "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service", "tui",
+        "export", "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service",
+        "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}

@@ -95,7 +95,9 @@ def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
             refusals[draft.label] = f"{engine.title} takes one drafter"
     if chosen is None and refusals and not plan.is_auto:
         label, reason = next(iter(refusals.items()))
-        raise InvalidRequest(f"the drafter {label} cannot be exported: {reason}.", hint="Name another draft, or use --draft none.")
+        raise InvalidRequest(
+            f"the drafter {label} cannot be exported: {reason}.", hint="Name another draft, or use --draft none."
+        )
     return Choice(chosen, find_length(chosen) if chosen is not None else 0, refusals)
 
 

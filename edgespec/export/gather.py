@@ -9,19 +9,19 @@ from pathlib import Path
 from edgespec.backends import FileBackend
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, processor_name
-from edgespec.errors import CacheError, UnknownModel
+from edgespec.errors import CacheError
 from edgespec.export.measured import read_measured
 from edgespec.export.plan import Draft, ExportPlan, Weights
+from edgespec.export.registry_pair import RegistryPair, require_pair
 from edgespec.export.weights import describe_weights
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, Reference, parse_reference
 from edgespec.planner.adapted import find_local
 from edgespec.planner.draft_finder import PlannedDrafter
-from edgespec.planner.draft_request import AUTO, parse_draft
-from edgespec.planner.heads import drafter_of, refuse_kind
+from edgespec.planner.draft_request import AUTO
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
 from edgespec.registry.resolve import LocalMlx
-from edgespec.registry.schema import DEFAULT_ALIAS, Entry, Pair, Registry
+from edgespec.registry.schema import DEFAULT_ALIAS, Entry, Registry
 
 _PREFERENCE = (
     "eagle3", "dspark", "dflash", "mtp", "gemma4-assistant", "eagle", "medusa", "hydra", "pard", "model", "self",
@@ -45,32 +45,20 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
     backend = choose_backend(request, registry, hub)
     reference = parse_reference(request.model or DEFAULT_ALIAS)
     entry = registry.get(reference.name) if isinstance(reference, Alias) else None
-    pair = _require_pair(entry, backend) if entry is not None else None
-    reader = _Reader(backend, ids, registry, hub)
+    pair = require_pair(entry, backend) if entry is not None else None
     if entry is not None and pair is not None and not _is_here(pair.target, hub):
         target = describe_weights(pair.target, registry, given=ids.target)
-        drafts = tuple(reader.read_registry(pair, request.draft))
+        drafts = tuple(RegistryPair(pair, backend, registry, ids.draft).list_drafts(request.draft))
         name, hints = entry.alias, tuple(_list_hints(entry, backend))
     else:
         planned = plan(replace(request, backend=backend, force=True), registry, hub, reporter)
         named = pair.target if pair is not None else reference
         path = find_local(planned.target, hub)
         target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=ids.target)
-        drafts = tuple(reader.read_plan(planned, path))
+        drafts = tuple(_read_plan(planned, path, ids.draft, registry, hub))
         name, hints = planned.name, tuple(_list_hints(entry, backend))
     ranked = sorted(drafts, key=lambda each: (*_PREFERENCE, each.method).index(each.method))
     return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name(), hints)
-
-
-def _require_pair(entry: Entry, backend: FileBackend) -> Pair:
-    pair = entry.pair(backend)
-    if pair is None:
-        kind = "GGUF file" if backend == "llamacpp" else "MLX folder"
-        raise UnknownModel(
-            f"models.toml names no {kind} of {entry.alias}.",
-            hint="Name a path, or export it to vllm, sglang, tensorrt-llm or tgi, which load the original weights.",
-        )
-    return pair
 
 
 def _is_here(reference: Reference, hub: Hub) -> bool:
@@ -87,85 +75,38 @@ def _list_hints(entry: Entry | None, backend: FileBackend) -> Iterator[str]:
             yield f"models.toml has {reference} ({kind}) for this model: --backend {other} exports that pair."
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the drafters of a pair."""
-
-    backend: FileBackend
-    ids: GivenIds
-    registry: Registry
-    hub: Hub
-
-    def read_registry(self, pair: Pair, draft: str) -> Iterator[Draft]:
-        """Of a target whose files are not here, by what the registry says of it."""
-        if draft == AUTO:
-            yield Draft("ngram")
-            if pair.draft is not None:
-                yield self._describe("model", pair.draft, pair)
-            if pair.pard is not None:
-                yield self._describe("pard", pair.pard, pair)
-            if pair.head is not None and pair.head_kind and not refuse_kind(self.backend, "", pair.head_kind):
-                yield self._describe(pair.head_kind, pair.head, pair)
-            elif pair.with_head is not None and getattr(pair.with_head, "repo", "") == getattr(
-                pair.target, "repo", None
-            ):
-                yield Draft("mtp")
-            return
-        paired = {"model": pair.draft, "pard": pair.pard}
-        for term in parse_draft(draft):
-            name = term.spec.name
-            reference = parse_reference(term.reference) if term.reference is not None else paired.get(name)
-            if isinstance(reference, Alias):
-                reference = _require_pair(self.registry.get(reference.name), self.backend).target
-            if pair.head is not None and pair.head_kind is not None:
-                is_paired = reference is None and drafter_of(pair.head_kind).name == name
-                name, reference = (
-                    (pair.head_kind, pair.head) if is_paired or reference == pair.head else (name, reference)
-                )
-            if reference is None and term.spec.needs == "model":
-                raise UnknownModel(
-                    f"models.toml pairs no {name} with this target.",
-                    hint=f"Name one: --draft {name}:REF, or use --draft auto.",
-                )
-            yield Draft(name) if reference is None else self._describe(name, reference, pair)
-
-    def _describe(self, method: str, reference: Reference, pair: Pair) -> Draft:
-        is_head = method != "model"
-        weights = describe_weights(reference, self.registry, given=self.ids.draft, is_head=is_head)
-        return Draft(method, weights, acceptance=pair.acceptance if reference == pair.draft else None)
-
-    def read_plan(self, planned: Plan, target: Path | None) -> Iterator[Draft]:
-        """Of a planned load; `target` is the target's path, where it is on this machine."""
-        stats = _load_stats(planned, target, self.hub)
-        for each in planned.drafters:
-            method = each.spec.name if each.head is None else each.head.kind
-            draft = Draft(
-                method,
-                self._read_weights(each),
-                each.head.block_size if each.head is not None else None,
-                each.card.version if each.card is not None else None,
-                planned.acceptance if method == "model" else None,
-                read_measured(stats, each.spec.name) if stats is not None else None,
-            )
-            yield draft
-
-    def _read_weights(self, drafter: PlannedDrafter) -> Weights | None:
-        if drafter.model is None or drafter.is_in_target:
-            return None
-        model = drafter.model
-        weights = describe_weights(
-            model.reference,
-            self.registry,
-            path=find_local(model.source, self.hub),
-            metadata=model.metadata,
-            given=self.ids.draft,
-            is_head=drafter.spec.name != "model",
+def _read_plan(planned: Plan, target: Path | None, given: str | None, registry: Registry, hub: Hub) -> Iterator[Draft]:
+    """The drafters of a planned load; `target` is the target's path, where it is on this machine."""
+    stats = _load_stats(planned, target, hub)
+    for each in planned.drafters:
+        method = each.spec.name if each.head is None else each.head.kind
+        yield Draft(
+            method,
+            _read_weights(each, given, registry, hub),
+            each.head.block_size if each.head is not None else None,
+            each.card.version if each.card is not None else None,
+            planned.acceptance if method == "model" else None,
+            read_measured(stats, each.spec.name) if stats is not None else None,
         )
-        if drafter.card is None or weights.bits is not None or self.ids.draft is not None:
-            return weights
-        if isinstance(model.source, LocalMlx):  # an adapted version of 16 bits, which others load too
-            return replace(weights, original=str(model.source.path.resolve()), known_from="its adapted version")
+
+
+def _read_weights(drafter: PlannedDrafter, given: str | None, registry: Registry, hub: Hub) -> Weights | None:
+    model = drafter.model
+    if model is None or drafter.is_in_target:
+        return None
+    weights = describe_weights(
+        model.reference,
+        registry,
+        path=find_local(model.source, hub),
+        metadata=model.metadata,
+        given=given,
+        is_head=drafter.spec.name != "model",
+    )
+    if drafter.card is None or weights.bits is not None or given is not None:
         return weights
+    if isinstance(model.source, LocalMlx):  # an adapted version of 16 bits, which others load too
+        return replace(weights, original=str(model.source.path.resolve()), known_from="its adapted version")
+    return weights
 
 
 def _load_stats(planned: Plan, target: Path | None, hub: Hub) -> DraftStats | None:

@@ -47,7 +47,7 @@ def _describe_draft(draft: Draft, length: int, engine: Engine) -> Iterator[str]:
     elif measured is not None:
         yield f"Drafts: {name}, {length} tokens, a usual number: here such drafts are not faster than plain decoding."
     else:
-        yield f"Drafts: {name}, {length} tokens, a usual number: nothing was measured here; `edgespec tune` does that."
+        yield f"Drafts: {name}, {length} tokens, a usual number: not enough was measured here; see `edgespec tune`."
 
 
 def _describe_figures(draft: Draft, plan: ExportPlan, engine: Engine) -> Iterator[str]:

@@ -9,19 +9,23 @@ from collections.abc import Iterable
 
 from edgespec.export.plan import Container, Exported
 
-_WIDTH = 100
+_WIDTH = 98
 _END = "EDGESPEC_END"
 
 
 def format_script(exported: Exported, remarks: Iterable[str], *, with_files: bool) -> str:
-    """The commands for a POSIX shell. `with_files`: it writes the files that they need; else they lie beside it."""
+    """The commands for a POSIX shell; the last one gets the script's own arguments.
+
+    `with_files`: the script writes the files that they need; else they lie beside it.
+    """
     parts = ["#!/bin/sh\n", "".join(map(_comment, remarks))]
     if with_files:
         parts += [f"cat > {name} <<'{_END}'\n{text}{_END}\n" for name, text in exported.files.items()]
     elif exported.files:
         parts.append('cd "$(dirname "$0")" || exit\n')
-    parts += [format_command(command) + "\n" for command in exported.commands]
-    return "".join(parts)
+    *before, last = map(format_command, exported.commands)
+    parts += [f"{command}\n" for command in before]
+    return "".join([*parts, f'{last} "$@"\n'])
 
 
 def format_command(words: Iterable[str]) -> str:

@@ -78,10 +78,10 @@ def _check_given(text: str) -> str:
 
 
 def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | None:
-    """Of a weight, rounded, where it is quantized; None for others."""
+    """Whole bits of a weight, where it is quantized; None for others."""
     if isinstance(metadata, Header):
         mean = 8 * metadata.weight_bytes / sum(math.prod(tensor.shape) for tensor in metadata.tensors)
-        return round(mean) if mean < 12 else None
+        return int(mean) if mean < 12 else None
     if metadata is not None:
         found = metadata.config.get("quantization")
         bits = found.get("bits") if isinstance(found, dict) else None

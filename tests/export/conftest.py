@@ -1,0 +1,45 @@
+"""Plans of pairs that are not on this machine, by the shipped registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.export.gather import GivenIds, gather
+from edgespec.export.plan import ExportPlan
+from edgespec.hub.hub import Hub
+from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.registry.schema import Registry, load_registry
+from tests.reporter import Heard
+
+Gather = Callable[..., ExportPlan]
+KEYS = Path(__file__).parent / "keys"
+
+
+def read_keys(engine: str) -> dict[str, Any]:
+    return json.loads((KEYS / f"{engine}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return load_registry(tmp_path / "none.toml")
+
+
+@pytest.fixture
+def plan(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Gather:
+    """Gather a model; no request can be sent."""
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    hub = Hub("http://127.0.0.1:9", tmp_path / "hub", offline=True)
+
+    def run(
+        model: str | None, draft: str = "auto", backend: Any = "llamacpp", ids: GivenIds | None = None
+    ) -> ExportPlan:
+        memory = MemoryOptions(tmp_path / "memory")
+        request = LoadConfig(model, backend, draft, memory=memory, adapted=tmp_path / "adapted")
+        return gather(request, ids or GivenIds(), registry, hub, Heard())
+
+    return run

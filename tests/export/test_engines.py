@@ -1,0 +1,247 @@
+"""Every pair of the registry for every engine, against the options that the engines' own sources name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from edgespec.backends import FileBackend
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.export import tensorrt_llm
+from edgespec.export.engines import ENGINES, Choice, Engine, export
+from edgespec.export.gather import GivenIds
+from edgespec.export.plan import Draft, Exported, ExportPlan, Weights
+from edgespec.export.remarks import list_remarks
+from edgespec.export.script import format_compose, format_script
+from edgespec.hub.reference import HubRepo, LocalPath
+from edgespec.registry.schema import HEAD_KINDS, Registry
+from tests.export.conftest import Gather, read_keys
+
+LOSSY = re.compile(r"fly|synthetic|relaxed|posterior|accept.threshold|typical|heterogeneous")
+METHODS = ("model", "pard", "ngram", "suffix", "self", "recycling", *HEAD_KINDS)
+
+
+def a_plan(*methods: str, folder: str = "", is_auto: bool = True, **of_draft: Any) -> ExportPlan:
+    """A plan with a target and drafts of these methods, whose weights lie in `folder` or on the hub."""
+
+    def weights(name: str) -> Weights:
+        files = LocalPath(Path(folder, name)) if folder else HubRepo(f"u/{name}")
+        return Weights(files, files, str(files), "the test", 4)
+
+    drafts = [
+        Draft(each, None if each in ("ngram", "suffix", "self") else weights(each), **of_draft) for each in methods
+    ]
+    return ExportPlan("the-model", "mlx", weights("target"), tuple(drafts), is_auto, "a processor")
+
+
+def list_exports(registry: Registry, plan: Gather) -> Iterator[tuple[str, Engine, Exported]]:
+    """(engine, itself, result) for every entry, and both runtimes' pairs."""
+    for name, entry in registry.entries.items():
+        for engine_name, engine in ENGINES.items():
+            for backend in get_args(FileBackend) if engine.backend is None else (engine.backend,):
+                if entry.pair(backend) is None:
+                    with pytest.raises(EdgespecError, match="names no"):
+                        plan(name, backend=backend)
+                    continue
+                ids = GivenIds("a/b", "c/d") if name == "python-6m" else GivenIds()
+                gathered = plan(name, backend=backend, ids=ids)
+                if name == "python-6m" and engine_name == "mlx-lm":
+                    with pytest.raises(InvalidRequest, match="mlx-lm loads folders"):
+                        export(gathered, engine)
+                    continue
+                choice, exported = export(gathered, engine)
+                remarks = list(list_remarks(gathered, engine, choice, exported))
+                assert all(line and line[-1] == "." for line in remarks), remarks
+                yield engine_name, engine, exported
+
+
+def test_every_entry_for_every_engine(registry: Registry, plan: Gather, tmp_path: Path) -> None:
+    found = set()
+    for name, _, exported in list_exports(registry, plan):
+        found.add(name)
+        check_syntax(exported, tmp_path)
+        check_keys(name, exported)
+        if exported.container is not None:
+            service = yaml.safe_load(format_compose(exported.container))["services"]["model"]
+            assert service["command"] and all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert found == set(ENGINES)
+
+
+def check_syntax(exported: Exported, folder: Path) -> None:
+    """A shell takes the script and would run the very words."""
+    text = format_script(exported, ['It\'s a "remark" with $(words) `of` \\ a user.'], with_files=True)
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    shown = re.sub(
+        r"^(\S*(?:vllm|sglang|trtllm-serve|text-gen\S+|llama-server|mlx_lm.server|ollama)) ",
+        r"echo_words \1 ",
+        text,
+        flags=re.M,
+    )
+    echo = "echo_words() { for word; do printf '%s\\n' \"$word\"; done; }\n"
+    ran = subprocess.run(["sh", "-c", echo + shown], cwd=folder, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == [word for command in exported.commands for word in command]
+    for name, content in exported.files.items():
+        assert (folder / name).read_text() == content
+
+
+def check_keys(name: str, exported: Exported) -> None:
+    words = exported.commands[-1]
+    assert not LOSSY.search(" ".join([*words, *exported.files.values()]))
+    if name == "vllm":
+        check_vllm(words)
+    elif name == "sglang":
+        check_sglang(words)
+    elif name == "llama-server":
+        keys = read_keys(name)
+        assert {word for word in words if word.startswith("-")} <= set(keys["options"])
+        if "--spec-type" in words:
+            assert set(words[words.index("--spec-type") + 1].split(",")) <= set(keys["methods"]) - {"none"}
+    elif name == "ollama":
+        check_modelfile(exported.files["Modelfile"])
+    elif name == "tensorrt-llm":
+        for text in exported.files.values():
+            check_tensorrt(yaml.safe_load(text)["speculative_config"])
+
+
+def check_vllm(words: tuple[str, ...]) -> None:
+    keys = read_keys("vllm")
+    assert words[:2] == ("vllm", "serve") and len(words) in (3, 5)
+    if len(words) == 5:
+        assert words[3] == "--speculative-config"
+        config = json.loads(words[4])
+        assert config["method"] in keys["methods"] and config["num_speculative_tokens"] > 0
+        kinds = {"int": int, "str | None": str, "int | None": int, "bool": bool}
+        for key, value in config.items():
+            kind = keys["options"][key]
+            assert kind == "SpeculativeMethod | None" or isinstance(value, kinds[kind]), key
+
+
+def check_sglang(words: tuple[str, ...]) -> None:
+    keys = read_keys("sglang")
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert options.pop("--model-path") and options.keys() <= keys["options"].keys()
+    if options:
+        assert options["--speculative-algorithm"] in keys["methods"]
+    for option, value in options.items():
+        assert "int" not in keys["options"][option] or int(value) > 0, option
+
+
+def check_tensorrt(config: dict[str, Any]) -> None:
+    keys = read_keys("tensorrt-llm")
+    own = keys["options"][config.pop("decoding_type")]
+    assert config.keys() <= {*keys["base"], *own} and config["max_draft_len"] > 0
+
+
+def check_modelfile(text: str) -> None:
+    """Ollama's grammar: an instruction, a space, and the rest of the line."""
+    lines = [line.partition(" ") for line in text.splitlines()]
+    assert [name for name, _, _ in lines].count("FROM") == 1 and lines[0][0] == "FROM"
+    for name, _, value in lines:
+        assert name in ("FROM", "DRAFT", "PARAMETER") and value and value == value.strip() and not value.startswith('"')
+    parameters = [value.split() for name, _, value in lines if name == "PARAMETER"]
+    assert all(key == "draft_num_predict" and int(number) > 0 for key, number in parameters)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_drafter_alone(name: str, method: str, tmp_path: Path) -> None:
+    engine = ENGINES[name]
+    for folder in ("", '/a folder/it\'s "$here"'):
+        plan = a_plan(method, folder=folder, is_auto=False)
+        if method not in engine.methods or (name == "ollama" and not folder):
+            with pytest.raises(InvalidRequest, match="cannot be exported: "):
+                export(plan, engine)
+            continue
+        choice, exported = export(plan, engine)
+        assert choice.draft == plan.drafts[0]
+        check_keys(name, exported)
+        check_syntax(exported, tmp_path)
+        if folder and exported.container is not None:
+            text = format_compose(exported.container).replace("$$", "$")
+            service = yaml.safe_load(text)["services"]["model"]
+            mounted = [each for each in service["volumes"] if each.startswith("/a folder")]
+            assert mounted and all(each.endswith(":ro") for each in mounted)
+
+
+def test_the_keys_are_those_of_an_installed_vllm() -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    from vllm.config import SpeculativeConfig
+
+    assert set(read_keys("vllm")["options"]) == set(SpeculativeConfig.__dataclass_fields__)
+
+
+def test_an_engine_that_takes_several_drafters_gets_the_lookups() -> None:
+    plan = a_plan("model", "ngram", "suffix")
+    choice, exported = export(plan, ENGINES["llama-server"])
+    assert "ngram-simple,ngram-mod,draft-simple" in exported.commands[0] and not choice.refusals
+    choice, _ = export(plan, ENGINES["vllm"])
+    assert choice.draft == plan.drafts[0] and set(choice.refusals) == {"ngram", "suffix"}
+
+
+def test_a_head_in_the_targets_files_needs_no_second_model() -> None:
+    weights = Weights(HubRepo("u/t"), HubRepo("u/t"), "o/t", "the test")
+    for own in (None, weights):
+        plan = ExportPlan("m", "mlx", weights, (Draft("mtp", own),), True, "p")
+        for name in ("vllm", "sglang", "tensorrt-llm"):
+            _, exported = export(plan, ENGINES[name])
+            assert "o/t" not in " ".join([*exported.commands[0]]).replace("o/t", "", 1) + "".join(
+                exported.files.values()
+            )
+
+
+def test_a_block_is_no_longer_than_it_was_trained() -> None:
+    for method, block, length in (("dflash", 8, 7), ("dspark", 8, 8), ("dflash", None, 15)):
+        choice, _ = export(a_plan(method, block_size=block), ENGINES["sglang"])
+        assert choice.length == length
+
+
+def test_unknown_originals_are_asked_for() -> None:
+    local = LocalPath(Path("/m.gguf"))
+    plan = ExportPlan("m", "llamacpp", Weights(local, local), (), True, "p")
+    with pytest.raises(InvalidRequest, match="it is not known which weights m was made from") as caught:
+        export(plan, ENGINES["vllm"])
+    assert "--target-id" in caught.value.hint
+    assert export(plan, ENGINES["llama-server"])[1].commands == (("llama-server", "--model", "/m.gguf"),)
+    known = Weights(local, local, "a/b", "you")
+    drafts = (Draft("model", Weights(local, local)), Draft("ngram"))
+    choice, _ = export(ExportPlan("m", "llamacpp", known, drafts, True, "p"), ENGINES["vllm"])
+    assert choice.draft == drafts[1] and "--draft-id" in choice.refusals["/m.gguf (model)"]
+    with pytest.raises(InvalidRequest, match="--draft-id"):
+        export(ExportPlan("m", "llamacpp", known, drafts[:1], False, "p"), ENGINES["vllm"])
+
+
+def test_text_generation_inference_comes_with_a_warning() -> None:
+    plan = a_plan("ngram")
+    choice, exported = export(plan, ENGINES["tgi"])
+    assert "maintenance mode" in " ".join(list_remarks(plan, ENGINES["tgi"], choice, exported))
+
+
+def test_words_of_a_shell_stay_words(tmp_path: Path) -> None:
+    nasty = ("ollama", "$(touch /tmp/x)", "a b", "it's", '"', "--x=$HOME", "\\", "*")
+    check_syntax(Exported((nasty,), files={"f": "x $y `z`\n"}), tmp_path)
+    assert shutil.which("sh") and shlex.split(shlex.join(nasty)) == list(nasty)
+
+
+def test_a_script_beside_its_files_finds_them() -> None:
+    exported = Exported((("x",),), files={tensorrt_llm.FILE: "a: 1\n"})
+    text = format_script(exported, ["word " * 60], with_files=False)
+    assert 'cd "$(dirname "$0")"' in text and "cat >" not in text and text.endswith('x "$@"\n')
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_choice_without_a_draft_promises_nothing() -> None:
+    plan = a_plan()
+    choice, exported = export(plan, ENGINES["vllm"])
+    remarks = list(list_remarks(plan, ENGINES["vllm"], choice, exported))
+    assert choice == Choice(None, 0, {}) and "Drafts: none." in remarks and not any("Stays" in each for each in remarks)
