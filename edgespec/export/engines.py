@@ -24,8 +24,8 @@ class Engine:
     title      its name for people, with the version whose source the keys were read in
     backend    whose files it loads; None for the original weights
     methods    its own name of a drafter, by ours
-    render     makes the commands from the plan, the drafter that was chosen, and its length
-    has_many   whether lookups work beside a draft there
+    render     makes the commands from the plan, the drafter that was chosen, and its length, 0 for its own
+    has_many   whether it has lookups that work beside a draft, and find their lengths themselves
     measure    where it shows how many drafted tokens are accepted; "" where that is not known
     refuse     why it cannot load the files of a draft; None where it can
     """
@@ -55,14 +55,15 @@ ENGINES: Mapping[str, Engine] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The drafter that an engine takes, and its length.
+    """The drafter that an engine takes.
 
     draft     None: the engine drafts nothing
+    length    tokens that it drafts; None where the engine finds the number itself
     refusals  why others are not taken, by drafter, in the order of preference
     """
 
     draft: Draft | None
-    length: int
+    length: int | None
     refusals: Mapping[str, str]
 
 
@@ -78,7 +79,7 @@ def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
             hint="Name them: --target-id USER/REPO, or the path of a folder.",
         )
     choice = choose_draft(plan, engine)
-    return choice, engine.render(plan, choice.draft, choice.length)
+    return choice, engine.render(plan, choice.draft, choice.length or 0)
 
 
 def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
@@ -98,7 +99,7 @@ def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
         raise InvalidRequest(
             f"the drafter {label} cannot be exported: {reason}.", hint="Name another draft, or use --draft none."
         )
-    return Choice(chosen, find_length(chosen) if chosen is not None else 0, refusals)
+    return Choice(chosen, find_length(chosen, engine) if chosen is not None else None, refusals)
 
 
 def find_obstacle(draft: Draft, engine: Engine) -> str | None:
@@ -112,10 +113,13 @@ def find_obstacle(draft: Draft, engine: Engine) -> str | None:
     return engine.refuse(draft)
 
 
-def find_length(draft: Draft) -> int:
-    """Tokens to draft: the best by what was measured here, else a usual number, at most those of a block."""
-    usual = _USUAL_LENGTH[draft.method]
-    if draft.block_size is not None and draft.method in ("dflash", "dspark"):
-        usual = draft.block_size - (draft.method == "dflash")
+def find_length(draft: Draft, engine: Engine) -> int | None:
+    """Tokens to draft: the best by what was measured here, else a usual number, at most those of a block.
+
+    None where `engine` finds the number itself.
+    """
+    if engine.has_many and draft.method in LOOKUPS:
+        return None
     length = draft.measured.length if draft.measured is not None else 0
-    return min(length, usual) if length and draft.method in ("dflash", "dspark") else length or usual
+    length = length or draft.block or _USUAL_LENGTH[draft.method]
+    return min(length, draft.block or length)

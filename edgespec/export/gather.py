@@ -14,6 +14,7 @@ from edgespec.export.measured import read_measured
 from edgespec.export.plan import Draft, ExportPlan, Weights
 from edgespec.export.registry_pair import RegistryPair, require_pair
 from edgespec.export.weights import describe_weights
+from edgespec.formats.heads import HeadSpec
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo, Reference, parse_reference
 from edgespec.planner.adapted import find_local
@@ -83,11 +84,18 @@ def _read_plan(planned: Plan, target: Path | None, given: str | None, registry: 
         yield Draft(
             method,
             _read_weights(each, given, registry, hub),
-            each.head.block_size if each.head is not None else None,
+            _count_block(each.head),
             each.card.version if each.card is not None else None,
             planned.acceptance if method == "model" else None,
             read_measured(stats, each.spec.name) if stats is not None else None,
         )
+
+
+def _count_block(head: HeadSpec | None) -> int | None:
+    """The tokens that a head drafts at once; None for one that drafts them one by one."""
+    if head is None or head.block_size == 1:
+        return None
+    return head.block_size if head.predicts_at_root else head.block_size - 1
 
 
 def _read_weights(drafter: PlannedDrafter, given: str | None, registry: Registry, hub: Hub) -> Weights | None:

@@ -54,14 +54,14 @@ class Draft:
 
     method      its name in `--draft`, or the kind of a trained head
     weights     None for lookups, self-drafts, and heads in the target's own files
-    block_size  of heads that draft a block; None where their files were not read
+    block       tokens that a head drafts at once; None for others, and where its files were not read
     version     of a draft that was adapted to the user; None for others
     acceptance  of the registry, on less and on more predictable texts
     """
 
     method: str
     weights: Weights | None = None
-    block_size: int | None = None
+    block: int | None = None
     version: int | None = None
     acceptance: Acceptance | None = None
     measured: Measured | None = None

@@ -29,7 +29,7 @@ def list_remarks(plan: ExportPlan, engine: Engine, choice: Choice, exported: Exp
         yield from plan.hints
 
 
-def _describe_draft(draft: Draft, length: int, engine: Engine) -> Iterator[str]:
+def _describe_draft(draft: Draft, length: int | None, engine: Engine) -> Iterator[str]:
     name = draft.label
     if engine.backend is None and draft.weights is not None:
         name = f"{draft.weights.original} ({draft.method}; named by {draft.weights.known_from})"
@@ -39,7 +39,9 @@ def _describe_draft(draft: Draft, length: int, engine: Engine) -> Iterator[str]:
                 "and gets the draft that it was made from."
             )
     measured = draft.measured
-    if measured is not None and measured.length:
+    if length is None:
+        yield f"Drafts: {name}, of lengths that {engine.title} finds."
+    elif measured is not None and measured.length:
         yield (
             f"Drafts: {name}, {length} tokens: the fastest fixed length by what was measured here, "
             f"{measured.speedup:.2f} times plain decoding."
@@ -74,7 +76,7 @@ def _list_lost(plan: ExportPlan, engine: Engine, choice: Choice) -> Iterator[str
     """What edgespec does with the pair and the engine does not."""
     if choice.draft is None:
         return
-    yield f"the autopilot; {engine.title} drafts {choice.length} tokens in every round, also where that does not pay"
+    yield f"the autopilot; {engine.title} drafts also where that does not pay"
     yield "draft trees; a chain is exported"
     yield "earlier texts, and drafts that learn from answers"
     yield "tokens that a JSON schema forces, which edgespec drafts without a model"

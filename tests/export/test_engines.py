@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export import tensorrt_llm
 from edgespec.export.engines import ENGINES, Choice, Engine, export
 from edgespec.export.gather import GivenIds
-from edgespec.export.plan import Draft, Exported, ExportPlan, Weights
+from edgespec.export.plan import Draft, Exported, ExportPlan, Measured, Weights
 from edgespec.export.remarks import list_remarks
 from edgespec.export.script import format_compose, format_script
 from edgespec.hub.reference import HubRepo, LocalPath
@@ -201,9 +201,19 @@ def test_a_head_in_the_targets_files_needs_no_second_model() -> None:
 
 
 def test_a_block_is_no_longer_than_it_was_trained() -> None:
-    for method, block, length in (("dflash", 8, 7), ("dspark", 8, 8), ("dflash", None, 15)):
-        choice, _ = export(a_plan(method, block_size=block), ENGINES["sglang"])
+    long = Measured(0.9, "x", 12, 3.0)
+    for block, measured, length in ((8, None, 8), (8, long, 8), (None, None, 15), (15, long, 12)):
+        choice, _ = export(a_plan("dflash", block=block, measured=measured), ENGINES["sglang"])
         assert choice.length == length
+
+
+def test_lookups_of_llama_server_have_lengths_of_its_own() -> None:
+    plan = a_plan("ngram")
+    choice, exported = export(plan, ENGINES["llama-server"])
+    assert choice.length is None and "--spec-draft-n-max" not in exported.commands[0]
+    assert "of lengths that llama-server finds" in " ".join(
+        list_remarks(plan, ENGINES["llama-server"], choice, exported)
+    )
 
 
 def test_unknown_originals_are_asked_for() -> None:
@@ -244,4 +254,6 @@ def test_a_choice_without_a_draft_promises_nothing() -> None:
     plan = a_plan()
     choice, exported = export(plan, ENGINES["vllm"])
     remarks = list(list_remarks(plan, ENGINES["vllm"], choice, exported))
-    assert choice == Choice(None, 0, {}) and "Drafts: none." in remarks and not any("Stays" in each for each in remarks)
+    assert (
+        choice == Choice(None, None, {}) and "Drafts: none." in remarks and not any("Stays" in each for each in remarks)
+    )
