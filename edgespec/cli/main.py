@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,8 +41,8 @@ _GROUPS = {
         "ps": ("List the models of a running server", "ps"),
         "stop": ("Unload a model of a running server", "ps"),
         "launch": ("Print another program's settings for the server", "launch"),
-        "worker": ("Lend this machine to a model on another one", "worker"),
         "export": ("Print the command that serves a model on another engine", "export"),
+        "worker": ("Lend this machine to a model on another one", "worker"),
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),
@@ -132,10 +133,33 @@ def run(argv: Sequence[str] | None = None) -> int:
     return OUTPUT_LOST
 
 
+def _run_ranked(argv: Sequence[str] | None) -> int:
+    """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
+    if "MLX_RANK" not in os.environ:
+        return _run_command(argv)
+    from edgespec.backends.ranks import open_door, take_ranks
+
+    if (ranks := take_ranks()) is None:
+        return _run_command(argv)
+    if ranks.rank:
+        from edgespec.service.follow import follow
+
+        return follow(ranks)
+    door = open_door(ranks)
+    try:
+        return _run_command(argv)
+    finally:
+        door.dismiss()
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
+    result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return _run_ranked(argv)
     except click.ClickException as error:
         _show_usage_error(error)
         return error.exit_code

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions, idle_cores
+from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
 from edgespec.files import write_atomically
 from edgespec.formats.fingerprint import fingerprint_weights
@@ -56,7 +57,7 @@ class ProfileKey:
             exact=options.exact,
             batch_threads=options.batch_threads,
             exact_width=options.exact_width,
-            workers=", ".join(options.workers) or "none",
+            workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
         )
 
     def describe_difference(self, other: dict[str, Any]) -> str:

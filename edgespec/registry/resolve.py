@@ -231,9 +231,14 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
     return LocalGguf(path.with_name(list_parts(path.name)[0]))
 
 
+def find_assets() -> Path:
+    """The folder of the files that are shipped inside the package."""
+    return Path(str(importlib.resources.files("edgespec"))) / "assets"
+
+
 def _resolve_packaged(path: str) -> Source:
     """The packaged GGUF file, which both runtimes open."""
-    place = Path(str(importlib.resources.files("edgespec"))) / "assets" / Path(*path.split("/"))
+    place = find_assets() / Path(*path.split("/"))
     if not place.is_file():
         raise InvalidModelFile(f"The embedded model {path} is missing.", hint="Install edgespec again.")
     return PackagedGguf(place)

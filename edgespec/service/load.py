@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec
 from edgespec.backends.fixed_width import FixedWidthModel
+from edgespec.backends.ranks import count_ranks
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
@@ -24,8 +25,8 @@ from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
-from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
 from edgespec.planner.draft_finder import open_server
+from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, all_methods, make_self_draft
@@ -35,15 +36,16 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.exactness import keep_exact
 from edgespec.service.head_probe import attach_head
 from edgespec.service.ignored_options import find_ignored_options
+from edgespec.service.lead import check_ranks, load_leading
 from edgespec.service.loaded_model import LoadedModel as LoadedModel
 from edgespec.service.remember import open_memory
 from edgespec.service.self_draft import choose_self_draft
 from edgespec.service.settings import apply_settings, choose_settings
 
-_PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
-
 if TYPE_CHECKING:
     from edgespec.drafters.remote_draft import RemoteDraft
+
+_PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Loader:
         _speculation(config, [each.spec.name for each in planned.drafters])  # refuse wrong options before a load
         target_path = self._fetch(planned.target)
         with ExitStack() as undo:
-            target = self._load(target_path, planned)
+            target = self._load_target(target_path, planned)
             undo.callback(target.close)
             settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
             if (memory := open_memory(config.memory, target, planned.name, self.reporter)) is not None:
@@ -121,7 +123,7 @@ class Loader:
         planned = self._plan(config)
         path = self._fetch(planned.target)
         with ExitStack() as undo:
-            target = self._load(path, planned)
+            target = self._load_target(path, planned)
             undo.callback(target.close)
             settings = choose_settings(target, path, planned, self.settings_s, self.check)
             planned = apply_settings(settings, planned)
@@ -139,11 +141,17 @@ class Loader:
 
     def _plan(self, config: LoadConfig) -> Plan:
         planned = plan(config, self.registry, self.hub, self.reporter)
+        check_ranks(planned)
         require(planned.backend)
         return planned
 
     def _fetch(self, source: Source) -> Path:
         return fetch(source, self.hub, self.reporter, self.check)
+
+    def _load_target(self, path: Path, planned: Plan) -> Model:
+        if count_ranks() > 1:
+            return load_leading(planned.target, path, planned.options, self.reporter, self.check)
+        return self._load(path, planned)
 
     def _load(self, path: Path, planned: Plan) -> Model:
         progress = partial(self.reporter.loading, path.name)
@@ -189,8 +197,9 @@ class Loader:
                     source = self._load_draft(target, each, (target_path, path), planned, config)
                     if source is None:  # a head that 'auto' has found
                         continue
-                    undo.callback(source.close)
                     paths.append(path)
+                if source is not None:
+                    undo.callback(source.close)
                 loaded.append(watch(each, target_path, path, config.adapted))
                 if each.spec.name != SELF:
                     bigram = find_bigram(path) if path is not None and each.card is not None else None
@@ -198,8 +207,6 @@ class Loader:
             if method is not None:
                 folder = SelfDraftCache(target_path, planned.name).folder
                 progress = partial(self.reporter.loading, str(method))
-                if source is not None:
-                    undo.callback(source.close)
                 self_draft = make_self_draft(target, method, folder, progress, self.check)
                 undo.callback(self_draft.close)
                 drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), self_draft))
@@ -249,8 +256,10 @@ class Loader:
         name = config.model or "tree"
         auto = "ngram+suffix+model" if config.memory is not None else "ngram+model"
         terms = parse_draft(auto if config.draft == AUTO else config.draft)
-        models = {}
+        models: dict[str, Model | RemoteDraft] = {}
         for term in terms:
+            if term.spec.needs == "server":
+                models[term.spec.name] = open_server(term.reference)
             if term.spec.needs == "model":
                 with naming_drafters(term.reference):
                     models[term.spec.name] = load(term.reference or "draft")
@@ -258,8 +267,6 @@ class Loader:
             LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
         ]
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
-            if term.spec.needs == "server":
-                models[term.spec.name] = open_server(term.reference)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         engine = Engine(target, drafters, speculation, config.load.caches, memory)
         info = _describe(engine, name, "toy", SamplingDefaults(), None)

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
+from edgespec.backends.ranks import Door, use_door
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.service.client import EngineClient, ModelInfo
 from edgespec.service.engine_log import Output
@@ -27,12 +28,13 @@ _SLOW_S = 0.005  # the events of a turn that takes so long are sent at once
 _SEND_EVERY_S = 0.01  # those of shorter turns are sent together
 
 
-def serve(link: Connection, output: Output) -> None:
-    """Run calls until the pipe ends. What this process prints goes to `output`."""
+def serve(link: Connection, output: Output, door: Door | None) -> None:
+    """Run calls until the pipe ends. What this process prints goes to `output`; other ranks come to `door`."""
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
     output.redirect()  # the terminal belongs to the parent
     faulthandler.enable()
+    use_door(door)
     outbox = _Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()

@@ -125,13 +125,11 @@ MLX = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(CONFIGS, 2e-3)
 
 
 # Of which two processes have a half each. The sums of the halves are rounded in another order.
-RANKS = {"packaged": 1e-3, "quantized-cache": 0.02, **dict.fromkeys(RANK_CONFIGS, 2e-3)}
+RANKS = {"quantized-cache": 0.02, **dict.fromkeys(RANK_CONFIGS, 2e-3)}
 
 
 def ranks_model(name: str, folder: Path) -> Model:
     """Over two ranks, of which this process is the first."""
-    if name == "packaged":
-        return load_on_two_ranks(DRAFT, LoadOptions(context_size=CONTEXT))
     config = RANK_CONFIGS["dense" if name == "quantized-cache" else name]
     options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
     return load_on_two_ranks(make_folder(folder / name, config), options)

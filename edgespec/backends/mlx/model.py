@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -56,6 +56,7 @@ class MlxModel:
         template: str | None,
         context_size: int,
         quantization: KVQuantization | None,
+        share: Callable[[Any], Any] = lambda scores: scores,
     ) -> None:
         """Probes the model (see `probe`). Raises BackendError."""
         self.tokenizer = tokenizer
@@ -64,11 +65,9 @@ class MlxModel:
         self._model = model
         self._quantization = quantization
         self._hooks: LayerHooks | None = None
-        count = get_total_parameters(model)  # before a cast changes their size
-        size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
-        self._description = f"{model.model_type} {size}, {compute_bits_per_weight(model):.1f} bits a weight (MLX)"
+        self._description = describe(model)
         try:
-            self._probe_result = probe(self._open_runner, tokenizer.vocab_size)
+            self._probe_result = probe(self._open_runner, tokenizer.vocab_size, share)
         except BackendError as error:
             if quantization is None:
                 raise
@@ -100,9 +99,7 @@ class MlxModel:
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
-        tree_layout = self._probe_result.tree_layout
-        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_lazy=True)
-        return MlxSession(self._open_runner, self._open_hooks, tree_layout, capabilities, check)
+        return MlxSession(*self._session_parts(check))
 
     def attach(
         self,
@@ -146,6 +143,12 @@ class MlxModel:
         self._model = self._hooks = None
         mx.clear_cache()
 
+    def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
+        """The arguments of a session."""
+        tree_layout = self._probe_result.tree_layout
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_lazy=True)
+        return self._open_runner, self._open_hooks, tree_layout, capabilities, check
+
     def _open_runner(self) -> ModelRunner:
         return ModelRunner(self.network, self._quantization)
 
@@ -168,15 +171,33 @@ def load(
     Computes in the type of the weights on a GPU, and in float32 on a CPU, which emulates half precision.
     `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
     """
+    parts = open_parts(path, options)
+    read_weights(parts.model, progress, check)
+    return MlxModel(*parts)
+
+
+class ModelParts(NamedTuple):
+    """What a model is made of, before its weights are read."""
+
+    model: Any
+    tokenizer: Tokenizer
+    template: str | None
+    context_size: int
+    quantization: KVQuantization | None
+
+
+def open_parts(path: Path, options: LoadOptions) -> ModelParts:
+    """Of a folder or a packaged GGUF file. Raises InvalidModelFile, BackendUnavailable."""
     maybe_set_recommended_wired_limit()
-    if path.is_dir():
-        model, tokenizer, template, trained = _load_folder(path)
-    else:
-        model, tokenizer, template, trained = _load_gguf(path)
-    if not device().on_gpu:
-        model.set_dtype(mx.float32)
-    _read_weights(model, progress, check)
-    return MlxModel(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
+    model, tokenizer, template, trained = _load_folder(path) if path.is_dir() else _load_gguf(path)
+    return ModelParts(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
+
+
+def describe(model: Any) -> str:
+    """Architecture, size and quantization of mlx-lm's model."""
+    count = get_total_parameters(model)
+    size = f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
+    return f"{model.model_type} {size}, {compute_bits_per_weight(model):.1f} bits a weight (MLX)"
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -217,8 +238,10 @@ def _find_logits_width(model: Any) -> int:
     return width
 
 
-def _read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
+def read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
     """Read the weights from the files, a batch at a time. Raises BackendError, Cancelled."""
+    if not device().on_gpu:
+        model.set_dtype(mx.float32)
     weights = [array for _, array in tree_flatten(model.parameters())]
     total = sum(array.nbytes for array in weights) or 1
     done, batch, size = 0, [], 0

@@ -126,7 +126,7 @@ class MlxSession:
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._sync()
         check_prompt(tokens, self._capabilities)
-        done = reused = self.rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
+        done = reused = self._rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
         self._cached.settle()
         while done < len(tokens) - 1:  # only the last token is scored
             self._check()
@@ -195,10 +195,10 @@ class MlxSession:
         cached.lag = 0
         rows = [read.skip(len(tokens) - 1)]
         start = cached.snapshots["rollout"] = cached.take_snapshot()
-        best = [mx.argmax(rows[0].logits[:, :vocab_size], axis=-1)]
+        best = [self._choose_best(rows[0].logits[:, :vocab_size])]
         while len(best) < n:  # the host waits for none of these forwards
             rows.append(self._cached.start(cached.runner.run, best[-1][None], undo=start))
-            best.append(mx.argmax(rows[-1].logits[:, :vocab_size], axis=-1))
+            best.append(self._choose_best(rows[-1].logits[:, :vocab_size]))
         for drafted in rows[1:]:
             cached.keep_features(drafted.features, 1)
         self._lazy = DeviceDraft(mx.concatenate(best))
@@ -212,12 +212,7 @@ class MlxSession:
         self._cached.snapshots["prompt"] = self._cached.take_snapshot(deep=True)
 
     def rewind(self, position: int) -> int:
-        self._sync()
-        self._drop_pending()
-        self._drop_ahead()
-        if position >= len(self._cached):
-            return len(self._cached)
-        return self._cached.trim_to(position)
+        return self._rewind(position)
 
     def extend(self, n: int) -> int:
         """See edgespec.backends.extend."""
@@ -231,6 +226,18 @@ class MlxSession:
             self._is_closed = True
             self._pending = self._ahead = self._lazy = None
             self._cached.close()
+
+    def _rewind(self, position: int) -> int:
+        self._sync()
+        self._drop_pending()
+        self._drop_ahead()
+        if position >= len(self._cached):
+            return len(self._cached)
+        return self._cached.trim_to(position)
+
+    def _choose_best(self, logits: Any) -> Any:
+        """The best token [1] of logits [1, V], on the device."""
+        return mx.argmax(logits, axis=-1)
 
     def _start_chain(self, root: int, draft: Draft, before: Snapshot) -> Rows:
         """The rows of a root and a chain; the lagging tokens run first."""

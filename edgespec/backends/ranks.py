@@ -1,0 +1,145 @@
+"""The processes that mlx.launch starts on several machines: which one this is, and where rank 0 meets the others.
+
+MLX names them ranks. Rank 0 runs the command. The others run what rank 0 tells them, over a connection of their own
+beside MLX's: a rank that waits there takes no processor time, and both ends notice when the other has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec.errors import InvalidRequest, reason_of
+
+RANK = "MLX_RANK"
+ADDRESS = "EDGESPEC_RANK0"
+"""HOST:PORT at which rank 0 waits for the others, where its address for MLX cannot be reached from all of them."""
+_OFFSET = 500  # from MLX's port of rank 0 to ours
+_DISMISS_S = 3.0
+_HINT = "Start all ranks with mlx.launch."
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process' place: `rank` of `size`. Rank 0 waits for the others at `host` and `port`."""
+
+    rank: int
+    size: int
+    backend: Literal["ring", "jaccl"]
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """Where rank 0 waits, as HOST:PORT."""
+        return f"{self.host}:{self.port}"
+
+    def export(self) -> None:
+        """Set what `take_ranks` has removed; MLX reads it when a group is made, and a restarted process."""
+        os.environ[RANK] = str(self.rank)
+
+
+def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | None:
+    """This process' place; None where it is the only one. Raises InvalidRequest for variables that do not fit together.
+
+    Removes the variable of the rank, so that programs which this process starts are no ranks.
+    """
+    text = environment.pop(RANK, None)
+    if text is None:
+        return None
+    hostfile, devices = environment.get("MLX_HOSTFILE"), environment.get("MLX_IBV_DEVICES")
+    if hostfile is None and devices is None:
+        raise InvalidRequest("edgespec runs under mlx.launch with --backend ring or jaccl only.", hint=_HINT)
+    try:
+        rank = int(text)
+        if hostfile is not None:
+            hosts = json.loads(Path(hostfile).read_text() or "[0]")
+            if len(hosts) == 1:
+                return None
+            first, backend = hosts[0][0], "ring"
+        else:
+            hosts = json.loads(Path(str(devices)).read_text())
+            first, backend = environment["MLX_JACCL_COORDINATOR"], "jaccl"
+        host, _, port = first.rpartition(":")
+        place = host, int(port) + _OFFSET
+        if stated := environment.get(ADDRESS):
+            host, _, port = stated.rpartition(":")
+            place = host, int(port)
+        if not 0 <= rank < len(hosts) or not place[0] or not 0 < place[1] < 2**16:
+            raise ValueError(f"rank {rank} of {len(hosts)} at {place[0]}:{place[1]}")
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InvalidRequest(f"the variables of mlx.launch cannot be used ({reason_of(error)}).", hint=_HINT) from error
+    return Ranks(rank, len(hosts), "ring" if backend == "ring" else "jaccl", *place)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The socket at which rank 0 waits for the others, open while the command runs.
+
+    It can be given to a process that is being started, which then meets the other ranks.
+    """
+
+    ranks: Ranks
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self.ranks, reduction.DupFd(self.descriptor))
+
+    def listen(self) -> socket.socket:
+        """The socket, for this process to meet the other ranks."""
+        global _is_met
+        _is_met = True
+        return socket.socket(fileno=os.dup(self.descriptor))
+
+    def dismiss(self) -> None:
+        """The command has ended: so do the other ranks, which may still be starting."""
+        with socket.socket(fileno=self.descriptor) as server, suppress(OSError):
+            server.settimeout(_DISMISS_S)
+            for _ in range(0 if _is_met else self.ranks.size - 1):
+                server.accept()[0].close()
+
+
+_door: Door | None = None
+_is_met = False  # whether this process itself has met the other ranks, which end with it
+
+
+def open_door(ranks: Ranks) -> Door:
+    """Wait at rank 0's address from now on. Raises InvalidRequest where that is not possible."""
+    family = socket.AF_INET6 if ":" in ranks.host else socket.AF_INET
+    try:
+        server = socket.create_server((ranks.host.strip("[]"), ranks.port), family=family, backlog=ranks.size)
+    except OSError as error:
+        raise InvalidRequest(
+            f"rank 0 cannot wait for the other ranks at {ranks.address}: {reason_of(error)}.",
+            hint=f"Set {ADDRESS}=HOST:PORT on all ranks (mlx.launch --env), or end the program that uses the port.",
+        ) from error
+    use_door(Door(ranks, server.detach()))
+    assert _door is not None
+    return _door
+
+
+def use_door(door: Door | None) -> None:
+    """Where this process meets the other ranks."""
+    global _door
+    _door = door
+
+
+def get_door() -> Door | None:
+    """Where this process meets the other ranks; None where there are none."""
+    return _door
+
+
+def count_ranks() -> int:
+    """The machines that a model of this process is split over."""
+    return _door.ranks.size if _door is not None else 1
+
+
+def _receive(ranks: Ranks, duplicate: Any) -> Door:
+    return Door(ranks, duplicate.detach())

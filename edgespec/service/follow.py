@@ -1,0 +1,158 @@
+"""The ranks other than 0 under mlx.launch: they run on their parts of a model what rank 0 tells them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.rank_link import MEET_S, Follower, Message, is_reachable
+from edgespec.backends.ranks import Ranks
+from edgespec.core.greedy import read_prompt
+from edgespec.core.protocols import Draft
+from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
+from edgespec.hub.hub import Hub
+from edgespec.registry.resolve import fetch_source
+from edgespec.service.lead import list_versions, read_source
+
+if TYPE_CHECKING:
+    from edgespec.backends.mlx.team import FollowingTeam
+    from edgespec.backends.mlx.team_model import TeamModel, TeamSession
+
+_AGAIN = "EDGESPEC_RANK_AGAIN"
+_WAIT_AGAIN_S = 2.0
+_AGREE_S = 10.0
+
+
+def follow(ranks: Ranks) -> int:
+    """Run what rank 0 says; returns the exit code once rank 0's command has ended.
+
+    A process can join the ranks of MLX once. So where the process that leads has ended, this program starts anew, and
+    waits for the next one. Raises BackendError where rank 0 cannot be found.
+    """
+    from edgespec.backends import leave_thread, require
+
+    require("mlx")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's
+    is_again = os.environ.pop(_AGAIN, None) is not None
+    try:
+        link = Follower(ranks, list_versions(), _WAIT_AGAIN_S if is_again else MEET_S, lambda: _restart(ranks))
+    except BackendError:
+        if is_again:
+            return 0
+        raise
+    try:
+        _Rank(ranks, link).run()
+    except Exception as error:  # noqa: BLE001 - rank 0 says it
+        link.reply(error=_describe(error), is_fatal=True)
+        leave_thread()
+        return BackendError.exit_code
+
+
+def _restart(ranks: Ranks) -> None:
+    """Start this program anew in this process, whatever its main thread waits for; end it with rank 0's command."""
+    if not is_reachable(ranks):
+        os._exit(0)
+    ranks.export()
+    os.environ[_AGAIN] = "1"
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _describe(error: Exception) -> str:
+    """One line for the user of rank 0; the stack of a bug goes to the log of this machine."""
+    if isinstance(error, EdgespecError):
+        return error.message
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {reason_of(error)}"
+
+
+class _Rank:
+    """Runs rank 0's operations; their names are its methods'."""
+
+    def __init__(self, ranks: Ranks, link: Follower) -> None:
+        self._ranks = ranks
+        self._link = link
+        self._team: FollowingTeam | None = None
+        self._model: TeamModel | None = None
+        self._sessions: dict[int, TeamSession] = {}
+
+    def run(self) -> NoReturn:
+        """Raises what an operation raises that has failed here alone."""
+        from edgespec.backends.mlx.team import REFUSALS
+
+        while True:
+            message = self._link.receive()
+            do = message.pop("do")
+            try:
+                if number := message.pop("session", 0):
+                    self._operate(number, do, message)
+                else:
+                    getattr(self, f"_{do}")(**message)
+            except REFUSALS:  # rank 0 has raised it too
+                pass
+
+    def _join(self) -> None:
+        from edgespec.backends.mlx.team import FollowingTeam
+
+        self._team = FollowingTeam(self._link, self._ranks)
+
+    def _load(self, source: dict[str, str], options: dict[str, Any]) -> None:
+        from edgespec.backends.mlx.team_model import TeamModel, load_part
+
+        assert self._team is not None
+        is_stopped, parts = False, None
+
+        def check(*_: Any) -> None:
+            nonlocal is_stopped
+            if self._link.peek() is not None:  # rank 0 sends nothing else before the answer
+                is_stopped = True
+                raise Cancelled
+
+        try:
+            hub = Hub.from_environment()
+            path = fetch_source(read_source(source, hub), hub, check)
+            parts = load_part(path, LoadOptions(**options), self._team, progress=lambda fraction: None, check=check)
+        except (EdgespecError, Cancelled) as error:
+            hint = {"hint": error.hint} if isinstance(error, EdgespecError) else {}
+            self._link.reply(error=reason_of(error), **hint)
+        else:
+            self._link.reply()
+        if is_stopped or self._link.receive()["do"] == "stop" or parts is None:
+            return
+        try:
+            self._model = TeamModel(*parts, self._team)
+        except EdgespecError:
+            if self._link.peek(_AGREE_S) is None:  # rank 0 has not raised it too, and waits for this one
+                raise
+
+    def _open_session(self) -> None:
+        assert self._model is not None
+        session = self._model.open_session()
+        self._sessions[session.number] = session
+
+    def _operate(self, number: int, do: str, arguments: Message) -> None:
+        session = self._sessions[number]
+        if do == "prefill":
+            read_prompt(session, arguments["tokens"])
+        elif do == "forward":
+            tokens, parents = (np.asarray(arguments[name], np.int32) for name in ("tokens", "parents"))
+            session.forward(arguments["root"], Draft(tokens, parents))
+        elif do == "close":
+            self._sessions.pop(number).close()
+        else:
+            getattr(session, do)(**arguments)
+
+    def _close_model(self) -> None:
+        model, self._model = self._model, None
+        self._sessions = {}
+        if model is not None:
+            model.close()
+
+    def _stop(self) -> None:
+        """Of an operation that was over already."""
