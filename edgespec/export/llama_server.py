@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgespec.export.local_files import mount_files
 from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
 from edgespec.hub.file_selection import parse_quant
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath
@@ -25,12 +26,10 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
         words += ["--spec-type", ",".join(METHODS[method] for method in (*beside, draft.method))]
         if draft.method not in ("ngram", "suffix"):
             words += ["--spec-draft-n-max", str(length)]
-    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
-    folders = dict.fromkeys(str(each.files.path.parent) for each in used if isinstance(each.files, LocalPath))
-    volumes = ("llama-cpp:/root/.cache", *(f"{folder}:{folder}:ro" for folder in folders))
+    volumes = ("llama-cpp:/root/.cache", *mount_files(plan, draft))
     everywhere = (*words, "--host", "0.0.0.0", "--port", str(_PORT))
     container = Container(_IMAGE, everywhere, _PORT, volumes, has_gpu=False)
-    remark = "For GPUs take an image that is built for them, and reserve the devices in compose.yaml."
+    remark = "compose.yaml uses no GPU: for one, take an image that is built for it, and reserve the device."
     return Exported((("llama-server", *words),), container, remarks=(remark,))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from edgespec.export.local_files import mount_files
 from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
 from edgespec.hub.file_selection import parse_quant
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath
@@ -19,15 +20,15 @@ _PORT = 11434
 
 def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     """`ollama create` from a Modelfile, and `ollama run`."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")).strip("-.")
+    name = (
+        re.sub(r"[^a-z0-9._-]+", "-", plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")).strip("-.") or "model"
+    )
     lines = [f"FROM {_name_target(plan.target)}"]
     if draft is not None:
         if draft.weights is not None:
             lines.append(f"DRAFT {draft.weights.files}")
         lines.append(f"PARAMETER draft_num_predict {length}")
-    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
-    folders = dict.fromkeys(str(each.files.path.parent) for each in used if isinstance(each.files, LocalPath))
-    volumes = ("ollama:/root/.ollama", f"./{FILE}:/{FILE}:ro", *(f"{folder}:{folder}:ro" for folder in folders))
+    volumes = ("ollama:/root/.ollama", f"./{FILE}:/{FILE}:ro", *mount_files(plan, draft))
     remarks = [f"With compose.yaml: docker compose exec model ollama create {name} -f /{FILE}."]
     if draft is not None:
         remarks.append("Older versions of Ollama do not know DRAFT and draft_num_predict.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.export.plan import Container, Draft, ExportPlan, Weights
+from edgespec.export.plan import Container, Draft, ExportPlan, Weights, list_weights
 
 _CACHE = "huggingface:/root/.cache/huggingface"
 
@@ -28,7 +28,7 @@ def hint_quantization(plan: ExportPlan, option: str) -> tuple[str, ...]:
     if bits is None or bits > 8:
         return ()
     if bits > 5 and option:
-        return (f"The model in use has weights of about {bits} bits: {option} gives 8 bits here.",)
+        return (f"The model in use has weights of about {bits} bits, the originals 16; {option} gives 8.",)
     kinds = "FP8" if bits > 5 else "AWQ, GPTQ or NVFP4"
     start = f", or add {option} for 8 bits" if option else ""
     return (
@@ -41,7 +41,8 @@ def run_on_gpu(
     plan: ExportPlan, draft: Draft | None, image: str, command: Sequence[str], port: int, volumes: Sequence[str] = ()
 ) -> Container:
     """`command` in a container with all GPUs; local folders are mounted at their own paths."""
-    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
-    folders = dict.fromkeys(f"{each.original}:{each.original}:ro" for each in used if each.is_folder)
+    folders = dict.fromkeys(
+        f"{each.original}:{each.original}:ro" for each in list_weights(plan, draft) if each.is_folder
+    )
     everywhere = (*command[1:], "--host", "0.0.0.0", "--port", str(port))
     return Container(image, everywhere, port, (_CACHE, *folders, *volumes), entrypoint=(command[0],))

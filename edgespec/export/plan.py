@@ -92,6 +92,11 @@ class ExportPlan:
     hints: tuple[str, ...] = ()
 
 
+def list_weights(plan: ExportPlan, draft: Draft | None) -> list[Weights]:
+    """The models that are loaded where `draft` drafts: the target, and that of the draft."""
+    return [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """A service of Docker Compose.

@@ -22,7 +22,9 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     if draft is not None:
         words += ["--speculative-config", json.dumps(describe(plan, draft, length))]
     return Exported(
-        (tuple(words),), run_on_gpu(plan, draft, _IMAGE, tuple(words), _PORT), remarks=_list_remarks(plan, draft)
+        (tuple(words),),
+        run_on_gpu(plan, draft, _IMAGE, tuple(words), _PORT),
+        remarks=_list_remarks(plan, draft, length),
     )
 
 
@@ -38,12 +40,12 @@ def describe(plan: ExportPlan, draft: Draft, length: int) -> dict[str, Any]:
     return found
 
 
-def _list_remarks(plan: ExportPlan, draft: Draft | None) -> tuple[str, ...]:
+def _list_remarks(plan: ExportPlan, draft: Draft | None, length: int) -> tuple[str, ...]:
     remarks = []
     if draft is not None:
         remarks.append(
             "Under load shorter drafts pay: num_speculative_tokens_per_batch_size takes ranges of the batch size, such "
-            "as [[1, 4, 4], [5, 16, 2]]."
+            f"as [[1, 4, {length}], [5, 16, {max(1, length // 2)}]]."
         )
     if draft is not None and draft.method == "suffix":
         remarks.append("The method suffix needs the package arctic-inference.")

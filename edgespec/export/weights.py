@@ -35,7 +35,7 @@ def describe_weights(
         path = reference.path
     original, known_from = _find_original(reference, registry, path, metadata, given, is_head)
     if path is not None and not (isinstance(reference, HubRepo) and path.is_dir()):
-        files: HubRepo | HubQuant | HubFile | LocalPath = LocalPath(path.resolve())
+        files: HubRepo | HubQuant | HubFile | LocalPath = LocalPath(path.absolute())
     else:
         assert isinstance(reference, HubRepo | HubQuant | HubFile)
         files = reference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,26 @@ def test_the_length_that_was_measured(plan: Gather) -> None:
 def test_a_draft_that_does_not_pay_here(plan: Gather) -> None:
     store(lambda stats: stats.drafter("model; x", "probability").first_choice.restore((1.0, 30.0)))
     assert "4 tokens, a usual number: here such drafts are not faster" in remarks_for("llama-server", plan(None))
+
+
+def test_figures_of_another_processor_are_left_out(plan: Gather) -> None:
+    stats = DraftStats(PROFILE)
+    stats.drafter("model; x", "probability").first_choice.restore((24.0, 30.0))
+    key = replace(ProfileKey.current("llamacpp", LoadOptions(threads=1)), processor="another")
+    ProfileStore(TARGET, [DRAFT]).save(key, stats)
+    assert "not enough was measured here" in remarks_for("llama-server", plan(None))
+
+
+def test_a_link_keeps_its_name_and_is_mounted_with_its_file(plan: Gather, tmp_path: Path) -> None:
+    """Files of the hub's cache are links, and the names of a split model's parts count."""
+    for name in ("blobs", "snapshot"):
+        (tmp_path / name).mkdir()
+    shutil.copy(TARGET, tmp_path / "blobs" / "0123")
+    link = tmp_path / "snapshot" / "m.gguf"
+    link.symlink_to("../blobs/0123")
+    _, exported = export(plan(str(link), "none"), ENGINES["llama-server"])
+    assert exported.commands[0] == ("llama-server", "--model", str(link)) and exported.container is not None
+    assert {f"{each}:{each}:ro" for each in (link.parent, tmp_path / "blobs")} <= set(exported.container.volumes)
 
 
 def test_too_little_evidence_is_no_figure(plan: Gather) -> None:
