@@ -2,11 +2,14 @@
 
     uv run python -m benchmarks.server_load --llama-server PATH [--model T.gguf] [--streams 1,4,16,64] [--repeats 5]
     uv run python -m benchmarks.server_load --checkout ../other --server-cores 0,1
+    uv run python -m benchmarks.server_load --front
 
 Every arm is a server process with the same model file, threads and context. For each number of streams, that many
 callers each make calls one after another at /v1/completions, greedy and streamed; every prompt is a new one. The arms
 take turns, in reverse order on every second repeat. The client is one process that reads from sockets and parses few of
 the events; give the servers cores of their own where the machine has some to spare.
+
+With --front one more arm is the last server behind an `edgespec serve` that passes requests on to it.
 
 Columns: milliseconds from a call to its first text (median, 95th percentile), tokens/s of all streams together, and the
 median, over repeats, of the ratio to the first peer. stdout ends with one JSON line.
@@ -70,6 +73,7 @@ class Run:
 @click.option(
     "--checkout", type=click.Path(exists=True, path_type=Path), help="Another version of edgespec, to compare."
 )
+@click.option("--front", "has_front", is_flag=True, help="Also edgespec serve in front of the last server.")
 @click.option("--streams", default="1,4,16,64", show_default=True, help="Numbers of callers.")
 @click.option("--calls", type=click.IntRange(1), default=3, show_default=True, help="Of each caller.")
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True)
@@ -82,6 +86,7 @@ def main(
     draft: str,
     binary: str | None,
     checkout: Path | None,
+    has_front: bool,
     streams: str,
     calls: int,
     tokens: int,
@@ -101,6 +106,8 @@ def main(
             servers.append(stack.enter_context(start_edgespec(f"edgespec of {checkout}", checkout, model, draft, load)))
         if binary:
             servers.append(stack.enter_context(start_llama_server(binary, model, load)))
+        if has_front:
+            servers.insert(-1, stack.enter_context(start_front(servers[-1])))
         if server_cores:
             leave_cores(server_cores)
         for server in servers:
@@ -163,12 +170,28 @@ async def call(server: Server, tokens: int) -> tuple[float, int]:
 
 @contextmanager
 def start_edgespec(name: str, checkout: Path, model: Path, draft: str, load: LoadOptions) -> Iterator[Server]:
-    """A new server of the package in `checkout`. What it keeps of the texts is removed at the end."""
-    options = ["--port", 0, "--threads", load.threads, "--ctx", load.context_size, "--parallel", load.caches]
-    command = [*EDGESPEC, "serve", *map(str, options), "--draft", draft, f"m={model}"]
+    """A new server of the package in `checkout`."""
+    options = ["--threads", load.threads, "--ctx", load.context_size, "--parallel", load.caches]
+    with run_edgespec(checkout, [*map(str, options), "--draft", draft, f"m={model}"]) as port:
+        yield Server(name, port, {})
+
+
+@contextmanager
+def start_front(server: Server) -> Iterator[Server]:
+    """A new edgespec that passes requests on to `server`, with the same extra fields."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "models.toml"
+        config.write_text(f'[m]\nbackend = "openai"\nurl = "http://127.0.0.1:{server.port}/v1"\n')
+        with run_edgespec(REPOSITORY, ["--config", str(config)]) as port:
+            yield Server(f"edgespec, {server.name}", port, server.extra)
+
+
+@contextmanager
+def run_edgespec(checkout: Path, arguments: Sequence[str]) -> Iterator[int]:
+    """The port of a new `edgespec serve`. What it keeps of the texts is removed at the end."""
     with tempfile.TemporaryDirectory() as data:
         process = subprocess.Popen(
-            command,
+            [*EDGESPEC, "serve", "--port", "0", *arguments],
             cwd=checkout,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -180,7 +203,7 @@ def start_edgespec(name: str, checkout: Path, model: Path, draft: str, load: Loa
             port = re.search(r"http://[^\s;]+:(\d+)", process.stdout.readline())
             if port is None:
                 raise click.ClickException("edgespec serve did not start; run it alone to see why.")
-            yield Server(name, int(port[1]), {})
+            yield int(port[1])
         finally:
             process.terminate()
             process.wait(30)

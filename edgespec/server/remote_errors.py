@@ -94,7 +94,7 @@ def explain_error(
         seconds = int(after) if after.isascii() and after.isdecimal() and len(after) < 7 else 1
         hint = f"Try again in {seconds} seconds."
         return Busy(f"the server behind '{name}' is busy.", hint=hint, retry_after_s=seconds)
-    if 400 <= status < 500:
+    if 400 <= status < 500 or status == 501:  # which llama-server gives for what it was not started for
         return RemoteRefusal(name, status, f"{message}.")
     failed = HttpError(status if status in (503, 504) else 502, f"the server behind '{name}' failed: {message}.",
                        hint=_AGAIN)  # fmt: skip

@@ -99,6 +99,7 @@ class RemoteSlot(Slot):
 
     async def count(self, body: Any, raw: bytes) -> int:
         """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `answers`."""
+        current_record().model = self.name
         if isinstance(body, ChatRequest):
             call = pass_chat(raw, self.state.owner, remembers=False)
         else:

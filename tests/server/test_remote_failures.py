@@ -18,6 +18,7 @@ import pytest
 
 from tests.server.other_server import OtherServer, begin_stream, delta, other_server, send, send_event
 from tests.server.serving import ENDLESS, KEY, TOY, Server, serving
+from tests.server.test_listeners import VALID, VALID_KEY
 from tests.server.test_remote import MESSAGES, front, remote
 
 HTML = "<html><body>It works!</body></html>"
@@ -39,6 +40,8 @@ def reply(connection: socket.socket, data: bytes) -> None:
         send(connection, '{"error": {"message": "slow down"}}', "429 Too Many Requests", retry_after="7")
     elif wanted == "fail":
         send(connection, json.dumps({"error": {"message": LEAK}}), "500 Internal Server Error")
+    elif wanted == "missing":
+        send(connection, '{"error": "not here"}', "501 Not Implemented")
     elif wanted == "detail":
         send(connection, '{"detail": [{"loc": ["body"], "msg": "top_k is too odd"}]}', "422 Unprocessable Entity")
     elif wanted == "overflow":
@@ -50,7 +53,7 @@ def reply(connection: socket.socket, data: bytes) -> None:
         message = {"role": "assistant", "content": "all at once"}
         send(connection, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}))
     elif wanted == "nothing":
-        sleep(8)
+        sleep(20)
     else:
         begin_stream(connection)
         stream(connection, wanted, usage)
@@ -66,7 +69,7 @@ def stream(connection: socket.socket, wanted: str, usage: dict[str, int]) -> Non
             send_event(connection, delta(content="."))
             sleep(0.01)
     elif wanted == "silent":
-        sleep(8)
+        sleep(20)
     elif wanted == "error":
         send_event(connection, {"error": {"message": "the GPU is on fire", "code": 500}})
     elif wanted == "cut":
@@ -97,9 +100,7 @@ def other() -> Iterator[OtherServer]:
 @pytest.fixture(scope="module")
 def server(other: OtherServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     table = remote(other.url, model="there", key_env="OTHER_KEY")
-    arguments = ("--call-seconds", "4", "--keys", "none.toml", "--api-key", KEY)
-    folder = tmp_path_factory.mktemp("odd")
-    with front(folder, {"odd": table}, *arguments[:2], OTHER_KEY="sk-secret") as made:
+    with front(tmp_path_factory.mktemp("odd"), {"odd": table}, "--call-seconds", "7", OTHER_KEY="sk-secret") as made:
         yield made
 
 
@@ -119,6 +120,7 @@ def ask(server: Server, text: str, **more: Any) -> httpx.Response:
         ("odd", 502, "answers in another form than OpenAI's"),
         ("busy", 429, "the server behind 'odd' is busy. Try again in 7 seconds."),
         ("fail", 502, "the server behind 'odd' failed: no such thing as ... at 127.0.0.1."),
+        ("missing", 501, "not here. (The server behind 'odd' says so.)"),
         ("detail", 422, "top_k is too odd. (The server behind 'odd' says so.)"),
         ("overflow", 400, "This model's maximum context length is 4096 tokens."),
         ("nothing", 504, "the server behind 'odd' did not answer in time."),
@@ -129,8 +131,8 @@ def ask(server: Server, text: str, **more: Any) -> httpx.Response:
 def test_odd_answers_are_told_in_a_sentence(server: Server, text: str, status: int, told: str) -> None:
     for more in ({}, {"stream": True}):
         response = ask(server, text, **more)
-        if text in ("cut", "error") and more:
-            assert response.status_code == 200 and "Hel" in response.text
+        if text in ("cut", "error", "nothing") and more:
+            assert response.status_code == 200 and ("Hel" in response.text) == (text != "nothing")
             error = json.loads(response.text.strip().split("data: ")[-1])["error"]
         else:
             assert response.status_code == status, response.text
@@ -195,9 +197,8 @@ def test_what_is_sent(server: Server, other: OtherServer) -> None:
 
 def test_the_time_of_a_call(server: Server) -> None:
     """An answer that has begun ends with `length`; comments keep its connection open until then."""
-    response = ask(server, "silent", stream=True)
-    events = response.text.split("\n\n")
-    assert ": keep-alive" not in events or events.index(": keep-alive") > 0
+    events = ask(server, "silent", stream=True).text.split("\n\n")
+    assert ": keep-alive" in events
     assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
@@ -267,6 +268,27 @@ def test_a_url_that_leads_back_is_found(tmp_path: Path) -> None:
             assert f"the url of '{name}' leads back to this server" in response.json()["error"]["message"]
         message = first.post("/v1/messages", json={"model": "self", "max_tokens": 3, "messages": MESSAGES}).json()
         assert message["type"] == "error" and "leads back" in message["error"]["message"]
+
+
+def test_certificates_and_names(tmp_path: Path) -> None:
+    """A certificate that is not trusted, one that is, a name that is not known, and a key without TLS."""
+    (tmp_path / "back").mkdir()
+    with serving(tmp_path / "back", *TOY, "--tls-cert", str(VALID), "--tls-key", str(VALID_KEY)) as back:
+        tables = {
+            "far": remote(f"{back.url}/v1", model="tree"),
+            "misnamed": remote("http://box.invalid/v1", key_env="FAR_KEY"),
+        }
+        with front(tmp_path / "no", tables, FAR_KEY="sk-secret", NO_PROXY="*") as server:
+            told = server.ask("far").json()["error"]["message"]
+            assert told.startswith(
+                "the server behind 'far' has a certificate that is not trusted (self-signed certificate"
+            )
+            told = server.ask("misnamed").json()["error"]["message"]
+            assert "cannot be reached (its name is not known)" in told and "invalid" not in told
+            assert any("the key of 'misnamed' crosses the network as plain text" in line for line in server.log)
+        with front(tmp_path / "yes", {"far": tables["far"]}, SSL_CERT_FILE=str(VALID)) as server:
+            assert server.ask("far", max_tokens=3).status_code == 200
+            assert not any("plain text" in line for line in server.log)
 
 
 def test_keys_and_the_queue_of_this_server(tmp_path: Path, toy: Server) -> None:
