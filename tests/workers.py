@@ -6,14 +6,16 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from edgespec.backends.workers import ask_worker
+from edgespec.backends.workers import PROTOCOL, ask_worker
 from edgespec.errors import BackendError
 from tests.models import GgufBuilder
 
@@ -73,6 +75,31 @@ def started_worker(*options: str, **extra: str) -> Iterator[WorkerProcess]:
         yield worker
     finally:
         worker.end(signal.SIGKILL)
+
+
+@contextmanager
+def lending(*devices: tuple[int, int]) -> Iterator[str]:
+    """The address of a server that answers the first commands of a worker with these (free, total) bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_lend, args=(server, devices), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _lend(server: socket.socket, devices: Sequence[tuple[int, int]]) -> None:
+    while True:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as requests:
+            while head := requests.read(9):
+                command, size = struct.unpack("<BQ", head)
+                body = requests.read(size)
+                if command == 14:
+                    answer = bytes([*PROTOCOL, 0]) + bytes(25)
+                elif command == 15:
+                    answer = struct.pack("<I", len(devices))
+                else:
+                    answer = struct.pack("<QQ", *devices[struct.unpack("<I", body)[0]])
+                connection.sendall(struct.pack("<Q", len(answer)) + answer)
 
 
 def free_port() -> int:

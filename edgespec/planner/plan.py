@@ -25,7 +25,7 @@ from edgespec.planner.draft_finder import PlannedModel as PlannedModel
 from edgespec.planner.draft_request import AUTO, parse_draft
 from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
-from edgespec.planner.workers import Network, check_local, find_network, keep_local
+from edgespec.planner.workers import Network, check_drafts, find_network, keep_local
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Registry, SamplingDefaults
 
@@ -171,8 +171,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
     drafters, left_out = keep_local(drafters, network, leave_out=request.draft == AUTO)
     for told in left_out:
         reporter.notice(told)
-    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter)
-    check_local(fit, own, network)
+    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.acceptance if resolved.draft in drafts else None
@@ -231,10 +230,11 @@ def _check_memory(
     target: ModelMetadata,
     drafters: list[PlannedDrafter],
     reporter: Reporter,
+    own: Memory | None,
 ) -> tuple[list[PlannedDrafter], Fit]:
     """The drafters, and the fit; 'auto' drops draft models, the last one first, so that the target fits.
 
-    Raises DoesNotFit.
+    `own` is this machine's part of `memory`, into which the drafts have to fit; None for all of it. Raises DoesNotFit.
     """
     context = options.context_size
     assert context is not None  # set by _set_context_size
@@ -255,7 +255,10 @@ def _check_memory(
             (each.model.metadata, each.head) for each in models if each.model is not None and each.head is not None
         ]
         try:
-            return drafters, check(drafts, heads=heads)
+            fit = check(drafts, heads=heads)
+            if own is not None and not request.force:
+                check_drafts(fit, own)
+            return drafters, fit
         except DoesNotFit:
             if not models or request.draft != AUTO:
                 raise

@@ -83,11 +83,11 @@ def find_network(
     return Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
 
 
-def check_local(fit: Fit, memory: Memory, network: Network | None) -> None:
-    """That the drafts fit on this machine, of which `memory` is. Raises DoesNotFit."""
-    if network is not None and fit.draft is not None and fit.draft.total > memory.usable:
+def check_drafts(fit: Fit, own: Memory) -> None:
+    """Raises DoesNotFit where the drafts are larger than `own`, the memory of this machine, which computes them."""
+    if fit.draft is not None and fit.draft.total > own.usable:
         raise DoesNotFit(
-            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(memory.usable)} are free.",
+            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
             hint="Use --draft ngram.",
         )
 

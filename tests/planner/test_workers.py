@@ -1,0 +1,92 @@
+"""Plans of models that are divided: memory of all machines, drafts on this one, the network's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
+from edgespec.backends.llamacpp.split import Split
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.workers import Worker
+from edgespec.controller.store import ProfileKey
+from edgespec.errors import DoesNotFit, DraftRefused
+from edgespec.formats.gguf_validate import read_file
+from edgespec.hub.hub import Hub
+from edgespec.planner.memory import Fit, MemoryEstimate
+from edgespec.planner.plan import LoadConfig, plan
+from edgespec.planner.speed import SpeedEstimate
+from edgespec.planner.workers import Network, check_drafts, find_network
+from edgespec.registry.schema import load_registry
+from tests.backends.assistant_heads import make_assistant, make_target
+from tests.models import TARGET
+from tests.reporter import Heard
+from tests.workers import lending, started_worker
+
+GIB = 2**30
+
+
+def options(*workers: str, gpu_layers: int | None = None) -> LoadOptions:
+    return LoadOptions(context_size=256, threads=1, workers=workers, gpu_layers=gpu_layers)
+
+
+def planned(config: LoadConfig, heard: Heard) -> str:
+    found = plan(config, load_registry(), Hub.from_environment(), heard)
+    return "+".join(each.spec.name for each in found.drafters)
+
+
+def test_the_memory_of_other_machines_counts() -> None:
+    here = Memory(4 * GIB + RESERVE_BYTES)
+    with lending((8 * GIB + RESERVE_BYTES, 9 * GIB), (4 * GIB + RESERVE_BYTES, 5 * GIB)) as address:
+        network, memory = find_network(options(address), "llamacpp", read_file(TARGET), here)
+    assert memory.usable == 16 * GIB
+    assert network is not None and network.split == Split(2, ((2, 2),), ())
+    assert network.row_bytes == 2 * 2 * 4 * 256 and network.wait_s == 2 * network.workers[0].round_trip_s
+
+
+def test_the_memory_of_a_worker_on_this_machine_is_not_counted_twice() -> None:
+    here = host_memory()
+    with started_worker() as worker:
+        network, memory = find_network(options(worker.address), "llamacpp", read_file(TARGET), here)
+    assert network is not None and network.workers[0].is_here
+    assert memory.usable == here.usable
+
+
+def test_drafts_have_to_fit_on_this_machine() -> None:
+    fit = Fit(256, MemoryEstimate(0, 0, 0), MemoryEstimate(GIB, 0, 0), Memory(0))
+    check_drafts(fit, Memory(GIB + RESERVE_BYTES))
+    with pytest.raises(DoesNotFit, match=r"the drafts need 1\.0 GiB on this machine"):
+        check_drafts(fit, Memory(GIB))
+
+
+def test_a_draft_that_reads_the_targets_cache_is_left_out(tmp_path: Path) -> None:
+    target, assistant = make_target(tmp_path / "t.gguf"), make_assistant(tmp_path / "a.gguf")
+    with lending((GIB, 2 * GIB)) as address:
+        config = LoadConfig(model=str(target), draft=str(assistant), load=options(address))
+        with pytest.raises(DraftRefused, match="reads the target's cache, a part of which is on workers"):
+            planned(config, Heard())
+
+
+def test_the_network_adds_to_every_forward_and_so_less_to_a_token_of_a_draft() -> None:
+    alone = SpeedEstimate({1: 0.010, 2: 0.012, 4: 0.016}, 0.001, {100: {1: 0.011}})
+    slow = alone.with_network(0.050)
+    assert slow.rows == pytest.approx({1: 0.060, 2: 0.062, 4: 0.066}) and slow.longer[100] == pytest.approx({1: 0.061})
+    tokens = 1 + 0.8 + 0.8**2 + 0.8**3
+    (near, gain), (far, slow_gain) = alone.speculative(0.8), slow.speculative(0.8)
+    assert near == far == 3
+    assert gain == pytest.approx(tokens * 0.010 / (0.016 + 3 * 0.001))
+    assert slow_gain == pytest.approx(tokens * 0.060 / (0.066 + 3 * 0.001))
+
+
+def test_measurements_over_workers_are_kept_apart() -> None:
+    keys = {ProfileKey.current("llamacpp", options(*workers)) for workers in ((), ("127.0.0.1:1",), ("127.0.0.1:2",))}
+    assert len(keys) == 3
+
+
+def test_what_a_network_says() -> None:
+    workers = (Worker("10.0.0.2:1", ((8 * GIB, 8 * GIB),), 0.0012), Worker("10.0.0.3:1", ((GIB, GIB),), 0.003))
+    network = Network(workers, Split(1, ((4,), (1,)), ()), 4096)
+    assert network.describe() == "1 layer here, 4 on 10.0.0.2:1, 1 on 10.0.0.3:1; the network adds 4.2 ms to a forward."
+    idle = Network(workers, Split(2, ((4,), (0,)), ()), 4096)
+    assert idle.wait_s == 0.0012 and idle.split.hops == 1
