@@ -87,7 +87,7 @@ def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
     chosen: Draft | None = None
     refusals: dict[str, str] = {}
     for draft in plan.drafts:
-        reason = find_obstacle(draft, engine)
+        reason = find_obstacle(plan, draft, engine)
         if reason is not None:
             refusals[draft.label] = reason
         elif chosen is None:
@@ -102,7 +102,7 @@ def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
     return Choice(chosen, find_length(chosen, engine) if chosen is not None else None, refusals)
 
 
-def find_obstacle(draft: Draft, engine: Engine) -> str | None:
+def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:
     """Why `engine` cannot use `draft`; None where it can."""
     if draft.method not in engine.methods:
         if draft.method == "self":
@@ -110,6 +110,9 @@ def find_obstacle(draft: Draft, engine: Engine) -> str | None:
         return f"{engine.title} has no drafter of the kind {draft.method}"
     if engine.backend is None and draft.weights is not None and draft.weights.original is None:
         return "it is not known which weights it was made from; name them with --draft-id USER/REPO"
+    same = draft.weights is not None and draft.weights.original == plan.target.original
+    if engine.backend is None and draft.method == "model" and same:
+        return "it was made from the target's own weights"
     return engine.refuse(draft)
 
 

@@ -20,9 +20,8 @@ _PORT = 11434
 
 def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     """`ollama create` from a Modelfile, and `ollama run`."""
-    name = (
-        re.sub(r"[^a-z0-9._-]+", "-", plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")).strip("-.") or "model"
-    )
+    stem = plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")
+    name = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-.") or "model"
     lines = [f"FROM {_name_target(plan.target)}"]
     if draft is not None:
         if draft.weights is not None:

@@ -17,9 +17,8 @@ def name_original(weights: Weights) -> str:
 
 def own_or_original(plan: ExportPlan, draft: Draft) -> str | None:
     """What to load for `draft`; None for lookups, and for a head in the target's own files."""
-    if draft.weights is None or draft.weights.original == plan.target.original:
-        return None
-    return name_original(draft.weights)
+    is_own = draft.method == "mtp" and draft.weights is not None and draft.weights.original == plan.target.original
+    return None if draft.weights is None or is_own else name_original(draft.weights)
 
 
 def hint_quantization(plan: ExportPlan, option: str) -> tuple[str, ...]:

@@ -21,11 +21,8 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     words = ["vllm", "serve", name_original(plan.target)]
     if draft is not None:
         words += ["--speculative-config", json.dumps(describe(plan, draft, length))]
-    return Exported(
-        (tuple(words),),
-        run_on_gpu(plan, draft, _IMAGE, tuple(words), _PORT),
-        remarks=_list_remarks(plan, draft, length),
-    )
+    container = run_on_gpu(plan, draft, _IMAGE, words, _PORT)
+    return Exported((tuple(words),), container, remarks=_list_remarks(plan, draft, length))
 
 
 def describe(plan: ExportPlan, draft: Draft, length: int) -> dict[str, Any]:

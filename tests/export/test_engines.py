@@ -200,6 +200,14 @@ def test_a_head_in_the_targets_files_needs_no_second_model() -> None:
             )
 
 
+def test_fewer_bits_of_the_target_are_no_draft_elsewhere() -> None:
+    target, low = (Weights(LocalPath(Path(f)), LocalPath(Path(f)), "o/t", "x") for f in ("/q8.gguf", "/q2.gguf"))
+    plan = ExportPlan("m", "llamacpp", target, (Draft("model", low), Draft("ngram")), True, "p")
+    choice, _ = export(plan, ENGINES["vllm"])
+    assert choice.draft == plan.drafts[1] and "the target's own weights" in choice.refusals["/q2.gguf (model)"]
+    assert "/q2.gguf" in export(plan, ENGINES["llama-server"])[1].commands[0]
+
+
 def test_a_block_is_no_longer_than_it_was_trained() -> None:
     long = Measured(0.9, "x", 12, 3.0)
     for block, measured, length in ((8, None, 8), (8, long, 8), (None, None, 15), (15, long, 12)):
