@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from statistics import median
 
 _WINDOW = 15  # latest measurements of one kind; with fewer, the expected value is one of them
@@ -12,6 +12,7 @@ _MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the expect
 _FIRST_BAND = 1024  # tokens of context in the first band of positions; each further band ends at twice the last one's
 
 Measured = deque[tuple[int, float]]  # (round, value)
+Average = Callable[[Sequence[float]], float]
 
 
 class BandMedians:
@@ -50,14 +51,14 @@ class BandMedians:
         beside = (self._bands.get(self._index + step, {}) for step in (-1, 0, 1))
         return sum(len(self._recent(band.get(key))) for band in beside)
 
-    def estimate(self, key: Hashable, expected: float) -> float | None:
+    def estimate(self, key: Hashable, expected: float, average: Average = median) -> float | None:
         """The median of the present band, given that of the nearest other band with recent measurements.
 
-        `expected` is the value where nothing is measured. None if nothing is.
+        `expected` is the value where nothing is measured. None if nothing is. `average` may be another one.
         """
         recent = [values for band in self._nearest if (values := self._recent(band.get(key)))][:2]
         for values in reversed(recent):
-            expected = _estimate(values, expected)
+            expected = _estimate(values, expected, average)
         return expected if recent else None
 
     def _recent(self, measured: Measured | None) -> list[float]:
@@ -65,8 +66,8 @@ class BandMedians:
         return [value for at, value in measured or () if at > oldest]
 
 
-def _estimate(recent: list[float], expected: float) -> float:
-    """The median. Of few measurements `expected` is one, so that one slow round decides nothing."""
+def _estimate(recent: list[float], expected: float, average: Average) -> float:
+    """Of few measurements `expected` is one, so that one slow round decides nothing."""
     if len(recent) == 1:
         recent = [min(recent[0], _MAX_OUTLIER * expected)]
-    return median(recent if len(recent) == _WINDOW else [expected, *recent])
+    return average(recent if len(recent) == _WINDOW else [expected, *recent])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -25,10 +25,12 @@ class DraftCost:
 
     units   of a unit of its work, by the tokens on a path that the unit proposes
     read_s  of a token of the text that it reads
+    varies  whether some units take no time, so that the usual one is the mean, not the median
     """
 
     units: Mapping[int, float]
     read_s: float = 0.0
+    varies: bool = False
 
     def __post_init__(self) -> None:
         if not self.units or not all(n > 0 and 0 < s < math.inf for n, s in self.units.items()):
@@ -167,7 +169,7 @@ class CostModel:
     def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
         """Units of `drafter` took `seconds`; `expected_s` by the profile, see `foresee_unit_s`."""
         self._measured.add(drafter, seconds / expected_s)
-        self._drafting[drafter] = self._measured.estimate(drafter, 1.0) or 1.0
+        self._drafting[drafter] = self._estimate_drafting(drafter)
 
     def move_to(self, position: int) -> None:
         """The next forwards are at `position`."""
@@ -226,9 +228,15 @@ class CostModel:
         self._multiples, self._drafting = {}, {}
         for key in self._measured.keys:
             if isinstance(key, str):
-                self._drafting[key] = self._measured.estimate(key, 1.0) or 1.0
+                self._drafting[key] = self._estimate_drafting(key)
             elif isinstance(key, int) and key > 1:
                 self._update_multiple(key)
+
+    def _estimate_drafting(self, drafter: str) -> float:
+        """The correction of its units."""
+        varies = drafter in self.profile.drafts and self.profile.drafts[drafter].varies
+        average = mean if varies else median
+        return self._measured.estimate(drafter, 1.0, average) or 1.0
 
     def _update_multiple(self, rows: int) -> None:
         self._multiples.pop(rows, None)  # the other rows give the expected value of this one

@@ -193,7 +193,8 @@ def measure_drafter(
             units[n] = median(times)
     if not units:
         return None
-    return DraftCost(units, max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0)
+    read_s = max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0
+    return DraftCost(units, read_s, drafter.runs_ahead)
 
 
 def _time_long_rows(session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled) -> dict[int, float]:

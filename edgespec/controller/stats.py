@@ -263,14 +263,17 @@ def _profile_to_dict(profile: Profile) -> dict[str, Any]:
     return {
         "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
         "drafts": {
-            name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s}
+            name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s, "varies": cost.varies}
             for name, cost in profile.drafts.items()
         },
     }
 
 
 def _profile_from_dict(state: dict[str, Any]) -> Profile:
-    drafts = {name: DraftCost(_by_number(each["units"]), each["read_s"]) for name, each in state["drafts"].items()}
+    drafts = {
+        name: DraftCost(_by_number(each["units"]), each["read_s"], each.get("varies", False))
+        for name, each in state["drafts"].items()
+    }
     return Profile(_by_number(state["rows"]), drafts)
 
 

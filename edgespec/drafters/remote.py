@@ -56,7 +56,7 @@ class RemoteDrafter(Drafter):
         if not self._epoch or self._is_late():
             return
         depth, nodes = min(limit.depth, MAX_DEPTH), min(max(limit.depth, limit.nodes), MAX_NODES)
-        cut = self._make_cut(text)
+        cut = self._make_cut(text, depth)
         found = self._link.find(cut)
         self._number += 1
         self._link.ask(Ask(self._number, self._mirror.change_to(text), depth, nodes, found is not None))
@@ -91,16 +91,21 @@ class RemoteDrafter(Drafter):
             self._late = 0
         return self._late > 0
 
-    def _make_cut(self, text: Sequence[int]) -> Callable[[Drafted], Drafted | None]:
-        """What a draft says after `text`: a reply to the next message, or what was made for the last one."""
+    def _make_cut(self, text: Sequence[int], depth: int) -> Callable[[Drafted], Drafted | None]:
+        """What a draft says after `text`: a reply to the next message, or what was made for the last one.
+
+        What was guessed counts if it is as deep as what is asked for.
+        """
         last, base = self._number, len(self._mirror.tokens)
         emitted = list(text[base:]) if list(text[:base]) == self._mirror.tokens else None
 
         def cut(draft: Drafted) -> Drafted | None:
             if draft.number > last:
                 return draft if draft.number == last + 1 and not draft.is_guess else None
-            is_for_last = draft.number == last and emitted is not None and (self._link.overlaps or not draft.is_guess)
-            return draft.after(emitted) if is_for_last and emitted is not None else None
+            if draft.number < last or emitted is None or (draft.is_guess and not self._link.overlaps):
+                return None
+            found = draft.after(emitted)
+            return found if found is not None and found.depth >= depth else None
 
         return cut
 

@@ -106,6 +106,14 @@ class Drafted:
     q: Sequence[tuple[Ints, Probs]] | None = None
     is_guess: bool = False
 
+    @property
+    def depth(self) -> int:
+        """Tokens on its longest path."""
+        depths = {-1: 0}
+        for node, parent in enumerate(self.parents):
+            depths[node] = depths.get(parent, 0) + 1
+        return max(depths.values())
+
     def after(self, emitted: Sequence[int]) -> Drafted | None:
         """What it says where the text goes on with `emitted`; None if nothing. A drawn chain is taken whole."""
         start = len(self.emitted)

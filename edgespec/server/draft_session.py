@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from edgespec.core.draft_tree import DraftTree
+from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Sampler
 from edgespec.drafters.remote_messages import (
@@ -33,17 +35,24 @@ from edgespec.server.draft_model import Cache, DraftModel
 MAX_GUESSES = 3
 _MIN_PROBABILITY = 0.05  # of what is guessed
 _FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
+_PROBE = Budget(1, 1)  # of a look at what may follow
+_LIMITS = 8  # latest Asks; what is guessed is as deep as the deepest of them
 _CANDIDATES = 64  # ids of a distribution, so that a reply of 16 tokens fits the first flight of a TCP connection
 _MAX_TEXT = 2**21  # tokens
 
 
 @dataclass(slots=True)
 class _Guess:
-    """A draft under way, after the text and `emitted`."""
+    """A draft under way within `limit`, after the text and `emitted`."""
 
     emitted: tuple[int, ...]
+    limit: Budget
     tree: DraftTree
     units: Iterator[None]
+
+    def is_for(self, emitted: Sequence[int] | None, limit: Budget) -> bool:
+        """Whether it is what is wanted after the text has grown by `emitted`."""
+        return emitted is not None and tuple(emitted) == self.emitted and limit == self.limit
 
 
 class DraftSession:
@@ -56,7 +65,7 @@ class DraftSession:
         self._inbox: asyncio.Queue[Message | BadMessage | None] = asyncio.Queue()
         self._mirror = Mirror()
         self._number = 0  # of the last message
-        self._limit = _FIRST_LIMIT
+        self._limits: deque[Budget] = deque([_FIRST_LIMIT], maxlen=_LIMITS)
         self._known: list[Drafted] = []  # drafts after the present text or what is guessed to follow it
         self._guess: _Guess | None = None  # the last one, unfinished
         self._draw: TruncatedDraw | None = None
@@ -103,16 +112,13 @@ class DraftSession:
         """Raises BadMessage, and what a drafter raises."""
         if isinstance(message, Begin):
             self._change_text(message)
-            draw, text = self._make_draw(message), self._mirror.tokens
-            self._draw = draw
-            await self._model.run(lambda: self._cache.drafter.begin(text, draw))
+            self._draw = self._make_draw(message)
             self._known, self._guess, self._has_begun = [], None, True
         elif isinstance(message, Ask) and self._has_begun:
             emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
             self._change_text(message)
-            self._limit = Budget(
-                min(max(message.depth, 1), MAX_DEPTH), min(max(message.nodes, message.depth, 1), MAX_NODES)
-            )
+            depth = min(max(message.depth, 1), MAX_DEPTH)
+            self._limits.append(Budget(depth, min(max(message.nodes, depth), MAX_NODES)))
             with self._model.waited_for():
                 found = await self._find_or_draft(emitted, is_held=message.is_held)
             self._known, self._guess = [found], None
@@ -150,28 +156,28 @@ class DraftSession:
         """
         known = [] if emitted is None else [cut for each in self._known if (cut := each.after(emitted)) is not None]
         found = max(known, key=lambda each: len(each.tokens), default=None)
-        if is_held or (found is not None and found.is_guess):
+        if is_held or (found is not None and found.depth >= self._limits[-1].depth):
             found = found or Drafted(0, (), (), (), ())
             return Drafted(self._number, (), found.tokens, found.parents, found.confidences, found.q)
         guess, tree = self._guess, DraftTree()
-        if guess is not None and emitted is not None and tuple(emitted) == guess.emitted:
+        if guess is not None and guess.is_for(emitted, self._limits[-1]):
             await self._model.run(lambda: sum(1 for _ in guess.units))
             tree = guess.tree
         else:
-            units = self._expand(tree, (), self._limit)
+            units = self._expand(tree, (), self._limits[-1])
             await self._model.run(lambda: sum(1 for _ in units))
         return describe_tree(self._number, (), tree, self._cache.drafter.name, is_guess=False)
 
     async def _guess_on(self) -> None:
         """Draft after what the target will probably emit, until the next message."""
         draft = self._known[0] if self._known else Drafted(self._number, (), (), (), ())
-        path = list_path(draft)
+        path, limit = list_path(draft), self._choose_limit()
         probe = DraftTree()
         tokens = [draft.tokens[node] for node in path]
-        if await self._run_units(_Guess((), probe, self._expand(probe, tokens, Budget(1, 1)))):
+        if await self._run_units(_Guess((), _PROBE, probe, self._expand(probe, tokens, _PROBE))):
             for emitted in rank_guesses(draft, path, list_candidates(probe)):
                 tree = DraftTree()
-                self._guess = _Guess(emitted, tree, self._expand(tree, emitted, self._limit))
+                self._guess = _Guess(emitted, limit, tree, self._expand(tree, emitted, limit))
                 if not await self._run_units(self._guess):
                     return
                 self._guess = None
@@ -180,11 +186,15 @@ class DraftSession:
                     self._known.append(found)
                     await self._send(found)
 
+    def _choose_limit(self) -> Budget:
+        """Of what is guessed: enough for the next Ask, if that is like the latest ones."""
+        depth, nodes = (max(getattr(each, name) for each in self._limits) for name in ("depth", "nodes"))
+        is_tree = nodes > depth  # whose other branches may be accepted, and then a token of what is guessed after them
+        return Budget(min(depth + is_tree, MAX_DEPTH), nodes)
+
     def _expand(self, tree: DraftTree, emitted: Sequence[int], limit: Budget) -> Iterator[None]:
-        text = [*self._mirror.tokens, *emitted]
-        if self._draw is not None:
-            self._draw.start = len(text)
-        return self._cache.drafter.expand(tree, text, limit)
+        """Draft into `tree` after the present text and `emitted`."""
+        return _expand(self._cache.drafter, tree, [*self._mirror.tokens, *emitted], limit, self._draw)
 
     async def _run_units(self, guess: _Guess) -> bool:
         """Run its units; False where a message has come meanwhile."""
@@ -194,6 +204,15 @@ class DraftSession:
                 return False
             if await self._model.run(lambda: next(guess.units, self)) is self:
                 return True
+
+
+def _expand(
+    drafter: Drafter, tree: DraftTree, text: Sequence[int], limit: Budget, draw: TruncatedDraw | None
+) -> Iterator[None]:
+    if draw is not None:
+        draw.start = len(text)
+    drafter.begin(text, draw)  # it may have read what was guessed wrongly
+    yield from drafter.expand(tree, text, limit)
 
 
 def list_path(draft: Drafted) -> list[int]:

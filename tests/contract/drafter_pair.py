@@ -23,6 +23,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.tree import path_to
 from edgespec.drafters import SlotResources
+from edgespec.drafters.remote_draft import RemoteDraft
 from edgespec.drafters.sampling import RequestDraw
 from tests.contract.drafter_subjects import Subject
 
@@ -115,12 +116,14 @@ class Pair:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.target = subject.target.open_session(lambda: None)
-        source, session, head = subject.loaded.source, None, None
+        source, session, head, link = subject.loaded.source, None, None, None
         if isinstance(source, AttachedHead):
             opened = source.open_session(self.target, lambda: None)
             head = ComputedBlocks(opened) if isinstance(opened, BlockSession) else ComputedHead(opened)
         elif isinstance(source, AttachedDraft):
             session = source.open_session(self.target, lambda: None)
+        elif isinstance(source, RemoteDraft):
+            link = source.open_link(subject.vocab_size, lambda: None)
         elif source is not None:
             session = source.open_session(lambda: None)
         self.is_attached = session is not None and session.capabilities.shares_kv
@@ -134,6 +137,7 @@ class Pair:
             subject.loaded.mask_token,
             head=cast(DraftSession, head),
             memory=subject.open_slot_memory(),
+            link=link,
         )
         self.drafter = subject.loaded.spec.open(resources)
         self.listeners: list[Drafter] = []  # that hear what `drafter` hears
@@ -281,7 +285,7 @@ class Cheap(CostModel):
 
 
 def make_cheap_stats(drafter: str) -> DraftStats:
-    units = {1: 0.01, 16: 0.02} if drafter == "pard" else {1: 0.01}
+    units = {1: 0.01, 16: 0.02} if drafter in ("pard", "remote") else {1: 0.01}
     stats = DraftStats(Profile({1: 1.0, 16: 1.1}, {drafter: DraftCost(units, 0.001)}))
     stats.costs = Cheap(stats.costs.profile)
     for _ in range(3):

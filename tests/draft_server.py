@@ -1,0 +1,62 @@
+"""A draft server of this process: the real application at a real port of the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import uvicorn
+
+from edgespec.backends import Model
+from edgespec.drafters.remote_draft import RemoteDraft, parse_address
+from edgespec.drafters.remote_link import Patience
+from edgespec.server.census import Census
+from edgespec.server.connections import Connection, HttpServer
+from edgespec.server.draft_app import draft_application
+from edgespec.server.draft_model import DraftModel, ServedDraft
+from edgespec.server.guard import Rules
+from edgespec.server.listeners import listen_tcp
+
+PATIENT = Patience(least_s=20.0, most_s=20.0)
+"""Waits for every draft, so that answers do not depend on the clock."""
+
+
+class DraftServer:
+    """Serves what `load` loads, until `close`. `port` may be one that another server had."""
+
+    def __init__(
+        self,
+        load: Callable[[], Model],
+        *,
+        parallel: int = 16,
+        rules: Rules | None = None,
+        mask_token: int | None = None,
+        port: int = 0,
+    ) -> None:
+        self.model = DraftModel(lambda: _load(load, mask_token), parallel)
+        self._socket = listen_tcp("127.0.0.1", port)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        census = Census(1000)
+        http = partial(Connection, census)
+        app = draft_application(self.model, rules or Rules())
+        config = uvicorn.Config(app, http=http, log_config=None, log_level="error", timeout_graceful_shutdown=3)  # type: ignore[arg-type]
+        self._server = HttpServer(config, census, None)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
+        self._thread.start()
+
+    def connect(self, patience: Patience = PATIENT, key: str = "", *, overlaps: bool = True) -> RemoteDraft:
+        return RemoteDraft(parse_address(self.url), key, patience, overlaps=overlaps)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._socket.close()
+
+
+def _load(load: Callable[[], Model], mask_token: int | None) -> ServedDraft:
+    model = load()
+    return ServedDraft("a draft", model, model.close, mask_token)
