@@ -76,7 +76,7 @@ def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
     if engine.backend is None and plan.target.original is None:
         raise InvalidRequest(
             f"it is not known which weights {plan.name} was made from, and {engine.title} loads those.",
-            hint="Name them: --target-id USER/REPO, or the path of a folder.",
+            hint="Name them: --target-id USER/REPO or FOLDER, or `originals` in models.toml.",
         )
     choice = choose_draft(plan, engine)
     return choice, engine.render(plan, choice.draft, choice.length or 0)

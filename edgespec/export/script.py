@@ -50,9 +50,9 @@ def format_compose(container: Container) -> str:
     lines.append(f"    command: {_quote(container.command)}")
     lines.append(f"    ports: {_quote([f'127.0.0.1:{container.port}:{container.port}'])}")
     lines.append('    environment: ["HF_TOKEN"]  # of your shell; some repositories ask for it')
-    lines.append("    ipc: host")
     lines.append(f"    volumes: {_quote(container.volumes)}")
     if container.has_gpu:
+        lines.append("    ipc: host")
         devices = "[{driver: nvidia, count: all, capabilities: [gpu]}]"
         lines.append(f"    deploy: {{resources: {{reservations: {{devices: {devices}}}}}}}")
     lines.append(f"volumes: {{{', '.join(f'{name}: {{}}' for name in volumes)}}}")
