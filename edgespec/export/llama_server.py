@@ -26,7 +26,7 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
         words += ["--spec-type", ",".join(METHODS[method] for method in (*beside, draft.method))]
         if draft.method not in ("ngram", "suffix"):
             words += ["--spec-draft-n-max", str(length)]
-    volumes = ("llama-cpp:/root/.cache", *mount_files(plan, draft))
+    volumes = (("llama-cpp", "/root/.cache"), *mount_files(plan, draft))
     everywhere = (*words, "--host", "0.0.0.0", "--port", str(_PORT))
     container = Container(_IMAGE, everywhere, _PORT, volumes, has_gpu=False)
     remark = "compose.yaml uses no GPU: for one, take an image that is built for it, and reserve the device."

@@ -27,7 +27,7 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
         if draft.weights is not None:
             lines.append(f"DRAFT {draft.weights.files}")
         lines.append(f"PARAMETER draft_num_predict {length}")
-    volumes = ("ollama:/root/.ollama", f"./{FILE}:/{FILE}:ro", *mount_files(plan, draft))
+    volumes = (("ollama", "/root/.ollama"), (f"./{FILE}", f"/{FILE}"), *mount_files(plan, draft))
     remarks = [f"With compose.yaml: docker compose exec model ollama create {name} -f /{FILE}."]
     if draft is not None:
         remarks.append("Older versions of Ollama do not know DRAFT and draft_num_predict.")

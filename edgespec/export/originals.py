@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.export.plan import Container, Draft, ExportPlan, Weights, list_weights
 
-_CACHE = "huggingface:/root/.cache/huggingface"
+_CACHE = ("huggingface", "/root/.cache/huggingface")
 
 
 def name_original(weights: Weights) -> str:
@@ -37,11 +37,15 @@ def hint_quantization(plan: ExportPlan, option: str) -> tuple[str, ...]:
 
 
 def run_on_gpu(
-    plan: ExportPlan, draft: Draft | None, image: str, command: Sequence[str], port: int, volumes: Sequence[str] = ()
+    plan: ExportPlan,
+    draft: Draft | None,
+    image: str,
+    command: Sequence[str],
+    port: int,
+    volumes: Sequence[tuple[str, str]] = (),
 ) -> Container:
     """`command` in a container with all GPUs; local folders are mounted at their own paths."""
-    folders = dict.fromkeys(
-        f"{each.original}:{each.original}:ro" for each in list_weights(plan, draft) if each.is_folder
-    )
+    used = [name_original(each) for each in list_weights(plan, draft) if each.is_folder]
+    folders = [(path, path) for path in dict.fromkeys(used)]
     everywhere = (*command[1:], "--host", "0.0.0.0", "--port", str(port))
     return Container(image, everywhere, port, (_CACHE, *folders, *volumes), entrypoint=(command[0],))

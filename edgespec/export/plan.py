@@ -103,13 +103,13 @@ class Container:
 
     image       of Docker Hub; of another place `${VARIABLE:?...}`, which the user sets
     entrypoint  in place of the image's own; empty for that
-    volumes     'source:target' or 'source:target:ro'; a source without a slash is a volume of Docker
+    volumes     (source, target): a path that can be read there, or the name of a volume of Docker
     """
 
     image: str
     command: tuple[str, ...]
     port: int
-    volumes: tuple[str, ...] = ()
+    volumes: tuple[tuple[str, str], ...] = ()
     entrypoint: tuple[str, ...] = ()
     has_gpu: bool = True
 

@@ -43,24 +43,35 @@ def format_command(words: Iterable[str]) -> str:
 
 def format_compose(container: Container) -> str:
     """compose.yaml. Its values are JSON, which YAML reads; a `$` of theirs is doubled, as Compose has it."""
-    volumes = [each.partition(":")[0] for each in container.volumes if each[0] not in "/."]
     lines = ["services:", "  model:", f"    image: {json.dumps(container.image)}"]
     if container.entrypoint:
         lines.append(f"    entrypoint: {_quote(container.entrypoint)}")
     lines.append(f"    command: {_quote(container.command)}")
     lines.append(f"    ports: {_quote([f'127.0.0.1:{container.port}:{container.port}'])}")
     lines.append('    environment: ["HF_TOKEN"]  # of your shell; some repositories ask for it')
-    lines.append(f"    volumes: {_quote(container.volumes)}")
+    lines.append("    volumes:")
+    lines += [f"      - {_format_volume(*volume)}" for volume in container.volumes]
     if container.has_gpu:
         lines.append("    ipc: host")
         devices = "[{driver: nvidia, count: all, capabilities: [gpu]}]"
         lines.append(f"    deploy: {{resources: {{reservations: {{devices: {devices}}}}}}}")
-    lines.append(f"volumes: {{{', '.join(f'{name}: {{}}' for name in volumes)}}}")
-    return "\n".join(lines) + "\n"
+    named = ", ".join(f"{source}: {{}}" for source, _ in container.volumes if not _is_path(source))
+    return "\n".join([*lines, f"volumes: {{{named}}}"]) + "\n"
 
 
-def _quote(words: Iterable[str]) -> str:
-    return json.dumps([word.replace("$", "$$") for word in words], ensure_ascii=False)
+def _format_volume(source: str, target: str) -> str:
+    kind, ending = ("bind", ", read_only: true") if _is_path(source) else ("volume", "")
+    return f"{{type: {kind}, source: {_quote(source)}, target: {_quote(target)}{ending}}}"
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith(("/", "."))
+
+
+def _quote(words: str | Iterable[str]) -> str:
+    """A text or a list of texts."""
+    escaped = words if isinstance(words, str) else list(words)
+    return json.dumps(escaped, ensure_ascii=False).replace("$", "$$")
 
 
 def _comment(text: str) -> str:

@@ -19,11 +19,11 @@ _IMAGE, _PORT = "${TENSORRT_LLM_IMAGE:?the release image of TensorRT-LLM, which 
 def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     """`trtllm-serve`, which downloads the original weights when it starts."""
     words, files = ["trtllm-serve", name_original(plan.target)], {}
-    volumes: list[str] = []
+    volumes: list[tuple[str, str]] = []
     if draft is not None:
         files[FILE] = _format_config(describe(plan, draft, length))
         words += ["--config", FILE]
-        volumes.append(f"./{FILE}:/{FILE}:ro")
+        volumes.append((f"./{FILE}", f"/{FILE}"))
     inside = [f"/{FILE}" if word == FILE else word for word in words]
     container = run_on_gpu(plan, draft, _IMAGE, inside, _PORT, volumes)
     return Exported((tuple(words),), container, files, _list_remarks(plan, draft))

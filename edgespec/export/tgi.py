@@ -19,7 +19,7 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
     if draft is not None and draft.method == "medusa":
         model = own_or_original(plan, draft) or model
     words = ["--model-id", model, *(["--speculate", str(length)] if draft is not None else [])]
-    volumes = ["huggingface:/data", *([f"{model}:{model}:ro"] if model.startswith("/") else [])]
+    volumes = [("huggingface", "/data"), *([(model, model)] if model.startswith("/") else [])]
     container = Container(_IMAGE, (*words, "--port", str(_PORT)), _PORT, tuple(volumes))
     remarks = (_MAINTENANCE, *hint_quantization(plan, "--quantize eetq"))
     return Exported((("text-generation-launcher", *words),), container, remarks=remarks)

@@ -169,8 +169,8 @@ def test_every_drafter_alone(name: str, method: str, tmp_path: Path) -> None:
         if folder and exported.container is not None:
             text = format_compose(exported.container).replace("$$", "$")
             service = yaml.safe_load(text)["services"]["model"]
-            mounted = [each for each in service["volumes"] if each.startswith("/a folder")]
-            assert mounted and all(each.endswith(":ro") for each in mounted)
+            mounted = [each for each in service["volumes"] if each["source"].startswith(folder)]
+            assert mounted and all(each["read_only"] and each["type"] == "bind" for each in mounted)
 
 
 def test_the_keys_are_those_of_an_installed_vllm() -> None:
