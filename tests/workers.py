@@ -52,6 +52,15 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def read_until(self, line: str) -> str:
+        """The output up to `line`, waiting for it; `end` returns the rest."""
+        assert self._process.stdout is not None
+        read = ""
+        while not read.endswith(f"{line}\n"):
+            assert (more := self._process.stdout.readline()), read
+            read += more
+        return read
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """(exit code, output) after a signal."""
         if self._process.poll() is None:

@@ -27,8 +27,8 @@ def worker() -> Iterator[WorkerProcess]:
 
 def test_a_worker_says_what_it_lends_and_how_to_use_it() -> None:
     worker = WorkerProcess(free_port())
-    code, output = worker.end(signal.SIGTERM)
-    assert code == 0
+    output = worker.read_until("the client has left")
+    assert worker.end(signal.SIGTERM)[0] == 0
     assert re.match(r"Lending CPU: .+, [\d.]+ [GM]iB free, 1 CPU thread\n", output)
     assert f"On another machine: ssh -N -L {worker.port}:127.0.0.1:{worker.port} USER@" in output
     assert f"edgespec chat REF --workers {worker.address}\n" in output
