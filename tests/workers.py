@@ -57,7 +57,8 @@ class WorkerProcess:
         assert self._process.stdout is not None
         read = ""
         while not read.endswith(f"{line}\n"):
-            assert (more := self._process.stdout.readline()), read
+            more = self._process.stdout.readline()
+            assert more, read
             read += more
         return read
 
