@@ -107,7 +107,7 @@ def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:
     if draft.method not in engine.methods:
         if draft.method == "self":
             return f"{engine.title} does not draft with parts of the target"
-        return f"{engine.title} has no drafter of the kind {draft.method}"
+        return f"{engine.title} takes no drafter of the kind {draft.method}"
     if engine.backend is None and draft.weights is not None and draft.weights.original is None:
         return "it is not known which weights it was made from; name them with --draft-id USER/REPO"
     same = draft.weights is not None and draft.weights.original == plan.target.original
