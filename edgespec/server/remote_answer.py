@@ -25,7 +25,9 @@ _REPORTED = {"usage": dict, "timings": dict, "warnings": list}
 class RemoteAnswer:
     """One answer as it arrives. `parts` takes each event of the stream, `finish` follows the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, warnings: tuple[str, ...]) -> None:
+        """`warnings`: what of the request is not followed, in sentences."""
+        self._warnings = warnings
         self._began_s = monotonic()
         self._first_s: float | None = None  # when the first and the last text came
         self._last_s = 0.0
@@ -76,7 +78,7 @@ class RemoteAnswer:
         if not self.has_text:
             yield Started(0, 0)
         metrics = self._measure()
-        noted = tuple(str(each) for each in self._reported.get("warnings", ()))
+        noted = (*self._warnings, *(str(each) for each in self._reported.get("warnings", ())))
         if "usage" not in self._reported:
             noted = (*noted, "the other server reports no usage: the tokens are the events of its stream.")
         yield Done(reason, self._stop, metrics, None, noted, self._format_timings(metrics))

@@ -34,10 +34,13 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """A request for one answer: the path after /v1, and the body without the name of the model."""
+    """A request for one answer: the path after /v1, the body without the name of the model, and what of it is not
+    followed, in sentences.
+    """
 
     path: str
     body: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def make_body(self, model: str, copy: int) -> dict[str, Any]:
         """The body for `model`, streamed. `copy` numbers the answers to one prompt: each has a seed of its own."""
@@ -51,7 +54,8 @@ def pass_chat(raw: bytes, owner: str, *, remembers: bool) -> RemoteCall:
     """The call for the body of a ChatRequest. `owner`: the `owned_by` of the model. `remembers`: whether another
     edgespec may keep the texts.
     """
-    return RemoteCall(CHAT, _pass_fields(json.loads(raw), owner, remembers=remembers))
+    fields = json.loads(raw)
+    return RemoteCall(CHAT, _pass_fields(fields, owner, remembers=remembers), _warn_of_drafting(fields, owner))
 
 
 def pass_completions(request: CompletionRequest, raw: bytes, owner: str, *, remembers: bool) -> list[RemoteCall]:
@@ -60,9 +64,10 @@ def pass_completions(request: CompletionRequest, raw: bytes, owner: str, *, reme
         raise InvalidRequest(
             "echo with logprobs or token ids needs a model of this server.", hint="Remove echo, or name another model."
         )
-    fields = _pass_fields(json.loads(raw), owner, remembers=remembers)
+    given = json.loads(raw)
+    fields, warnings = _pass_fields(given, owner, remembers=remembers), _warn_of_drafting(given, owner)
     fields.pop("echo", None)  # this server writes it
-    return [RemoteCall(TEXT, {**fields, "prompt": prompt}) for prompt in request.prompts()]
+    return [RemoteCall(TEXT, {**fields, "prompt": prompt}, warnings) for prompt in request.prompts()]
 
 
 def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCall:
@@ -75,17 +80,20 @@ def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCal
     fields |= {"seed": spec.seed} if spec.seed is not None else {}
     fields |= {"stop": list(spec.stop)} if spec.stop else {}
     fields |= _format_structure(spec.structure) if spec.structure is not None else {}
-    fields |= _format_own(spec, owner, remembers=remembers)
+    drafting = {"draft_max": spec.draft_length.longest, "draft_min": spec.draft_length.shortest or None}
+    fields |= {name: value for name, value in drafting.items() if value is not None} if owner == EDGESPEC else {}
+    fields |= {"memory": remembers} if owner == EDGESPEC else {}
+    warnings = (*spec.warnings, *_warn_of_drafting(drafting, owner))
     if isinstance(spec.prompt, tuple):
         fields |= {"messages": list(_format_messages(spec.prompt))}
         fields |= _format_tools(spec) | _format_thinking(spec.thinking, owner)
         if spec.start is not None:
             fields["messages"].append({"role": "assistant", "content": spec.start.text})
             fields |= {"continue_final_message": True, "add_generation_prompt": False} if owner in _CONTINUE else {}
-        return RemoteCall(CHAT, fields)
+        return RemoteCall(CHAT, fields, (*warnings, *_warn_of_thinking(spec.thinking, owner)))
     if isinstance(spec.prompt, Gap):
-        return RemoteCall(TEXT, {**fields, "prompt": spec.prompt.before, "suffix": spec.prompt.after})
-    return RemoteCall(TEXT, {**fields, "prompt": spec.prompt})
+        return RemoteCall(TEXT, {**fields, "prompt": spec.prompt.before, "suffix": spec.prompt.after}, warnings)
+    return RemoteCall(TEXT, {**fields, "prompt": spec.prompt}, warnings)
 
 
 def _pass_fields(fields: dict[str, Any], owner: str, *, remembers: bool) -> dict[str, Any]:
@@ -96,15 +104,21 @@ def _pass_fields(fields: dict[str, Any], owner: str, *, remembers: bool) -> dict
     return {**kept, "memory": False} if owner == EDGESPEC and not remembers else kept
 
 
-def _format_own(spec: GenerationSpec, owner: str, *, remembers: bool) -> dict[str, Any]:
-    """The fields of drafting, for servers that have them."""
-    length = spec.draft_length
-    if owner == LLAMA_SERVER and length.longest is not None:
-        return {"speculative.n_max": length.longest, "speculative.n_min": length.shortest}
-    if owner != EDGESPEC:
-        return {}
-    drafting = {"draft_max": length.longest, "draft_min": length.shortest or None}
-    return {**{name: value for name, value in drafting.items() if value is not None}, "memory": remembers}
+def _warn_of_drafting(fields: Mapping[str, Any], owner: str) -> tuple[str, ...]:
+    ignored = [name for name in ("draft_max", "draft_min") if fields.get(name) is not None]
+    return (
+        () if owner == EDGESPEC else tuple(f"{name} is ignored: the other server is no edgespec." for name in ignored)
+    )
+
+
+def _warn_of_thinking(thinking: Thinking, owner: str) -> tuple[str, ...]:
+    lost = {
+        "switch": thinking.is_on is not None and owner not in _HAVE_TEMPLATES,
+        "budget": thinking.budget is not None and owner not in _BUDGETS,
+    }
+    return tuple(
+        f"the {name} of the reasoning is ignored: the other server may refuse it." for name in lost if lost[name]
+    )
 
 
 def _format_messages(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:

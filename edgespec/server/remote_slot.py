@@ -117,7 +117,7 @@ class RemoteSlot(Slot):
 
     async def _answer(self, call: RemoteCall, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
         """The parts of one answer, in batches as they arrive. The turn ends with it; closing it closes the request."""
-        record, began_s, answer = current_record(), monotonic(), RemoteAnswer()
+        record, began_s, answer = current_record(), monotonic(), RemoteAnswer(call.warnings)
         record.begin()
         try:
             async with aclosing(self._client.chunks(call.path, call.make_body(self._model.model, copy))) as events:

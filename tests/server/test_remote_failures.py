@@ -176,8 +176,11 @@ def test_forms_of_answers(server: Server) -> None:
 
 def test_what_is_sent(server: Server, other: OtherServer) -> None:
     """The name there, the key of that server, the fields of the caller; not his headers, nor what concerns this one."""
-    ask(server, "hello", service_tier="flex", top_k=3, draft_max=2, memory=False, keep_alive="5m", max_tokens=-1, n=1)
-    head, body = other.heads[-1].lower(), other.bodies[-1]
+    told = ask(
+        server, "hello", service_tier="flex", top_k=3, draft_max=2, memory=False, keep_alive="5m", max_tokens=-1, n=1
+    )
+    assert told.json()["warnings"] == ["draft_max is ignored: the other server is no edgespec."]
+    body = other.bodies[-1]
     assert body == {
         "model": "there", "messages": [{"role": "user", "content": "hello"}], "service_tier": "flex", "top_k": 3,
         "stream": True, "stream_options": {"include_usage": True},
