@@ -35,7 +35,7 @@ class RemoteDrafter(Drafter):
         """Closes `link` when it is closed. `vocab_size` is the target's."""
         self._link = link
         self._vocab_size = vocab_size
-        self._clock = RoundClock(link.patience)
+        self._clock = RoundClock(link.draft.patience)
         self._sampling: SamplingParams | None = None
         self._seed = 0
         self._epoch = 0  # of the connection that knows the mirror's text
@@ -102,7 +102,7 @@ class RemoteDrafter(Drafter):
         def cut(draft: Drafted) -> Drafted | None:
             if draft.number > last:
                 return draft if draft.number == last + 1 and not draft.is_guess else None
-            if draft.number < last or emitted is None or (draft.is_guess and not self._link.overlaps):
+            if draft.number < last or emitted is None or (draft.is_guess and not self._link.draft.overlaps):
                 return None
             found = draft.after(emitted)
             return found if found is not None and found.depth >= depth else None

@@ -70,9 +70,8 @@ class RemoteDraft:
     def __init__(
         self, address: Address, key: str | None = None, patience: Patience | None = None, *, overlaps: bool = True
     ) -> None:
-        """Asks for its description. `key`: None for the one of the environment; the others: see Link.
-
-        Raises DraftRefused.
+        """Asks for its description. `key`: None for the one of the environment. `overlaps`: whether drafts for guesses
+        are used; without them each draft costs a round trip. Raises DraftRefused.
         """
         self.patience = patience or Patience()
         self.overlaps = overlaps

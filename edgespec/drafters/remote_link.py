@@ -40,17 +40,16 @@ class Patience:
 class Link:
     """One session of a draft server, as its drafter sees it.
 
-    epoch     0 while there is no connection; another number for each connection, which knows no text at first
-    check     that of the generation that waits
-    overlaps  whether drafts for guesses are used; without them each draft costs a round trip
+    draft  what the session is one of
+    epoch  0 while there is no connection; another number for each connection, which knows no text at first
+    check  that of the generation that waits
     """
 
     def __init__(self, draft: RemoteDraft, vocab_size: int, check: CheckCancelled) -> None:
         """Waits a little for the connection, which is then kept open in the background."""
         self.epoch = 0
         self.check = check
-        self.patience, self.overlaps = draft.patience, draft.overlaps
-        self._draft = draft
+        self.draft = draft
         self._n_connections = 0
         query = {"protocol": PROTOCOL, "tokenizer": draft.description.tokenizer, "vocab_size": vocab_size}
         self._query = f"?{urlencode(query)}"
@@ -58,14 +57,15 @@ class Link:
         self._drafts: list[Drafted] = []
         self._writer: asyncio.StreamWriter | None = None
         self._waits_since = 0.0  # for the reply to an Ask; 0 without one
+        self._has_tried = False  # to connect
         self._is_closed = False
         draft.start(self._keep_open())
         with self._changed:
-            self._changed.wait(self.patience.most_s)
+            self._changed.wait_for(lambda: self._has_tried, draft.patience.most_s)
 
     def send(self, message: Message) -> None:
         """Send a message if there is a connection."""
-        self._draft.call(self._write, encode(message))
+        self.draft.call(self._write, encode(message))
 
     def ask(self, message: Ask) -> None:
         """`send`; forgets the drafts for earlier texts than the one before."""
@@ -89,7 +89,7 @@ class Link:
 
     def close(self) -> None:
         """End the session. The draft stays open for others."""
-        self._draft.call(self._end)
+        self.draft.call(self._end)
 
     def _write(self, data: bytes) -> None:
         if self._writer is not None:
@@ -113,9 +113,9 @@ class Link:
             finally:
                 self._lose()
             if not self._is_closed:
-                self._draft.tell(
+                self.draft.tell(
                     "lost",
-                    f"The drafter remote has no connection to {self._draft.address}: {reason}. "
+                    f"The drafter remote has no connection to {self.draft.address}: {reason}. "
                     "Answers go on without it, and use it again when it is back.",
                 )
                 await asyncio.sleep(pause_s)
@@ -124,16 +124,16 @@ class Link:
     async def _live(self) -> None:
         """One connection, from its start to its end. Raises OSError, EOFError, ValueError, TimeoutError."""
         async with asyncio.timeout(_CONNECT_S):
-            reader, writer = await self._draft.connect()
+            reader, writer = await self.draft.connect()
         try:
             headers = ("Content-Type: application/octet-stream", "Transfer-Encoding: chunked")
-            self._draft.write_head(writer, "POST", self._query, *headers)
+            self.draft.write_head(writer, "POST", self._query, *headers)
             async with asyncio.timeout(_CONNECT_S):
                 status, fields = await read_head(reader)
                 if status != 200 or fields.get("transfer-encoding", "").lower() != "chunked":
                     raise ValueError(read_refusal(status, await reader.read(MAX_BODY)))
             with self._changed:
-                self._writer, self._drafts, self._waits_since = writer, [], 0.0
+                self._writer, self._drafts, self._waits_since, self._has_tried = writer, [], 0.0, True
                 self._n_connections += 1
                 self.epoch = self._n_connections
                 self._changed.notify_all()
@@ -168,5 +168,5 @@ class Link:
 
     def _lose(self) -> None:
         with self._changed:
-            self._writer, self.epoch, self._drafts = None, 0, []
+            self._writer, self.epoch, self._drafts, self._has_tried = None, 0, [], True
             self._changed.notify_all()

@@ -36,7 +36,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.core.arrays import Ints, Probs
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.sampling import SamplingParams
 
 PROTOCOL = 1
@@ -208,15 +207,6 @@ def split(received: bytearray) -> list[Message]:
         found.append(_decode(kind, bytes(received[_HEAD.size : 4 + length])))
         del received[: 4 + length]
     return found
-
-
-def describe_tree(number: int, emitted: Sequence[int], tree: DraftTree, source: str, *, is_guess: bool) -> Drafted:
-    """What `source` has drafted after the text and `emitted`."""
-    q = None
-    if len(tree) and tree.q[0] is not None:
-        q = [(np.flatnonzero(each).astype(np.int32), each[each != 0]) for each in tree.q if each is not None]
-    confidences = [votes[source] for votes in tree.votes]
-    return Drafted(number, tuple(emitted), list(tree.tokens), list(tree.parents), confidences, q, is_guess)
 
 
 def _encode_draft(draft: Drafted) -> bytes:

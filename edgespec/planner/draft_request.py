@@ -134,5 +134,5 @@ def _find_name(part: str) -> str | None:
 
 
 def _names_model(part: str) -> bool:
-    """Whether `part` is a reference to a draft model, 'model:' before it or not, or has the name of a server's draft."""
+    """Whether `part` is a reference to a draft model, 'model:' before it or not, or names a server's draft."""
     return _find_name(part) is None or part.startswith("model:") or "/" in part.partition("://")[2]

@@ -24,7 +24,6 @@ from edgespec.drafters.remote_messages import (
     Fault,
     Message,
     Mirror,
-    describe_tree,
     encode,
     split,
 )
@@ -261,3 +260,12 @@ def _list_others(draft: Drafted, node: int, parent: int) -> Iterator[tuple[int, 
     for other, above in enumerate(draft.parents):
         if above == parent and other != node:
             yield draft.tokens[other], draft.confidences[other]
+
+
+def describe_tree(number: int, emitted: Sequence[int], tree: DraftTree, source: str, *, is_guess: bool) -> Drafted:
+    """What `source` has drafted after the text and `emitted`."""
+    q = None
+    if len(tree) and tree.q[0] is not None:
+        q = [(np.flatnonzero(each).astype(np.int32), each[each != 0]) for each in tree.q if each is not None]
+    confidences = [votes[source] for votes in tree.votes]
+    return Drafted(number, tuple(emitted), list(tree.tokens), list(tree.parents), confidences, q, is_guess)

@@ -14,7 +14,8 @@ from edgespec.drafters import drafter_specs
 from tests.cli.conftest import Cli
 
 HEADS = [name for name, spec in drafter_specs().items() if spec.needs == "head"]
-WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
+WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "http", "layerskip", "qspec", "sparse"]
+OFFERED = ["http://" if word == "http" else word for word in WORDS]
 
 
 def test_doctor_finds_the_runtimes_their_devices_and_the_drafters(cli: Cli) -> None:
@@ -194,8 +195,8 @@ def test_completion_scripts_are_valid_and_complete(cli: Cli) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", *WORDS, "none"]),
-        ("ngram+", [f"ngram+{name}" for name in WORDS[1:]]),
+        ("", ["auto", *OFFERED, "none"]),
+        ("ngram+", [f"ngram+{name}" for name in OFFERED[1:]]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),
     ],

@@ -67,7 +67,8 @@ def _list_drafts(argument: str) -> Values:
         yield NONE, "plain decoding", True
     for word, spec in list_words():
         if word not in taken:
-            yield prefix + word, spec.summary, True
+            is_whole = spec.needs != "server"  # whose address follows
+            yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
 
 
 def _list_settings(_argument: str) -> Values:
