@@ -20,7 +20,9 @@ from edgespec.errors import BackendError, reason_of
 Message = dict[str, Any]
 MEET_S = 60.0
 """For which rank 0 and the others wait for each other."""
+_DISMISS_S = 5.0
 _TICK_S = 0.1
+_has_led = False  # whether this process has met the other ranks, which end with it
 _AGAIN = "Start all ranks again."
 
 
@@ -63,6 +65,7 @@ class Leader:
 
     def __init__(self, door: Door, versions: dict[str, str], check: CheckCancelled) -> None:
         """Waits for the other ranks. Raises BackendError where one does not come or has other versions, Cancelled."""
+        global _has_led
         self.ranks = door.ranks
         self._replies: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self._links: dict[int, Link] = {}
@@ -71,6 +74,7 @@ class Leader:
         try:
             with door.listen() as server:
                 self._meet(server, versions, check)
+            _has_led = True
         except BaseException:
             self.close()
             raise
@@ -190,6 +194,20 @@ class Follower:
     def reply(self, **arguments: Any) -> None:
         """Send to rank 0."""
         self._link.send(_encode(arguments))
+
+
+def dismiss(door: Door) -> None:
+    """End the other ranks, which may still be starting, with the command; its process has not met them itself."""
+    missing, end_s = set(range(1, door.ranks.size)), monotonic() + _DISMISS_S
+    with door.listen() as server:
+        while missing and not _has_led and monotonic() < end_s:
+            server.settimeout(_TICK_S)
+            with suppress(OSError, ValueError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(1)
+                    missing.discard(_read_hello(connection)["rank"])
+    door.close()
 
 
 def is_reachable(ranks: Ranks) -> bool:

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 from collections.abc import MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
@@ -22,7 +21,6 @@ RANK = "MLX_RANK"
 ADDRESS = "EDGESPEC_RANK0"
 """HOST:PORT at which rank 0 waits for the others, where its address for MLX cannot be reached from all of them."""
 _OFFSET = 500  # from MLX's port of rank 0 to ours
-_DISMISS_S = 3.0
 _HINT = "Start all ranks with mlx.launch."
 
 
@@ -93,21 +91,15 @@ class Door:
         return _receive, (self.ranks, reduction.DupFd(self.descriptor))
 
     def listen(self) -> socket.socket:
-        """The socket, for this process to meet the other ranks."""
-        global _is_met
-        _is_met = True
+        """The socket."""
         return socket.socket(fileno=os.dup(self.descriptor))
 
-    def dismiss(self) -> None:
-        """The command has ended: so do the other ranks, which may still be starting."""
-        with socket.socket(fileno=self.descriptor) as server, suppress(OSError):
-            server.settimeout(_DISMISS_S)
-            for _ in range(0 if _is_met else self.ranks.size - 1):
-                server.accept()[0].close()
+    def close(self) -> None:
+        """The command has ended."""
+        os.close(self.descriptor)
 
 
 _door: Door | None = None
-_is_met = False  # whether this process itself has met the other ranks, which end with it
 
 
 def open_door(ranks: Ranks) -> Door:

@@ -31,9 +31,11 @@ print(json.dumps({"devices": [asdict(d) for d in lib.devices()],
 
 _MLX_PROBE = """
 import json
-from edgespec.backends.mlx.library import device
+from edgespec.backends.mlx.library import device, load_mlx
 found = device()
-print(json.dumps({"devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name": "MLX", "description": found.name,
+distributed = load_mlx().distributed
+print(json.dumps({"distributed": [name for name in ("ring", "jaccl") if distributed.is_available(name)],
+                  "devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name": "MLX", "description": found.name,
                                "free": found.working_set, "total": found.working_set}]}))
 """
 
@@ -244,6 +246,8 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         for device in runtime.get("devices", ()):
             memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
             click.echo(f"           {device['kind']} {device['name']}: {device['description']}{memory}")
+    if report["runtimes"]["mlx"]["state"] == "works":
+        click.echo(f"ranks      {_say_ranks(report['runtimes']['mlx']['distributed'])}")
     if report["runtimes"]["llamacpp"]["state"] == "works":
         click.echo(f"workers    {_say_workers(report['runtimes']['llamacpp']['workers'])}")
     title = "drafters"
@@ -264,6 +268,18 @@ def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:
         click.echo("\nNo problems found. Try: edgespec chat")
+
+
+def _say_ranks(backends: list[str]) -> str:
+    from edgespec.backends.ranks import get_door
+
+    if not backends:
+        return "mlx.distributed is not in this build of MLX"
+    possible = f"possible with mlx.launch ({', '.join(backends)})"
+    if (door := get_door()) is None:
+        return possible
+    ranks = door.ranks
+    return f"{possible}; this is rank {ranks.rank} of {ranks.size}, which meets the others at {ranks.address}"
 
 
 def _say_workers(are_possible: bool) -> str:

@@ -137,6 +137,7 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     if "MLX_RANK" not in os.environ:
         return _run_command(argv)
+    from edgespec.backends.rank_link import dismiss
     from edgespec.backends.ranks import open_door, take_ranks
 
     if (ranks := take_ranks()) is None:
@@ -149,7 +150,7 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     try:
         return _run_command(argv)
     finally:
-        door.dismiss()
+        dismiss(door)
 
 
 def _run_command(argv: Sequence[str] | None) -> int:

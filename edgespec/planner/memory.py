@@ -40,6 +40,10 @@ class MemoryEstimate:
         """The sum in bytes."""
         return self.weights + self.kv + self.compute
 
+    def split(self, n: int) -> MemoryEstimate:
+        """One of `n` parts. Embeddings and output matrix, which every part has, are not counted as such."""
+        return MemoryEstimate(self.weights // n, self.kv // n, self.compute)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -179,17 +183,19 @@ def check_fit(
     kv_type: str = "f16",
     caches: int = 1,
     together: bool = False,
+    ranks: int = 1,
     force: bool = False,
 ) -> Fit:
     """Estimate target, draft models and trained heads and compare with `memory`. Raises DoesNotFit unless `force`.
 
-    `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache.
+    `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache. The target is
+    split among `ranks` machines, of which this is one.
     """
     added = [estimate_memory(draft, context, kv_type, caches) for draft in drafts]
     added += [estimate_head(model, head, context, kv_type, caches) for model, head in heads]
     fit = Fit(
         context=context,
-        target=estimate_memory(target, context, kv_type, caches, together=together),
+        target=estimate_memory(target, context, kv_type, caches, together=together).split(ranks),
         draft=_add(added),
         memory=memory,
     )

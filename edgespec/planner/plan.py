@@ -11,6 +11,7 @@ from edgespec.backends import BackendName, FileBackend, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.devices import Memory
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.backends.ranks import count_ranks
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Rule
 from edgespec.errors import DoesNotFit
@@ -246,6 +247,7 @@ def _check_memory(
         kv_type=options.kv_type,
         caches=options.caches,
         together=shares_context(target) and not options.exact,
+        ranks=count_ranks(),
         force=request.force,
     )
     while True:

@@ -6,15 +6,12 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.rank_link import MEET_S, Follower, Message, is_reachable
 from edgespec.backends.ranks import Ranks
-from edgespec.core.greedy import read_prompt
-from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.registry.resolve import fetch_source
@@ -73,7 +70,7 @@ def _describe(error: Exception) -> str:
 
 
 class _Rank:
-    """Runs rank 0's operations; their names are its methods'."""
+    """Runs rank 0's operations."""
 
     def __init__(self, ranks: Ranks, link: Follower) -> None:
         self._ranks = ranks
@@ -81,6 +78,13 @@ class _Rank:
         self._team: FollowingTeam | None = None
         self._model: TeamModel | None = None
         self._sessions: dict[int, TeamSession] = {}
+        self._methods: dict[str, Callable[..., None]] = {
+            "join": self._join,
+            "load": self._load,
+            "open_session": self._open_session,
+            "close_model": self._close_model,
+            "stop": lambda: None,  # of an operation that was over already
+        }
 
     def run(self) -> NoReturn:
         """Raises what an operation raises that has failed here alone."""
@@ -93,7 +97,7 @@ class _Rank:
                 if number := message.pop("session", 0):
                     self._operate(number, do, message)
                 else:
-                    getattr(self, f"_{do}")(**message)
+                    self._methods[do](**message)
             except REFUSALS:  # rank 0 has raised it too
                 pass
 
@@ -137,22 +141,12 @@ class _Rank:
         self._sessions[session.number] = session
 
     def _operate(self, number: int, do: str, arguments: Message) -> None:
-        session = self._sessions[number]
-        if do == "prefill":
-            read_prompt(session, arguments["tokens"])
-        elif do == "forward":
-            tokens, parents = (np.asarray(arguments[name], np.int32) for name in ("tokens", "parents"))
-            session.forward(arguments["root"], Draft(tokens, parents))
-        elif do == "close":
-            self._sessions.pop(number).close()
-        else:
-            getattr(session, do)(**arguments)
+        self._sessions[number].repeat(do, arguments)
+        if do == "close":
+            del self._sessions[number]
 
     def _close_model(self) -> None:
         model, self._model = self._model, None
         self._sessions = {}
         if model is not None:
             model.close()
-
-    def _stop(self) -> None:
-        """Of an operation that was over already."""

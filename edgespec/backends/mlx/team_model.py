@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported
 from edgespec.backends.features import Features
@@ -18,11 +19,13 @@ from edgespec.backends.mlx.team import Team, find_split_output, mirrored, split
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import check_forward, check_prompt
 from edgespec.core.batching import Yield
+from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError
 from edgespec.formats.heads import HeadSpec
 
+_REPEATED = ("tap", "untap", "commit", "rollout", "checkpoint", "rewind", "extend", "close")
 _OTHER_DRAFT = "Use --draft ngram, or a draft model."
 
 
@@ -126,6 +129,18 @@ class TeamSession(MlxSession):
             with suppress(BackendError):
                 self._team.announce("close", session=self.number)
         super().close()
+
+    def repeat(self, do: str, arguments: Mapping[str, Any]) -> None:
+        """Run the operation `do` of rank 0's session. Raises what that raises too, and BackendError."""
+        if do == "prefill":
+            read_prompt(self, arguments["tokens"])
+        elif do == "forward":
+            tokens, parents = (np.asarray(arguments[name], np.int32) for name in ("tokens", "parents"))
+            self.forward(arguments["root"], Draft(tokens, parents))
+        elif do in _REPEATED:
+            getattr(self, do)(**arguments)
+        else:
+            raise BackendError(f"rank 0 asks for an unknown operation {do!a}.", hint="Report this as a bug.")
 
     def _choose_best(self, logits: Any) -> Any:
         token = self._team.share(super()._choose_best(logits))
