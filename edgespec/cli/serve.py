@@ -179,7 +179,8 @@ def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Pol
 
     for name in names:
         if name not in configs:
-            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {', '.join(configs)}.")
+            names = ", ".join(configs) or "none; models of other servers are not loaded here"
+            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {names}.")
     if len(set(names)) > policy.max_open:
         message = f"--preload names {len(set(names))} models, and --open-at-most is {policy.max_open}."
         raise InvalidRequest(message, hint="Raise --open-at-most.")
