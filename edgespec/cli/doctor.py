@@ -23,9 +23,11 @@ import json
 from dataclasses import asdict
 from edgespec.backends.llamacpp.library import library
 lib = library()
-print(json.dumps({"devices": [asdict(d) for d in lib.devices()],
-                  "gpu_offload": bool(lib.api.llama_supports_gpu_offload()),
-                  "workers": bool(lib.api.llama_supports_rpc()),
+found, workers = lib.devices(), bool(lib.api.llama_supports_rpc())
+has_gpu = any(d.kind in ("gpu", "igpu") for d in found)
+print(json.dumps({"devices": [asdict(d) for d in found],
+                  "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),  # RPC counts as one
+                  "workers": workers,
                   "features": lib.api.llama_print_system_info().decode()}))
 """
 

@@ -24,6 +24,8 @@ def test_doctor_finds_the_runtimes_their_devices_and_the_drafters(cli: Cli) -> N
     assert done.returncode == 0
     assert report["runtimes"]["llamacpp"]["state"] == "works"
     assert any(device["kind"] == "cpu" for device in report["runtimes"]["llamacpp"]["devices"])
+    llamacpp = report["runtimes"]["llamacpp"]
+    assert llamacpp["gpu_offload"] == any(device["kind"] in ("gpu", "igpu") for device in llamacpp["devices"])
     assert report["machine"]["ram_bytes"] > 2**30
     assert report["runtimes"]["mlx"]["state"] == "works"
     assert "edgespec chat" in shown
