@@ -3,9 +3,9 @@
     uv run python -m benchmarks.remote_draft [--target 1b.gguf] [--draft 100m.gguf] [--rtt-ms 5 ...] [--loss 0.05]
 
 The draft server and the target are processes of one thread on two hosts of `benchmarks.slow_link`. For each delay the
-target continues code in turns: plainly; with the draft in its own process ("local"); with the one of the server, whose
-drafts for what it guesses are used ("ahead") or not ("waiting"); and by the autopilot's choice ("autopilot"). Drafts of
-a fixed length otherwise. A gain is the median over the repeats of tokens/s over plain decoding's. "draft_ms" is the
+target continues code in turns: plainly; with the draft in its own process ("local"); with the one of the server, which
+drafts ahead for what it guesses ("ahead") or not ("waiting"); and by the autopilot's choice ("autopilot"). Drafts of a
+fixed length otherwise. A gain is the median over the repeats of tokens/s over plain decoding's. "draft_ms" is the
 mean of a round, "ready" the share of drafted rounds that waited for less than a tenth of a plain step.
 
 Texts that are not plain decoding's are counted, and those among them that rounding explains. At last the server is
@@ -132,7 +132,7 @@ def _run_client(target: str, draft: str, address: str, sizes: str) -> None:
         local = LoadedDrafter(specs["model"], "local", load_model("llamacpp", Path(draft), options))
         engines = {
             "ahead": Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], _PLAIN),
-            "waiting": Engine(model, [LoadedDrafter(specs["remote"], "", RemoteDraft(url, overlaps=False))], _PLAIN),
+            "waiting": Engine(model, [LoadedDrafter(specs["remote"], "", RemoteDraft(url, guesses=0))], _PLAIN),
         }
         for engine in engines.values():
             stack.callback(engine.release_draft)

@@ -12,6 +12,7 @@ import uvicorn
 from edgespec.backends import Model
 from edgespec.drafters.remote_draft import RemoteDraft, parse_address
 from edgespec.drafters.remote_link import Patience
+from edgespec.drafters.remote_messages import MAX_GUESSES
 from edgespec.server.census import Census
 from edgespec.server.connections import Connection, HttpServer
 from edgespec.server.draft_app import draft_application
@@ -47,8 +48,8 @@ class DraftServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
         self._thread.start()
 
-    def connect(self, patience: Patience = PATIENT, key: str = "", *, overlaps: bool = True) -> RemoteDraft:
-        return RemoteDraft(parse_address(self.url), key, patience, overlaps=overlaps)
+    def connect(self, patience: Patience = PATIENT, key: str = "", *, guesses: int = MAX_GUESSES) -> RemoteDraft:
+        return RemoteDraft(parse_address(self.url), key, patience, guesses=guesses)
 
     def close(self) -> None:
         self._server.should_exit = True

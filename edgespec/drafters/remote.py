@@ -102,7 +102,7 @@ class RemoteDrafter(Drafter):
         def cut(draft: Drafted) -> Drafted | None:
             if draft.number > last:
                 return draft if draft.number == last + 1 and not draft.is_guess else None
-            if draft.number < last or emitted is None or (draft.is_guess and not self._link.draft.overlaps):
+            if draft.number < last or emitted is None:
                 return None
             found = draft.after(emitted)
             return found if found is not None and found.depth >= depth else None

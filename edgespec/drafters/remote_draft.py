@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters.remote_http import MAX_BODY, MAX_HEAD, explain, explain_tls, read_body, read_head
 from edgespec.drafters.remote_link import Link, Patience
-from edgespec.drafters.remote_messages import PATH, PROTOCOL
+from edgespec.drafters.remote_messages import MAX_GUESSES, PATH, PROTOCOL
 from edgespec.errors import DraftRefused, InvalidRequest
 
 KEY_VARIABLE = "EDGESPEC_DRAFT_KEY"
@@ -68,13 +68,13 @@ class RemoteDraft:
     """A draft on another machine, and the sessions that drafters have opened there."""
 
     def __init__(
-        self, address: Address, key: str | None = None, patience: Patience | None = None, *, overlaps: bool = True
+        self, address: Address, key: str | None = None, patience: Patience | None = None, *, guesses: int = MAX_GUESSES
     ) -> None:
-        """Asks for its description. `key`: None for the one of the environment. `overlaps`: whether drafts for guesses
-        are used; without them each draft costs a round trip. Raises DraftRefused.
+        """Asks for its description. `key`: None for the one of the environment. `guesses`: see
+        remote_messages; without them each draft costs a round trip. Raises DraftRefused.
         """
         self.patience = patience or Patience()
-        self.overlaps = overlaps
+        self.guesses = guesses
         self.address = address
         self._key = os.environ.get(KEY_VARIABLE, "") if key is None else key
         self._tls = ssl.create_default_context() if address.scheme == "https" else None

@@ -52,6 +52,7 @@ class Link:
         self.draft = draft
         self._n_connections = 0
         query = {"protocol": PROTOCOL, "tokenizer": draft.description.tokenizer, "vocab_size": vocab_size}
+        query["guesses"] = draft.guesses
         self._query = f"?{urlencode(query)}"
         self._changed = threading.Condition(threading.RLock())
         self._drafts: list[Drafted] = []

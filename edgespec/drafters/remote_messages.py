@@ -1,11 +1,11 @@
 """The messages between a target's machine and one that runs `edgespec draft serve`.
 
 `GET /v1/draft` describes the draft as JSON: `protocol`, `model`, `drafter`, `tokenizer` (the hash of
-`registry.tokenizer_compat.hash_vocabulary`), `context_size`, `parallel` and `in_use`. `POST /v1/draft` with the query
-`protocol`, `tokenizer` and `vocab_size` (both the target's) opens a session, which has one cache of the draft until the
-connection ends. Both are authenticated like every request of `edgespec serve`. The bodies of the POST and of its
-response stay open, in chunks; each carries messages. A message is its length without these four bytes (u32), its kind
-(u8) and its fields, all little-endian:
+`registry.tokenizer_compat.hash_vocabulary`), `context_size`, `parallel` and `in_use`. `POST /v1/draft` opens a session,
+which has one cache of the draft until the connection ends. Its query has `protocol`, `tokenizer` and `vocab_size`, both
+the target's, and `guesses`, how many the server may make after each message. Both are authenticated like every request
+of `edgespec serve`. The bodies of the POST and of its response stay open, in chunks; each carries messages. A message
+is its length without these four bytes (u32), its kind (u8) and its fields, all little-endian:
 
 to the server
     1  Begin  number u32, keep u32, crc u32, seed u64, n u32, sampling [n] JSON or nothing, ids i32[]
@@ -45,6 +45,8 @@ MAX_MESSAGE = 2**23
 MAX_DEPTH = 16
 """Tokens on a path of a draft, at most."""
 MAX_NODES = 63
+MAX_GUESSES = 6
+"""Drafts for what is guessed after a message, at most."""
 _HEAD = struct.Struct("<IB")
 _BEGIN = struct.Struct("<IIIQI")
 _ASK = struct.Struct("<IIIHHB")

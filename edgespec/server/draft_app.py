@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgespec.drafters.remote_messages import PATH, PROTOCOL, Fault, encode
+from edgespec.drafters.remote_messages import MAX_GUESSES, PATH, PROTOCOL, Fault, encode
 from edgespec.server.access_log import AccessLog
 from edgespec.server.draft_model import DraftModel
 from edgespec.server.draft_session import DraftSession
@@ -54,7 +54,7 @@ class Sessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            vocab_size = self._check(Request(scope))
+            vocab_size, guesses = self._check(Request(scope))
             cache = await self._model.take(vocab_size)
         except Exception as error:  # noqa: BLE001 - a bug is logged and must not stop the server
             await error_response(scope["path"], hide_internal_error(error))(scope, receive, send)
@@ -68,7 +68,7 @@ class Sessions:
             headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await write(b"")
-            is_sound = await DraftSession(self._model, cache, write).serve(_read(receive))
+            is_sound = await DraftSession(self._model, cache, guesses, write).serve(_read(receive))
         except asyncio.CancelledError:  # the server stops
             with suppress(OSError):
                 await write(encode(Fault("the server is shutting down.")))
@@ -76,8 +76,8 @@ class Sessions:
             await self._model.give_back(cache, is_sound=is_sound)
         await send({"type": "http.response.body", "body": b""})
 
-    def _check(self, request: Request) -> int:
-        """The size of the client's vocabulary. Raises HttpError for a client that cannot have a session."""
+    def _check(self, request: Request) -> tuple[int, int]:
+        """The size of the client's vocabulary, and guesses. Raises HttpError where there can be no session."""
         model, query = self._model, request.query_params
         if query.get("protocol") != str(PROTOCOL):
             raise HttpError(
@@ -87,20 +87,21 @@ class Sessions:
                 hint="Install the same version of edgespec on both machines.",
             )
         if query.get("tokenizer") != model.tokenizer:
-            raise HttpError(
-                409,
-                f"the tokenizer of {model.name} is not the target's.",
-                hint="Serve a draft of the target's family.",
-            )
-        size = query.get("vocab_size", "")
-        if not size.isascii() or not size.isdecimal() or len(size) > 9 or not 0 < int(size) <= _MAX_VOCABULARY:
-            raise HttpError(400, "vocab_size is not the size of a vocabulary.", hint="Send the target's.")
+            message = f"the tokenizer of {model.name} is not the target's."
+            raise HttpError(409, message, hint="Serve a draft of the target's family.")
+        vocab_size, guesses = (_read_number(query.get(name, "")) for name in ("vocab_size", "guesses"))
+        if not 0 < vocab_size <= _MAX_VOCABULARY or guesses < 0:
+            message = "vocab_size and guesses have to be numbers."
+            raise HttpError(400, message, hint="Send the size of the target's vocabulary.")
         if model.is_full:
-            n = model.describe()["parallel"]
-            raise HttpError(
-                503, f"all {n} caches of the draft server are in use.", hint="Raise --parallel, or try again later."
-            )
-        return int(size)
+            message = f"all {model.describe()['parallel']} caches of the draft server are in use."
+            raise HttpError(503, message, hint="Raise --parallel, or try again later.")
+        return vocab_size, min(guesses, MAX_GUESSES)
+
+
+def _read_number(text: str) -> int:
+    """-1 for what is no number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else -1
 
 
 async def _read(receive: Receive) -> AsyncIterator[bytes]:

@@ -31,8 +31,8 @@ from edgespec.drafters.sampling import TruncatedDraw
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.server.draft_model import Cache, DraftModel
 
-MAX_GUESSES = 3
-_MIN_PROBABILITY = 0.05  # of what is guessed
+_MIN_PROBABILITY = 0.03  # of what is guessed
+_SIBLINGS = 3  # of a drawn token, that are guessed at most
 _FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
 _PROBE = Budget(1, 1)  # of a look at what may follow
 _LIMITS = 8  # latest Asks; what is guessed is as deep as the deepest of them
@@ -57,7 +57,9 @@ class _Guess:
 class DraftSession:
     """Answers the messages of one client."""
 
-    def __init__(self, model: DraftModel, cache: Cache, send: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, model: DraftModel, cache: Cache, guesses: int, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """`guesses` is the number of guesses after a message, at most."""
+        self._guesses = guesses
         self._model = model
         self._cache = cache
         self._send_bytes = send
@@ -78,7 +80,7 @@ class DraftSession:
                 if isinstance(message, BadMessage):
                     raise message
                 await self._answer(message)
-                if self._inbox.empty():
+                if self._guesses and self._inbox.empty():
                     await self._guess_on()
         except BadMessage as error:
             await self._send(Fault(f"{error}."))
@@ -174,7 +176,7 @@ class DraftSession:
         probe = DraftTree()
         tokens = [draft.tokens[node] for node in path]
         if await self._run_units(_Guess((), _PROBE, probe, self._expand(probe, tokens, _PROBE))):
-            for emitted in rank_guesses(draft, path, list_candidates(probe)):
+            for emitted in islice(rank_guesses(draft, path, list_candidates(probe)), self._guesses):
                 tree = DraftTree()
                 self._guess = _Guess(emitted, limit, tree, self._expand(tree, emitted, limit))
                 if not await self._run_units(self._guess):
@@ -226,7 +228,7 @@ def list_path(draft: Drafted) -> list[int]:
 def list_candidates(tree: DraftTree) -> list[tuple[int, float]]:
     """(token, probability) of what may follow the root of a draft of one token, the most probable first."""
     if len(tree) and (q := tree.q[0]) is not None:
-        found = [(int(token), float(q[token])) for token in np.argsort(-q)[:MAX_GUESSES]]
+        found = [(int(token), float(q[token])) for token in np.argsort(-q)[:_SIBLINGS]]
     else:
         found = [(token, max(votes.values())) for token, votes in zip(tree.tokens, tree.votes, strict=True)]
     return found
@@ -246,14 +248,14 @@ def rank_guesses(draft: Drafted, path: Sequence[int], after: Sequence[tuple[int,
         reached, parent = reached * draft.confidences[node], node
     found += [(reached * probability, (*tokens, token)) for token, probability in after]
     likely = sorted((each for each in found if each[0] >= _MIN_PROBABILITY), key=lambda each: -each[0])
-    return [emitted for _, emitted in islice(likely, MAX_GUESSES)]
+    return [emitted for _, emitted in likely]
 
 
 def _list_others(draft: Drafted, node: int, parent: int) -> Iterator[tuple[int, float]]:
     """(token, probability) of what may be emitted in the place of `node`."""
     if draft.q is not None:
         ids, q = draft.q[node]
-        for at in np.argsort(-q)[:MAX_GUESSES]:
+        for at in np.argsort(-q)[:_SIBLINGS]:
             if ids[at] != draft.tokens[node]:
                 yield int(ids[at]), float(q[at])
         return

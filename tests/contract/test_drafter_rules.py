@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import ToyRuntimeModel
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.draft_tree import DraftTree
@@ -22,9 +24,11 @@ from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.pard import PardSession
 from edgespec.drafters.sampling import RequestDraw
 from edgespec.drafters.sequential import ModelDraftSession
+from edgespec.engine.drafting import LoadedDrafter
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session
+from tests.draft_server import DraftServer
 
 V, RUNS = 4, 4500
 PROMPT = [1, 0]
@@ -53,8 +57,9 @@ def open_drafter(name: str) -> Drafter:
     )
 
 
+LOCAL = [name for name, spec in drafter_specs().items() if spec.draws and spec.needs != "server"]
 # One drafter of each class: those of a class differ in their sessions alone, which are the toy's here.
-DRAWING = {type(open_drafter(name)): name for name, spec in drafter_specs().items() if spec.draws}.values()
+DRAWING = {type(open_drafter(name)): name for name in LOCAL}.values()
 
 
 def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Controller:
@@ -93,6 +98,19 @@ def test_toy_distribution_of_two_tokens(
     name: str, rule: type[TokenRejection] | type[BlockVerification], policy: str
 ) -> None:
     check_distribution(open_drafter(name), rule, policy)
+
+
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[BlockVerification]) -> None:
+    """Of which some drafts were made for what was only guessed."""
+    server = DraftServer(lambda: ToyRuntimeModel("recurrent", DRAFT, LoadOptions(context_size=256)))
+    remote = server.connect()
+    target = open_session("linear", MODEL)
+    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(target, V, None, lambda: None)
+    check_distribution(drafter, rule, "fixed")
+    drafter.close()
+    remote.close()
+    server.close()
 
 
 class DropsUnlikelyTokens(BlockDrafter):
