@@ -87,8 +87,13 @@ class LocalEngine:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker."""
-        return self._worker.silent_s
+        """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker.
+
+        A forward on other machines gives none and may take minutes. The system ends connections to machines that are
+        gone.
+        """
+        loaded = self.loaded
+        return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
 
     def take_failure(self) -> None:
         """It ends with this process."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -112,6 +113,24 @@ def test_a_worker_that_is_killed_while_weights_are_sent(engine: EngineProcess, t
     with pytest.raises(BackendError, match=f"the worker {worker.address} does not answer any more"):
         engine.open(config(worker.address, model=str(path), draft="ngram"), Killer()).result()
     worker.end()
+
+
+def test_a_worker_that_takes_long_is_waited_for() -> None:
+    engine = EngineProcess(max_silence_s=2.0)
+    try:
+        with started_worker() as worker:
+            engine.open(config(worker.address), Heard()).result()
+            n_pieces = 0
+            for event in engine.stream(Request("def fib(n):", ENDLESS, 800)):
+                if isinstance(event, Piece):
+                    n_pieces += 1
+                    if n_pieces == 3:
+                        worker.send(signal.SIGSTOP)
+                        sleep(4)
+                        worker.send(signal.SIGCONT)
+            assert isinstance(event, Finished) and len(event.tokens) == 800
+    finally:
+        engine.close()
 
 
 def test_the_python_interface_survives_it() -> None:
