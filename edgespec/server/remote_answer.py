@@ -19,6 +19,7 @@ _ENDINGS: dict[str, Ending] = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
+_LARGE = 10**12
 _REPORTED = {"usage": dict, "timings": dict, "warnings": list}
 
 
@@ -184,9 +185,10 @@ def _spell(token: Mapping[str, Any]) -> bytes:
 
 def _count(values: Any, name: str, default: int = 0) -> int:
     value = values.get(name) if isinstance(values, dict) else None
-    return value if isinstance(value, int) and value >= 0 else default
+    return value if isinstance(value, int) and 0 <= value < _LARGE else default
 
 
 def _number(values: Any, name: str) -> float | None:
+    """A time, a rate or tau; None where it is none that can be."""
     value = values.get(name) if isinstance(values, dict) else None
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+    return float(value) if isinstance(value, int | float) and 1 / _LARGE < value < _LARGE else None

@@ -33,6 +33,8 @@ _LOOK_EVERY_S = 30.0
 _LOOK_S = 15.0
 _COUNT_S = 30.0
 _CONTEXTS = ("context_length", "max_model_len", "context_window", "max_context_length")
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What values raise that are not of the form of OpenAI's interface."""
 _LOG = logging.getLogger("edgespec.server")
 
 
@@ -107,7 +109,7 @@ class RemoteSlot(Slot):
         fields = {**call.body, "model": self._model.model}
         try:
             return int((await self._read(f"{call.path}/input_tokens", fields, _COUNT_S))["input_tokens"])
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             raise RemoteFailure(self.name, "does not count tokens", "Send the request itself.") from error
         except HttpError as error:
             if error.status not in (404, 405, 501):
@@ -159,7 +161,7 @@ class RemoteSlot(Slot):
         """The parts in events. Raises Unreachable for what no such server sends."""
         try:
             return [part for event in batch for part in answer.parts(event)]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             raise RemoteFailure(self.name, "answers in another form than OpenAI's", CHECK_URL) from error
 
     async def embed(
@@ -174,7 +176,9 @@ class RemoteSlot(Slot):
             tokens = int((found.get("usage") or {}).get("prompt_tokens") or 0)
             ordered = sorted(found["data"], key=lambda each: int(each["index"]))
             vectors = [tuple(float(number) for number in each["embedding"]) for each in ordered]
-        except (KeyError, TypeError, ValueError) as error:
+            if len(vectors) != len(texts):
+                raise ValueError("there is no vector for each text")
+        except _MALFORMED as error:
             raise RemoteFailure(self.name, "has no embeddings in OpenAI's form", CHECK_URL) from error
         current_record().prompt_tokens += tokens
         self._server_metrics.note_embeddings(self.name, len(vectors), tokens)

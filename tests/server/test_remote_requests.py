@@ -1,0 +1,132 @@
+"""What another server is asked, and how its answers are read: the fields of each kind of server, and any JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.server.anthropic import MessagesRequest
+from edgespec.server.http import dump_json
+from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.remote_answer import RemoteAnswer
+from edgespec.server.remote_errors import read_error
+from edgespec.server.remote_requests import CHAT, TEXT, RemoteCall, pass_chat, translate
+from edgespec.server.remote_slot import _MALFORMED
+from edgespec.server.responses import ResponsesRequest
+from edgespec.service.response import Done
+
+USER: Any = {"role": "user", "content": "x"}
+
+
+def ask(kind: Any, owner: str = "vllm", *, remembers: bool = False, **fields: Any) -> RemoteCall:
+    (spec,) = kind.model_validate({"model": "m", **fields}).generation_specs()
+    return translate(spec, owner, remembers=remembers)
+
+
+@pytest.mark.parametrize(
+    ("owner", "limit"), [("vllm", "max_tokens"), ("", "max_tokens"), ("system", "max_completion_tokens")]
+)
+def test_the_name_of_the_limit(owner: str, limit: str) -> None:
+    body = ask(MessagesRequest, owner, max_tokens=7, messages=[USER]).body
+    assert body == {"messages": [USER], limit: 7}
+    assert ask(MessagesRequest, owner, max_tokens=-1, messages=[USER]).body == {"messages": [USER]}
+
+
+def test_reasoning_goes_to_servers_that_know_it() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    for owner, budget in (("edgespec", "reasoning_budget_tokens"), ("llamacpp", "reasoning_budget_tokens"),
+                          ("vllm", "thinking_token_budget")):  # fmt: skip
+        call = ask(MessagesRequest, owner, max_tokens=7, messages=[USER], thinking=thinking)
+        assert call.body["chat_template_kwargs"] == {"enable_thinking": True} and call.body[budget] == 2000
+        assert not call.warnings
+    call = ask(MessagesRequest, "openai", max_tokens=7, messages=[USER], thinking=thinking)
+    assert set(call.body) == {"messages", "max_completion_tokens"} and len(call.warnings) == 2
+    assert ask(ResponsesRequest, "openai", input="x", reasoning={"effort": "low"}).body["reasoning_effort"] == "low"
+
+
+def test_ollama() -> None:
+    options = {"repeat_penalty": 1.2, "num_predict": 3, "num_ctx": 9}
+    call = ask(OllamaChatRequest, "llamacpp", messages=[USER], options=options)
+    assert (call.path, call.body["repeat_penalty"], call.body["max_tokens"]) == (CHAT, 1.2, 3)
+    assert "options.num_ctx is ignored" in call.warnings[0]
+    assert ask(OllamaChatRequest, "vllm", messages=[USER], options=options).body["repetition_penalty"] == 1.2
+    assert ask(OllamaGenerateRequest, prompt="a", raw=True) == RemoteCall(TEXT, {"prompt": "a"})
+    assert ask(OllamaGenerateRequest, prompt="a", suffix="b") == RemoteCall(TEXT, {"prompt": "a", "suffix": "b"})
+    assert ask(OllamaChatRequest, messages=[USER], format="json").body["response_format"] == {"type": "json_object"}
+
+
+def test_calls_without_ids_get_some_that_agree() -> None:
+    calls = [{"function": {"name": name, "arguments": {"n": 1}}} for name in "ab"]
+    results = [{"role": "tool", "content": text} for text in "12"]
+    sent = ask(OllamaChatRequest, messages=[USER, {"role": "assistant", "tool_calls": calls}, *results, USER]).body
+    made, one, two = sent["messages"][1]["tool_calls"], *sent["messages"][2:4]
+    assert [made[0]["id"], made[1]["id"]] == [one["tool_call_id"], two["tool_call_id"]]
+    assert made[0]["id"] != made[1]["id"] and made[0]["function"]["arguments"] == '{"n": 1}'
+
+
+def test_the_beginning_of_an_answer() -> None:
+    messages = [USER, {"role": "assistant", "content": "be"}]
+    asked = ask(MessagesRequest, max_tokens=7, messages=messages).body
+    assert asked["messages"] == messages and asked["continue_final_message"] and not asked["add_generation_prompt"]
+    assert "continue_final_message" not in ask(MessagesRequest, "llamacpp", max_tokens=7, messages=messages).body
+
+
+@pytest.mark.parametrize("owner", ["edgespec", "llamacpp"])
+def test_only_an_edgespec_gets_the_fields_of_edgespec(owner: str) -> None:
+    raw = dump_json({"messages": [USER], "draft_max": 2, "memory": True, "ttl": 9, "model": "m"})
+    body = pass_chat(raw, owner, remembers=False).make_body("there", 0)
+    assert body["model"] == "there" and "ttl" not in body
+    assert (body.get("draft_max"), body.get("memory")) == ((2, False) if owner == "edgespec" else (None, None))
+    call = ask(MessagesRequest, owner, remembers=True, max_tokens=7, messages=[USER], draft_max=2)
+    assert (call.body.get("draft_max"), call.body.get("memory")) == ((2, True) if owner == "edgespec" else (None, None))
+    assert bool(call.warnings) == (owner != "edgespec")
+
+
+def test_each_copy_has_a_seed_of_its_own() -> None:
+    call = pass_chat(b'{"seed": 4294967295, "n": 2}', "", remembers=False)
+    assert [call.make_body("m", copy)["seed"] for copy in (0, 1)] == [2**32 - 1, 0]
+    assert "n" not in call.body
+
+
+NAMES = st.sampled_from([
+    "choices", "delta", "message", "content", "reasoning", "tool_calls", "function_call", "function", "name", "index",
+    "arguments", "finish_reason", "stop_reason", "logprobs", "tokens", "token_logprobs", "top_logprobs", "token",
+    "bytes", "logprob", "usage", "prompt_tokens", "completion_tokens", "timings", "tau", "draft_n",
+    "predicted_per_second", "prompt_ms", "warnings", "prompt_tokens_details", "text", "error", "detail",
+])  # fmt: skip
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
+    max_leaves=12,
+)
+CHOICES = st.fixed_dictionaries(
+    {"choices": st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=2)},
+    optional={"usage": VALUES, "timings": st.dictionaries(NAMES, VALUES), "warnings": VALUES},
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(CHOICES, max_size=3))
+def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
+    answer = RemoteAnswer(())
+    try:
+        for event in events:
+            list(answer.parts(event))
+    except _MALFORMED:
+        pass
+    (*_, done) = answer.finish()
+    assert isinstance(done, Done)
+    metrics = answer.summarize().metrics
+    assert metrics.emitted_tokens >= 0 and metrics.target_forwards >= 0
+    json.dumps(done.extensions())
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES)
+def test_any_error_is_read(value: Any) -> None:
+    found = read_error(json.dumps({"error": value}).encode())
+    assert found is None or isinstance(found, dict)
