@@ -169,6 +169,7 @@ def _read_configs(
         configs[name] = load_config(reference or None, options)
     if options["memory"] is False:  # for the tables too
         configs = {name: replace(each, memory=None) for name, each in configs.items()}
+        remotes = {name: replace(each, remembers=False) for name, each in remotes.items()}
     keep_alive_s = {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
     return configs, keep_alive_s, remotes
 
@@ -179,8 +180,8 @@ def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Pol
 
     for name in names:
         if name not in configs:
-            names = ", ".join(configs) or "none; models of other servers are not loaded here"
-            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {names}.")
+            known = ", ".join(configs) or "none; models of other servers are not loaded here"
+            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {known}.")
     if len(set(names)) > policy.max_open:
         message = f"--preload names {len(set(names))} models, and --open-at-most is {policy.max_open}."
         raise InvalidRequest(message, hint="Raise --open-at-most.")

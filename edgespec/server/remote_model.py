@@ -25,6 +25,7 @@ class RemoteModel:
     model            its name there
     key_env          the environment variable with the key of that server; None where it needs none
     max_concurrency  requests that are sent at once
+    remembers        whether the memory of another edgespec may keep the texts of this server's own user
 
     Raises InvalidRequest for values that cannot be used.
     """
@@ -33,6 +34,7 @@ class RemoteModel:
     model: str
     key_env: str | None = None
     max_concurrency: int = MAX_CONCURRENCY
+    remembers: bool = True
     key: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:

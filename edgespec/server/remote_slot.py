@@ -87,7 +87,7 @@ class RemoteSlot(Slot):
         edgespec may keep the texts. Raises InvalidRequest.
         """
         await self._has_looked.wait()  # which tells the owner
-        owner = self.state.owner
+        owner, remembers = self.state.owner, remembers and self._model.remembers
 
         def read() -> Sequence[RemoteCall]:
             if isinstance(body, ChatRequest):

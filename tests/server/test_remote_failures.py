@@ -198,6 +198,17 @@ def test_what_is_sent(server: Server, other: OtherServer) -> None:
     assert (body["max_tokens"], body["stop"], body["model"]) == (5, ["x"], "there")
 
 
+def test_what_another_edgespec_may_keep(tmp_path: Path) -> None:
+    """Texts of the user of this machine, unless the memory is off; nothing of callers that it cannot tell apart."""
+    with other_server(reply, [{"id": "odd", "owned_by": "edgespec"}]) as other:
+        cases = {"user": ((), None), "off": (("--no-memory",), False), "keys": (("--api-key", KEY), False)}
+        for name, (arguments, memory) in cases.items():
+            with front(tmp_path / name, {"odd": remote(other.url)}, *arguments) as server:
+                asked: Any = {"messages": [{"role": "user", "content": "hello"}], "model": "odd"}
+                server.openai().chat.completions.create(**asked, extra_body={"draft_max": 2})
+                assert (other.bodies[-1].get("memory"), other.bodies[-1]["draft_max"]) == (memory, 2)
+
+
 def test_the_time_of_a_call(server: Server) -> None:
     """An answer that has begun ends with `length`; comments keep its connection open until then."""
     events = ask(server, "silent", stream=True).text.split("\n\n")
