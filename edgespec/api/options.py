@@ -40,8 +40,8 @@ class LoadArguments(TypedDict, total=False):
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
-    workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then runs
-                     in a process of its own, so a script that loads it needs `if __name__ == "__main__":`
+    workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then
+                     runs in a process of its own, so a script that loads it needs `if __name__ == "__main__":`
     trust_network    allow workers on a network, not only on this machine or behind a tunnel
     memory           keep texts in the data folder, where the command line keeps them too, and draft from them; False by
                      default

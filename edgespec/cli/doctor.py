@@ -24,9 +24,9 @@ from dataclasses import asdict
 from edgespec.backends.llamacpp.library import library
 lib = library()
 found, workers = lib.devices(), bool(lib.api.llama_supports_rpc())
-has_gpu = any(d.kind in ("gpu", "igpu") for d in found)
+has_gpu = any(d.kind in ("gpu", "igpu") for d in found)  # llama.cpp counts RPC as one
 print(json.dumps({"devices": [asdict(d) for d in found],
-                  "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),  # RPC counts as one
+                  "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),
                   "workers": workers,
                   "features": lib.api.llama_print_system_info().decode()}))
 """
