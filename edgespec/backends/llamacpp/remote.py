@@ -13,10 +13,11 @@ from edgespec.backends.llamacpp.rpc import connected, find, ggml, notice_silence
 from edgespec.backends.llamacpp.split import Split, split_layers
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
 
-_MAX_DEVICES = 16  # llama_max_devices()
+_MAX_SPLITS = 16  # llama_max_devices()
+_MAX_DEVICES = 14  # beside the processor, and perhaps its library of matrix products; GGML_SCHED_MAX_BACKENDS is 16
 
 
 class _Override(ctypes.Structure):
@@ -54,6 +55,11 @@ class RemoteDevices:
 
         The output layer stays on this machine, since a row of scores is many times as large as one between layers.
         """
+        if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
+            raise InvalidRequest(
+                f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
+                hint="Start workers with fewer: edgespec worker --device NAME.",
+            )
         split = split_layers(layers, self.workers, memory, gpu_layers)
         api = ggml()
         own = [api.ggml_backend_dev_by_name(gpu.name.encode()) for gpu in memory.devices]
@@ -61,7 +67,7 @@ class RemoteDevices:
         handles = (ctypes.c_void_p * (len(counts) + 1))(*self._handles, *own, None)
         params.n_gpu_layers = sum(counts) + 1  # llama.cpp counts the output layer too, with those of the last device
         counts[-1] += 1
-        shares = (ctypes.c_float * _MAX_DEVICES)(*counts)
+        shares = (ctypes.c_float * _MAX_SPLITS)(*counts)
         params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
         self._kept = [handles, shares]
         if not own:
