@@ -67,19 +67,19 @@ def main(
         addresses = [link.address(host) for host in range(1, 1 + count)]
         for host, address in enumerate(addresses, 1):
             options = ["worker", "--host", address, "--port", str(_PORT), "--threads", "1", "--trust-network"]
-            stack.callback(_end, subprocess.Popen(link.command(host, [*EDGESPEC, *options]), stdout=subprocess.DEVNULL))
+            stack.callback(end, subprocess.Popen(link.command(host, [*EDGESPEC, *options]), stdout=subprocess.DEVNULL))
             _wait_for(link, address)
         words = [str(target), str(draft), ",".join(addresses), json.dumps(sizes)]
         client = subprocess.Popen(
             link.command(0, [sys.executable, "-m", "benchmarks.workers", _CLIENT, *words]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        stack.callback(_end, client)
+        stack.callback(end, client)
         rows: list[dict[str, Any]] = []
-        _ask(client)  # the first forwards take longer
+        ask(client)  # the first forwards take longer
         for delay_ms in (0.0, *delays_ms):
             link.set(delay_ms / 1000, loss if delay_ms else 0.0)
-            rows.append({"set_ms": delay_ms, "rtt_ms": 1000 * link.measure_rtt(), **_ask(client)})
+            rows.append({"set_ms": delay_ms, "rtt_ms": 1000 * link.measure_rtt(), **ask(client)})
             _add_formula(rows[-1], rows[0], count)
             click.echo(rows[-1], err=True)
     sizes |= {"workers": count, "loss": loss, "short_packets": short_packets or loss > 0}
@@ -95,7 +95,7 @@ def _wait_for(link: SlowLink, address: str) -> None:
     raise click.ClickException(f"the worker at {address} does not answer.")
 
 
-def _ask(client: subprocess.Popen[str]) -> dict[str, Any]:
+def ask(client: subprocess.Popen[str]) -> dict[str, Any]:
     """The measurement of the client under the present delay."""
     assert client.stdin is not None
     assert client.stdout is not None
@@ -115,7 +115,8 @@ def _add_formula(row: dict[str, Any], first: dict[str, Any], count: int) -> None
     row["formula_gain"] = tokens * (step_s + network_s) / (round_s + network_s)
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process."""
     process.kill()
     process.wait()
 
@@ -129,13 +130,13 @@ def _serve(target: str, draft: str, addresses: str, sizes: str) -> None:
         pair = list_loaded(model=load_model("llamacpp", Path(draft), options))
         alone = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), options), [], _PLAIN)))
         engine = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), divided), pair, _PLAIN)))
-        client = _Client(engine, alone, **json.loads(sizes))
+        client = Client(engine, alone, **json.loads(sizes))
         for _ in sys.stdin:
             print(json.dumps(client.measure()), flush=True)
 
 
-class _Client:
-    """The model over its workers, and what it says in one process."""
+class Client:
+    """A model over several machines, and what it says in one process."""
 
     def __init__(
         self, engine: Engine, alone: Engine, draft_max: int, autopilot: bool, prompts: int, tokens: int, repeats: int

@@ -15,11 +15,13 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import Draft
 from edgespec.errors import InvalidRequest
+from tests.backends.mlx_pairs import read_spec
 from tests.mlx_models import CONFIGS, DENSE, make_folder
-from tests.models import DRAFT
-from tests.ranks import load_on_two_ranks, start_rank, write_hosts
+from tests.models import DRAFT, REPOSITORY
+from tests.ranks import RANK_CONFIGS, load_on_two_ranks, start_rank, write_hosts
 
 WIDE = {**DENSE, "hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 12, "num_key_value_heads": 12}
+HEAD = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 END_S = 20.0
 
 
@@ -61,7 +63,7 @@ def run_on(stack: ExitStack, folder: Path, n: int, arguments: Sequence[str]) -> 
     return ranks
 
 
-def command(model: Path, *more: str) -> list[str]:
+def command(model: Path | str, *more: str) -> list[str]:
     return ["def f(x):", "--model", str(model), "--backend", "mlx", "--ctx", "256", "--no-memory", "--max-tokens", "40",
             *more]  # fmt: skip
 
@@ -78,6 +80,14 @@ def test_the_text_is_that_of_one_process(stack: ExitStack, tmp_path: Path, wide:
     text, err = run_on(stack, tmp_path, n, command(wide, *options)).wait()
     assert text == alone, err
     assert len(text) > 20
+
+
+def test_a_head_of_a_split_target_drafts(stack: ExitStack, tmp_path: Path) -> None:
+    arguments = command("python-6m", "--temperature", "0", "--draft", str(HEAD), "--draft-max", "3")
+    alone = run_alone(stack, arguments)
+    text, err = run_on(stack, tmp_path, 2, arguments).wait()
+    assert text == alone, err
+    assert "eagle3-python-6m)" in err, "tokens of the head were accepted"
 
 
 def run_alone(stack: ExitStack, arguments: Sequence[str]) -> str:
@@ -160,4 +170,13 @@ def test_what_cannot_be_split_is_refused_and_the_next_model_loads(tmp_path: Path
     session.rewind(2)
     assert abs(session.forward(3, Draft.chain([])).logits(0) - expected).max() < 1e-3
     session.close()
+    model.close()
+
+
+def test_a_head_is_refused_where_the_output_matrix_is_split(tmp_path: Path) -> None:
+    model = load_on_two_ranks(
+        make_folder(tmp_path / "target", RANK_CONFIGS["gated-delta"]), LoadOptions(context_size=256)
+    )
+    with pytest.raises(Unsupported, match="output matrix"):
+        model.attach_head(read_spec(HEAD), HEAD, progress=lambda fraction: None, check=lambda: None)
     model.close()
