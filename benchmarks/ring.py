@@ -122,7 +122,7 @@ def write_target(folder: Path) -> int:
     folder.mkdir()
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
-    fields = dict(read_file(TARGET).metadata)
+    fields: dict[str, Any] = dict(read_file(TARGET).metadata)
     fields["tokenizer.ggml.token_type"] = [int(kind) for kind in fields["tokenizer.ggml.token_type"]]
     for name, content in to_folder(fields).items():
         (folder / name).write_bytes(content)
