@@ -2,10 +2,10 @@
 
     uv run python -m benchmarks.remote_draft [--target 1b.gguf] [--draft 100m.gguf] [--rtt-ms 5 ...] [--loss 0.05]
 
-The draft server and the target are processes of one thread on two hosts of `benchmarks.slow_link`. For each delay the
-target continues code in turns: plainly; with the draft in its own process ("local"); with the one of the server, which
-drafts ahead for what it guesses ("ahead") or not ("waiting"); and by the autopilot's choice ("autopilot"). Drafts of a
-fixed length otherwise. A gain is the median over the repeats of tokens/s over plain decoding's. "draft_ms" is the
+The draft server, with one thread, and the target are processes on two hosts of `benchmarks.slow_link`. For each delay
+the target continues code in turns: plainly; with the draft in its own process ("local"); with the one of the server,
+which drafts ahead for what it guesses ("ahead") or not ("waiting"); and by the autopilot's choice ("autopilot"). Drafts
+of a fixed length otherwise. A gain is the median over the repeats of tokens/s over plain decoding's. "draft_ms" is the
 mean of a round, "ready" the share of drafted rounds that waited for less than a tenth of a plain step.
 
 Texts that are not plain decoding's are counted, and those among them that rounding explains. At last the server is
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -59,18 +59,21 @@ _PLAIN = Speculation()
 @click.option(
     "--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Of packets, with each delay."
 )
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the target; those of the draft are one."
+)
 @click.option("--draft-max", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--prompts", type=click.IntRange(1, len(CODE)), default=4, show_default=True)
 @click.option("--tokens", type=click.IntRange(2), default=48, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-def main(target: Path, draft: Path, delays_ms: Sequence[float], loss: float, **sizes: Any) -> None:
+def main(target: Path, draft: Path, delays_ms: Sequence[float], loss: float, threads: int, **sizes: Any) -> None:
     """Compare plain decoding, a local draft and a remote one by delay."""
     if reason := find_obstacle():
         raise click.ClickException(f"There is no slow network: {reason}.")
     with SlowLink(is_lossy=loss > 0) as link, ExitStack() as stack:
         servers = [stack.enter_context(closing(_Server(link, draft)))]
-        words = [str(target), str(draft), link.address(1), json.dumps(sizes)]
+        words = [str(target), str(draft), link.address(1), str(threads), json.dumps(sizes)]
         client = subprocess.Popen(
             link.command(0, [sys.executable, "-m", "benchmarks.remote_draft", _CLIENT, *words]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -89,6 +92,7 @@ def main(target: Path, draft: Path, delays_ms: Sequence[float], loss: float, **s
         _ask(client, "begin")
         servers.append(stack.enter_context(closing(_Server(link, draft))))
         restarted = _ask(client, "finish")
+    sizes["threads"] = threads
     print_result("remote_draft", {**sizes, "loss": loss, "delays": rows, "killed": killed, "restarted": restarted},
                  target, draft)  # fmt: skip
 
@@ -123,12 +127,12 @@ def _ask(client: subprocess.Popen[str], word: str) -> dict[str, Any]:
     return result
 
 
-def _run_client(target: str, draft: str, address: str, sizes: str) -> None:
+def _run_client(target: str, draft: str, address: str, threads: str, sizes: str) -> None:
     """Load the target, then do what each line of the input says."""
     options, specs = LoadOptions(context_size=1024, threads=1), drafter_specs()
     url = parse_address(f"http://{address}:{_PORT}")
     with ExitStack() as stack:
-        model = load_model("llamacpp", Path(target), options)
+        model = load_model("llamacpp", Path(target), replace(options, threads=int(threads)))
         local = LoadedDrafter(specs["model"], "local", load_model("llamacpp", Path(draft), options))
         engines = {
             "ahead": Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], _PLAIN),

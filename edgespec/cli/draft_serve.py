@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,24 @@ def serve_command(model: str | None, **options: Any) -> int:
     rules = access_rules(options)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # as `edgespec serve`
     with listen(options) as listening:
+        for each in listening.sockets:
+            _watch(each)
         config = load_config(model, options)
         draft = DraftModel(lambda: _load(config, public_name(model or "")), options["parallel"])
         urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
         click.echo(f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop.")
         return run_app(draft_application(draft, rules), listening, "info")
+
+
+def _watch(listener: socket.socket) -> None:
+    """Have the system look whether silent clients are still there, so that a machine that is gone gives its cache back.
+
+    Connections inherit this from `listener`.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if (option := getattr(socket, name, None)) is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _load(config: LoadConfig, name: str) -> ServedDraft:

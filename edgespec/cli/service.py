@@ -15,8 +15,10 @@ from click.core import ParameterSource
 from edgespec.errors import InvalidRequest
 
 _LABEL = "io.github.edgespec"
-_KEPT = re.compile(r"EDGESPEC_(?!API_KEY)\w+|XDG_(CACHE|CONFIG|DATA)_HOME|HF_(HOME|HUB_CACHE|HUB_OFFLINE|ENDPOINT)"
-                   r"|LD_LIBRARY_PATH|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS")  # fmt: skip
+_KEPT = re.compile(
+    r"EDGESPEC_(?!API_KEY|DRAFT_KEY)\w+|XDG_(CACHE|CONFIG|DATA)_HOME|HF_(HOME|HUB_CACHE|HUB_OFFLINE|ENDPOINT)"
+    r"|LD_LIBRARY_PATH|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+)
 _UNIT = """\
 [Unit]
 Description=edgespec, language models over HTTP

@@ -15,13 +15,24 @@ from urllib.parse import urlencode
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters.remote_http import MAX_BODY, explain, read_chunk, read_head, read_refusal
-from edgespec.drafters.remote_messages import PROTOCOL, Ask, BadMessage, Drafted, Fault, Message, encode, split
+from edgespec.drafters.remote_messages import (
+    MAX_GUESSES,
+    PROTOCOL,
+    Ask,
+    BadMessage,
+    Drafted,
+    Fault,
+    Message,
+    encode,
+    split,
+)
 
 if TYPE_CHECKING:
     from edgespec.drafters.remote_draft import RemoteDraft
 
 _CONNECT_S = 5.0  # for a connection and the answer to its first request
 _STALL_S = 10.0  # without a reply that is waited for, after which the connection is given up
+_KEPT = 2 * MAX_GUESSES  # latest drafts
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0  # between two attempts to connect
 
 
@@ -156,7 +167,7 @@ class Link:
                 if not isinstance(message, Drafted):
                     raise BadMessage("it sent a message that only clients send")
                 with self._changed:
-                    self._drafts.append(message)
+                    self._drafts = [*self._drafts[-_KEPT:], message]
                     if not message.is_guess:
                         self._waits_since = 0.0
                     self._changed.notify_all()

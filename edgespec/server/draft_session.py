@@ -38,6 +38,7 @@ _PROBE = Budget(1, 1)  # of a look at what may follow
 _LIMITS = 8  # latest Asks; what is guessed is as deep as the deepest of them
 _CANDIDATES = 64  # ids of a distribution, so that a reply of 16 tokens fits the first flight of a TCP connection
 _MAX_TEXT = 2**21  # tokens
+_MAX_WAITING = 64  # messages
 
 
 @dataclass(slots=True)
@@ -100,6 +101,8 @@ class DraftSession:
                 received += chunk
                 for message in split(received):
                     self._inbox.put_nowait(message)
+                if self._inbox.qsize() > _MAX_WAITING:
+                    raise BadMessage(f"more than {_MAX_WAITING} messages wait for an answer")
         except BadMessage as error:
             self._inbox.put_nowait(error)
         else:
