@@ -59,6 +59,7 @@ def test_a_caller_who_leaves_ends_its_answer(toy: Server) -> None:
 
 def test_a_caller_who_closes_its_sending_side_has_left(toy: Server) -> None:
     """TCP does not tell it from one that has gone. The connection ends, without the end of the answer."""
+    toy.ask(TREE, max_tokens=3)  # a model that is being loaded is busy too
     for stream in (True, False):
         before = answers(toy)
         with raw(toy, {**ENDLESS, "stream": stream}) as caller:
