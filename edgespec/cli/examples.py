@@ -117,7 +117,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "draft probe": (("edgespec draft probe qwen3.5-9b-q4 --draft mtp", "how the model's MTP head is read"),),
     "draft serve": (
         ("edgespec draft serve", "the embedded draft, for this machine alone, at port 7438"),
-        ("edgespec draft serve llama-1b-q4 --host 0.0.0.0 --keys keys.toml", "for the network; see `edgespec key`"),
+        ("edgespec draft serve --for llama-70b-q4 --host 0.0.0.0 --keys keys.toml", "its draft, for the network"),
     ),
     "completion": (
         ('eval "$(edgespec completion bash)"', "for this shell; put it into ~/.bashrc"),

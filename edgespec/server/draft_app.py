@@ -95,7 +95,7 @@ class Sessions:
             raise HttpError(400, message, hint="Send the size of the target's vocabulary.")
         if model.is_full:
             message = f"all {model.describe()['parallel']} caches of the draft server are in use."
-            raise HttpError(503, message, hint="Raise --parallel, or try again later.")
+            raise HttpError(429, message, hint="Raise --parallel, or try again later.")
         return vocab_size, min(guesses, MAX_GUESSES)
 
 

@@ -26,7 +26,7 @@ def serve(environment: dict[str, str], *arguments: str, **extra: str) -> Iterato
         assert process.stdout is not None
         first = process.stdout.readline()
         found = re.fullmatch(r"Serving the draft (\S+) at (\S+); press Ctrl-C to stop\.\n", first)
-        assert found and found[1] == "embedded", first
+        assert found and found[1] == "embedded-draft", first
         yield found[2], process
     finally:
         process.terminate()
@@ -75,6 +75,7 @@ def test_a_server_that_is_killed_costs_proposals_only(cli: Cli, environment: dic
     [
         (("draft", "serve", "--host", "0.0.0.0"), "other machines could use a server at 0.0.0.0 without a key"),
         (("draft", "serve", "no-such-model"), "there is no model called 'no-such-model'"),
+        (("draft", "serve", "x.gguf", "--for", "llama-8b-q4"), "REF and --for both name a draft"),
         (("draft", "serve", "--tls-cert", "x.pem"), "TLS needs a certificate and its private key"),
         ((*ARGUMENTS, "--draft", "http://127.0.0.1:1"), "nobody listens there"),
         ((*ARGUMENTS, "--draft", "http://me:secret@box:1"), "an address is no place for a key"),
