@@ -67,10 +67,10 @@ def main(count: int, delays_ms: Sequence[float], **sizes: Any) -> None:
             link.command(0, [sys.executable, "-m", "benchmarks.ring", _RANK_0, *words]),
             env={**environment, RANK: "0"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        stack.callback(end, client)
         for rank in range(1, count):
             follower = link.command(rank, [*EDGESPEC, "run"])
             stack.callback(end, subprocess.Popen(follower, env={**environment, RANK: str(rank)}))
+        stack.callback(end, client)  # the first to end
         rows: list[dict[str, Any]] = []
         ask(client)  # the first forwards take longer
         for delay_ms in (0.0, *delays_ms):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.ranks import count_ranks
 from edgespec.controller.store import ProfileKey
 from edgespec.core.protocols import CheckCancelled
 from edgespec.planner.draft_request import AUTO
@@ -30,6 +31,9 @@ def choose_self_draft(
     choice = cache.look_up(key, str(requested or "auto"))
     if choice is None and requested is None and planned.models:
         return None  # there is a draft model; `edgespec draft build` compares them
+    if requested is None and count_ranks() > 1:
+        reporter.notice("Drafting without a self-draft: a model on several ranks has none.")
+        return None
     if choice is None:
         reporter.notice(
             f"Searching for a self-draft of the model, for about {EVALUATION_S:.0f} seconds; this is done once."
