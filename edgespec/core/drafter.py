@@ -6,6 +6,8 @@ lookup      no model: n-grams, suffixes of earlier texts                  implem
 sequential  one forward for each token: a draft model, a self-draft       drafters.sequential over a DraftSession
 block       one forward for several tokens: PARD                          drafters.block over a BlockSession
 
+A draft on another machine is one of the last two there, and `drafters.remote` asks for its proposals.
+
 V is the vocabulary size of the target. Token ids are the target's; a session of a model with another vocabulary maps
 them.
 """

@@ -31,7 +31,7 @@ from edgespec.drafters.sampling import TruncatedDraw
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.server.draft_model import Cache, DraftModel
 
-_MIN_PROBABILITY = 0.03  # of what is guessed
+_MIN_PROBABILITY = 0.08  # of what is guessed: a guess under way delays the next message by one forward
 _SIBLINGS = 3  # of a drawn token, that are guessed at most
 _FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
 _PROBE = Budget(1, 1)  # of a look at what may follow
