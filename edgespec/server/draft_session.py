@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
@@ -29,10 +27,9 @@ from edgespec.drafters.remote_messages import (
 )
 from edgespec.drafters.sampling import TruncatedDraw
 from edgespec.errors import Cancelled, EdgespecError, reason_of
+from edgespec.server.draft_guesses import AcceptanceRate, describe_tree, list_candidates, list_path, rank_guesses
 from edgespec.server.draft_model import Cache, DraftModel
 
-_MIN_PROBABILITY = 0.08  # of what is guessed: a guess under way delays the next message by one forward
-_SIBLINGS = 3  # of a drawn token, that are guessed at most
 _FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
 _PROBE = Budget(1, 1)  # of a look at what may follow
 _LIMITS = 8  # latest Asks; what is guessed is as deep as the deepest of them
@@ -70,8 +67,8 @@ class DraftSession:
         self._limits: deque[Budget] = deque([_FIRST_LIMIT], maxlen=_LIMITS)
         self._known: list[Drafted] = []  # drafts after the present text or what is guessed to follow it
         self._guess: _Guess | None = None  # the last one, unfinished
+        self._rate = AcceptanceRate()
         self._draw: TruncatedDraw | None = None
-        self._has_begun = False
 
     async def serve(self, chunks: AsyncIterator[bytes]) -> bool:
         """Until the client leaves. Returns whether the cache can be used again; a fault is told to the client."""
@@ -117,12 +114,14 @@ class DraftSession:
         if isinstance(message, Begin):
             self._change_text(message)
             self._draw = self._make_draw(message)
-            self._known, self._guess, self._has_begun = [], None, True
-        elif isinstance(message, Ask) and self._has_begun:
+            self._known, self._guess = [], None
+        elif isinstance(message, Ask) and self._mirror.tokens:
             emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
             self._change_text(message)
             depth = min(max(message.depth, 1), MAX_DEPTH)
             self._limits.append(Budget(depth, min(max(message.nodes, depth), MAX_NODES)))
+            if emitted is not None and self._known and not self._known[0].is_guess:
+                self._rate.observe(self._known[0], emitted)
             with self._model.waited_for():
                 found = await self._find_or_draft(emitted, is_held=message.is_held)
             self._known, self._guess = [found], None
@@ -179,7 +178,7 @@ class DraftSession:
         probe = DraftTree()
         tokens = [draft.tokens[node] for node in path]
         if await self._run_units(_Guess((), _PROBE, probe, self._expand(probe, tokens, _PROBE))):
-            for emitted in islice(rank_guesses(draft, path, list_candidates(probe)), self._guesses):
+            for emitted in islice(rank_guesses(draft, path, list_candidates(probe), self._rate.value), self._guesses):
                 tree = DraftTree()
                 self._guess = _Guess(emitted, limit, tree, self._expand(tree, emitted, limit))
                 if not await self._run_units(self._guess):
@@ -217,60 +216,3 @@ def _expand(
         draw.start = len(text)
     drafter.begin(text, draw)  # it may have read what was guessed wrongly
     yield from drafter.expand(tree, text, limit)
-
-
-def list_path(draft: Drafted) -> list[int]:
-    """The nodes of the most probable child of the root, of its most probable child, and so on."""
-    path, last = [], -1
-    while children := [node for node, parent in enumerate(draft.parents) if parent == last]:
-        last = max(children, key=lambda node: (draft.confidences[node], -node))
-        path.append(last)
-    return path
-
-
-def list_candidates(tree: DraftTree) -> list[tuple[int, float]]:
-    """(token, probability) of what may follow the root of a draft of one token, the most probable first."""
-    if len(tree) and (q := tree.q[0]) is not None:
-        found = [(int(token), float(q[token])) for token in np.argsort(-q)[:_SIBLINGS]]
-    else:
-        found = [(token, max(votes.values())) for token, votes in zip(tree.tokens, tree.votes, strict=True)]
-    return found
-
-
-def rank_guesses(draft: Drafted, path: Sequence[int], after: Sequence[tuple[int, float]]) -> list[tuple[int, ...]]:
-    """What the target may emit in the round that verifies `draft`, the most probable first.
-
-    `after` are candidates after the whole `path`. The target accepts the path up to a token, in whose place it emits
-    another candidate of the draft; or all of it, and emits one of `after`.
-    """
-    found: list[tuple[float, tuple[int, ...]]] = []
-    reached, tokens, parent = 1.0, [draft.tokens[node] for node in path], -1
-    for depth, node in enumerate(path):
-        for token, probability in _list_others(draft, node, parent):
-            found.append((reached * probability, (*tokens[:depth], token)))
-        reached, parent = reached * draft.confidences[node], node
-    found += [(reached * probability, (*tokens, token)) for token, probability in after]
-    likely = sorted((each for each in found if each[0] >= _MIN_PROBABILITY), key=lambda each: -each[0])
-    return [emitted for _, emitted in likely]
-
-
-def _list_others(draft: Drafted, node: int, parent: int) -> Iterator[tuple[int, float]]:
-    """(token, probability) of what may be emitted in the place of `node`."""
-    if draft.q is not None:
-        ids, q = draft.q[node]
-        for at in np.argsort(-q)[:_SIBLINGS]:
-            if ids[at] != draft.tokens[node]:
-                yield int(ids[at]), float(q[at])
-        return
-    for other, above in enumerate(draft.parents):
-        if above == parent and other != node:
-            yield draft.tokens[other], draft.confidences[other]
-
-
-def describe_tree(number: int, emitted: Sequence[int], tree: DraftTree, source: str, *, is_guess: bool) -> Drafted:
-    """What `source` has drafted after the text and `emitted`."""
-    q = None
-    if len(tree) and tree.q[0] is not None:
-        q = [(np.flatnonzero(each).astype(np.int32), each[each != 0]) for each in tree.q if each is not None]
-    confidences = [votes[source] for votes in tree.votes]
-    return Drafted(number, tuple(emitted), list(tree.tokens), list(tree.parents), confidences, q, is_guess)

@@ -28,6 +28,7 @@ from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.server.draft_guesses import AcceptanceRate, list_path, rank_guesses
 from edgespec.server.guard import Rules
 from edgespec.server.keys import Caller, Key, Keys, hash_key
 from tests.draft_server import DraftServer
@@ -371,3 +372,18 @@ def test_texts_are_those_of_plain_decoding(guesses: int) -> None:
         assert drafted.metrics.accepted_tokens > (40 if noise == 0 else 5)
         engine.release_draft()
         server.close()
+
+
+def test_guesses_are_ranked_by_what_was_accepted() -> None:
+    draft = Drafted(1, (), [1, 2, 3, 4], [-1, -1, 0, 0], [0.5, 0.25, 0.5, 0.25])
+    path, after = list_path(draft), [(7, 0.5), (8, 0.25)]
+    assert path == [0, 2]
+    sure, unsure = rank_guesses(draft, path, after, 0.9), rank_guesses(draft, path, after, 0.2)
+    assert sure[0] == (1, 3, 7) and unsure[:2] == [(2,), (1, 4)]
+    rate = AcceptanceRate()
+    before = rate.value
+    rate.observe(draft, [1, 3, 7])
+    assert rate.value > before
+    for _ in range(50):
+        rate.observe(draft, [2])
+    assert rate.value < 0.3
