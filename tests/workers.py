@@ -98,7 +98,10 @@ def lending(*devices: tuple[int, int]) -> Iterator[str]:
 
 def _lend(server: socket.socket, devices: Sequence[tuple[int, int]]) -> None:
     while True:
-        connection, _ = server.accept()
+        try:
+            connection, _ = server.accept()
+        except OSError:  # it has been closed
+            return
         with connection, connection.makefile("rb") as requests:
             while head := requests.read(9):
                 command, size = struct.unpack("<BQ", head)

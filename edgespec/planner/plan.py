@@ -147,8 +147,10 @@ class Plan:
         return next((each.self_draft for each in self.drafters if each.self_draft is not None), None)
 
 
-def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, network: Network | None = None) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
+
+    `network` has the workers where the target is open on them already: they serve it, and answer nobody else.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -168,7 +170,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter) 
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     own = read_memory(backend)
-    network, memory = find_network(options, backend, facts, own)
+    network, memory = find_network(options, backend, facts, own, network)
     drafters, left_out = keep_local(drafters, network, leave_out=request.draft == AUTO)
     for told in left_out:
         reporter.notice(told)

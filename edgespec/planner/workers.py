@@ -63,16 +63,19 @@ class Network:
 
 
 def find_network(
-    options: LoadOptions, backend: FileBackend, target: ModelMetadata, memory: Memory
+    options: LoadOptions, backend: FileBackend, target: ModelMetadata, memory: Memory, known: Network | None = None
 ) -> tuple[Network | None, Memory]:
-    """The workers of `options`, and `memory` with theirs. Raises InvalidRequest, BackendError."""
+    """The workers of `options`, and `memory` with theirs; those of `known` are not asked again.
+
+    Raises InvalidRequest, BackendError.
+    """
     if not options.workers:
         return None, memory
     if backend != "llamacpp" or not isinstance(target, Header):
         raise InvalidRequest(
             "workers compute with llama.cpp, not MLX.", hint="Drop --workers, or add --backend llamacpp."
         )
-    workers = find_workers(options.workers)
+    workers = known.workers if known is not None else find_workers(options.workers)
     split = split_layers(target.own("block_count") or 0, workers, memory, options.gpu_layers)
     row_bytes = split.hops * 2 * _FLOAT * (target.own("embedding_length") or 0)
     lent = (
@@ -80,7 +83,7 @@ def find_network(
         for worker in workers
         for free, total in worker.devices
     )
-    return Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
+    return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
 
 
 def check_drafts(fit: Fit, own: Memory) -> None:

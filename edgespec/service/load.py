@@ -86,7 +86,7 @@ class Loader:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
         if loaded.info.backend == "toy":
             return self._load_toy(config, loaded.engine.memory)
-        planned = self._plan(replace(config, backend=loaded.info.backend))
+        planned = self._plan(replace(config, backend=loaded.info.backend), loaded.planned)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
         return self._replace(loaded, changed)
@@ -139,8 +139,8 @@ class Loader:
         cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
         return search, choice
 
-    def _plan(self, config: LoadConfig) -> Plan:
-        planned = plan(config, self.registry, self.hub, self.reporter)
+    def _plan(self, config: LoadConfig, opened: Plan | None = None) -> Plan:
+        planned = plan(config, self.registry, self.hub, self.reporter, opened.network if opened else None)
         check_ranks(planned)
         require(planned.backend)
         return planned

@@ -115,6 +115,15 @@ def test_a_worker_that_is_killed_while_weights_are_sent(engine: EngineProcess, t
     worker.end()
 
 
+def test_another_draft_is_opened_while_a_worker_serves_the_target(engine: EngineProcess) -> None:
+    with started_worker() as worker:
+        engine.open(config(worker.address), Heard()).result()
+        model_info = engine.change_draft(config(worker.address, draft="ngram+model"), Heard()).result()
+        assert list(model_info.drafters) == ["ngram", "model"]
+        assert [e for e in engine.stream(Request("x = ", ENDLESS, 5)) if isinstance(e, Finished)]
+        engine.close()
+
+
 def test_a_worker_that_takes_long_is_waited_for() -> None:
     engine = EngineProcess(max_silence_s=2.0)
     try:
