@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.backends import BackendName
     from edgespec.export.engines import Engine
 
+_SCRIPT = "serve.sh"
 _NAMES = ("vllm", "sglang", "tensorrt-llm", "tgi", "llama-server", "mlx-lm", "ollama")
 
 
@@ -65,7 +66,7 @@ def export_command(
     if output is None:
         click.echo(script, nl=False)
         return
-    files = {"serve.sh": script, **exported.files}
+    files = {_SCRIPT: script, **exported.files}
     if exported.container is not None:
         files["compose.yaml"] = format_compose(exported.container)
     _write(output, files, force=force)
@@ -94,6 +95,9 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_atomically(folder / name, text)
+        script = folder / _SCRIPT
+        readable = script.stat().st_mode & 0o444
+        script.chmod(script.stat().st_mode | readable >> 2)  # whoever may read it may run it
     except OSError as error:
         hint = "Free some space, or name a folder that can be written."
         raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint=hint) from error

@@ -28,6 +28,7 @@ class Engine:
     has_many   whether it has lookups that work beside a draft, and find their lengths themselves
     measure    where it shows how many drafted tokens are accepted; "" where that is not known
     refuse     why it cannot load the files of a draft; None where it can
+    compares   the drafters, by our name, whose vocab_size it compares with the target's when it starts
     """
 
     title: str
@@ -37,11 +38,14 @@ class Engine:
     has_many: bool = False
     measure: str = ""
     refuse: Callable[[Draft], str | None] = lambda draft: None
+    compares: frozenset[str] = frozenset()
 
 
 ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine("vLLM 0.33", None, vllm.METHODS, vllm.render, measure=vllm.MEASURE),
-    "sglang": Engine("SGLang 0.5.23", None, sglang.METHODS, sglang.render, measure=sglang.MEASURE),
+    "vllm": Engine("vLLM 0.33", None, vllm.METHODS, vllm.render, measure=vllm.MEASURE, compares=vllm.COMPARES),
+    "sglang": Engine(
+        "SGLang 0.5.23", None, sglang.METHODS, sglang.render, measure=sglang.MEASURE, compares=sglang.COMPARES
+    ),
     "tensorrt-llm": Engine("TensorRT-LLM", None, tensorrt_llm.METHODS, tensorrt_llm.render),
     "tgi": Engine("text-generation-inference 3.3", None, tgi.METHODS, tgi.render),
     "llama-server": Engine(
@@ -113,16 +117,27 @@ def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:
     same = draft.weights is not None and draft.weights.original == plan.target.original
     if engine.backend is None and draft.method == "model" and same:
         return "it was made from the target's own weights"
+    sizes = compare_vocabularies(plan, draft, engine)
+    if sizes is not None and None not in sizes and sizes[0] != sizes[1]:
+        return f"its vocab_size is {sizes[1]}, the target's {sizes[0]}, and {engine.title} takes equal ones alone"
     return engine.refuse(draft)
+
+
+def compare_vocabularies(plan: ExportPlan, draft: Draft, engine: Engine) -> tuple[int | None, int | None] | None:
+    """The vocab_size of the target and of `draft`, None where it is not known; None where `engine` takes any."""
+    if draft.weights is None or draft.method not in engine.compares:
+        return None
+    return plan.target.vocab_size, draft.weights.vocab_size
 
 
 def find_length(draft: Draft, engine: Engine) -> int | None:
     """Tokens to draft: the best by what was measured here, else a usual number, at most those of a block.
 
-    None where `engine` finds the number itself.
+    DSpark always drafts its whole block, because vLLM's drafts of fewer tokens are wrong. None where `engine` finds the
+    number itself.
     """
     if engine.has_many and draft.method in LOOKUPS:
         return None
-    length = draft.measured.length if draft.measured is not None else 0
+    length = draft.measured.length if draft.measured is not None and draft.method != "dspark" else 0
     length = length or draft.block or _USUAL_LENGTH[draft.method]
     return min(length, draft.block or length)

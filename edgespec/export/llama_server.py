@@ -28,9 +28,9 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
             words += ["--spec-draft-n-max", str(length)]
     volumes = (("llama-cpp", "/root/.cache"), *mount_files(plan, draft))
     everywhere = (*words, "--host", "0.0.0.0", "--port", str(_PORT))
-    container = Container(_IMAGE, everywhere, _PORT, volumes, has_gpu=False)
-    remark = "compose.yaml uses no GPU: for one, take an image that is built for it, and reserve the device."
-    return Exported((("llama-server", *words),), container, remarks=(remark,))
+    remark = "It uses no GPU: for one, take an image that is built for it, and reserve the device."
+    container = Container(_IMAGE, everywhere, _PORT, volumes, has_gpu=False, remark=remark)
+    return Exported((("llama-server", *words),), container)
 
 
 def _name_target(target: Weights) -> list[str]:

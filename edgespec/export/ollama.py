@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 
+from edgespec.errors import InvalidRequest
 from edgespec.export.local_files import mount_files
 from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
 from edgespec.hub.file_selection import parse_quant
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath
 
 METHODS = {"mtp": "mtp", "gemma4-assistant": "mtp", "dflash": "dflash"}
-FILE = "Modelfile"
+FILE = "edgespec.Modelfile"
 _PORT = 11434
 
 
 def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
-    """`ollama create` from a Modelfile, and `ollama run`."""
+    """`ollama create` from a Modelfile, and `ollama run`. Raises InvalidRequest for paths that no Modelfile holds."""
     stem = plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")
     name = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-.") or "model"
     lines = [f"FROM {_name_target(plan.target)}"]
@@ -27,13 +28,15 @@ def render(plan: ExportPlan, draft: Draft | None, length: int) -> Exported:
         if draft.weights is not None:
             lines.append(f"DRAFT {draft.weights.files}")
         lines.append(f"PARAMETER draft_num_predict {length}")
+    if any(not line.isprintable() for line in lines):
+        raise InvalidRequest("a Modelfile cannot name a file with a line break in its path.", hint="Rename it.")
     volumes = (("ollama", "/root/.ollama"), (f"./{FILE}", f"/{FILE}"), *mount_files(plan, draft))
-    remarks = [f"With compose.yaml: docker compose exec model ollama create {name} -f /{FILE}."]
-    if draft is not None:
-        remarks.append("Older versions of Ollama do not know DRAFT and draft_num_predict.")
+    remark = f"Once it runs: docker compose exec model ollama create {name} -f /{FILE}"
+    container = Container("ollama/ollama", ("serve",), _PORT, volumes, remark=remark)
+    remarks = ("Older versions of Ollama do not know DRAFT and draft_num_predict.",) if draft is not None else ()
     commands = (("ollama", "create", name, "-f", FILE), ("ollama", "run", name))
     files = {FILE: "".join(f"{line}\n" for line in lines)}
-    return Exported(commands, Container("ollama/ollama", ("serve",), _PORT, volumes), files, tuple(remarks))
+    return Exported(commands, container, files, remarks)
 
 
 def _name_target(target: Weights) -> str:

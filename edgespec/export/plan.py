@@ -17,7 +17,8 @@ class Weights:
     files       the GGUF file or MLX folder in use: a path where it is on this machine
     original    `user/repo` on Hugging Face, or the path of a folder in its format; None where it is not known
     known_from  what names `original`, for a remark
-    bits        of a weight in `files`; None where that is not known
+    bits        of a weight in `files`; None where that is not known, and where the originals have as few
+    vocab_size  rows of its embedding; None where that is not known
     """
 
     reference: Reference
@@ -25,6 +26,7 @@ class Weights:
     original: str | None = None
     known_from: str = ""
     bits: int | None = None
+    vocab_size: int | None = None
 
     @property
     def is_folder(self) -> bool:
@@ -104,6 +106,7 @@ class Container:
     image       of Docker Hub; of another place `${VARIABLE:?...}`, which the user sets
     entrypoint  in place of the image's own; empty for that
     volumes     (source, target): a path that can be read there, or the name of a volume of Docker
+    remark      a sentence for its user
     """
 
     image: str
@@ -112,6 +115,7 @@ class Container:
     volumes: tuple[tuple[str, str], ...] = ()
     entrypoint: tuple[str, ...] = ()
     has_gpu: bool = True
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

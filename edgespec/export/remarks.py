@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec import __version__
-from edgespec.export.engines import Choice, Engine
+from edgespec.export.engines import Choice, Engine, compare_vocabularies
 from edgespec.export.plan import Draft, Exported, ExportPlan
 
 _DEPTHS = 4  # of drafted tokens whose acceptance is shown
@@ -21,6 +21,11 @@ def list_remarks(plan: ExportPlan, engine: Engine, choice: Choice, exported: Exp
     else:
         yield from _describe_draft(choice.draft, choice.length, engine)
         yield from _describe_figures(choice.draft, plan, engine)
+        if None in (compare_vocabularies(plan, choice.draft, engine) or ()):
+            yield (
+                f"{engine.title} refuses to start if vocab_size in the config.json of target and draft differs; that "
+                "is not known here. If it does, export with --draft ngram."
+            )
     yield from exported.remarks
     for label, reason in choice.refusals.items():
         yield f"Left out: {label}: {reason}."
@@ -41,11 +46,13 @@ def _describe_draft(draft: Draft, length: int | None, engine: Engine) -> Iterato
     measured = draft.measured
     if length is None:
         yield f"Drafts: {name}, of lengths that {engine.title} finds."
-    elif measured is not None and measured.length:
+    elif measured is not None and measured.length == length:
         yield (
             f"Drafts: {name}, {length} tokens: the fastest fixed length by what was measured here, "
             f"{measured.speedup:.2f} times plain decoding."
         )
+    elif measured is not None and measured.length:
+        yield f"Drafts: {name}, {length} tokens, those of its block; {measured.length} would be the fastest here."
     elif measured is not None:
         yield f"Drafts: {name}, {length} tokens, a usual number: here such drafts are not faster than plain decoding."
     else:

@@ -19,10 +19,12 @@ def format_script(exported: Exported, remarks: Iterable[str], *, with_files: boo
     `with_files`: the script writes the files that they need; else they lie beside it.
     """
     parts = ["#!/bin/sh\n", "".join(map(_comment, remarks))]
-    if with_files:
-        parts += [f"cat > {name} <<'{_END}'\n{text}{_END}\n" for name, text in exported.files.items()]
-    elif exported.files:
-        parts.append('cd "$(dirname "$0")" || exit\n')
+    if exported.files:
+        parts.append("set -e\n")
+        if with_files:
+            parts += [f"cat > {name} <<'{_END}'\n{text}{_END}\n" for name, text in exported.files.items()]
+        else:
+            parts.append('cd "$(dirname "$0")"\n')
     *before, last = map(format_command, exported.commands)
     parts += [f"{command}\n" for command in before]
     return "".join([*parts, f'{last} "$@"\n'])
@@ -43,7 +45,8 @@ def format_command(words: Iterable[str]) -> str:
 
 def format_compose(container: Container) -> str:
     """compose.yaml. Its values are JSON, which YAML reads; a `$` of theirs is doubled, as Compose has it."""
-    lines = ["services:", "  model:", f"    image: {json.dumps(container.image)}"]
+    lines = [_comment(container.remark).rstrip()] if container.remark else []
+    lines += ["services:", "  model:", f"    image: {json.dumps(container.image)}"]
     if container.entrypoint:
         lines.append(f"    entrypoint: {_quote(container.entrypoint)}")
     lines.append(f"    command: {_quote(container.command)}")

@@ -9,6 +9,7 @@ METHODS = {
     "model": "STANDALONE", "eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "gemma4-assistant": "NEXTN",
     "dflash": "DFLASH", "dspark": "DSPARK", "ngram": "NGRAM", "suffix": "NGRAM",
 }  # fmt: skip
+COMPARES = frozenset({"model"})
 MEASURE = "its log shows `accept len`, the tokens of a round"
 _IMAGE, _PORT = "lmsysorg/sglang:v0.5.23", 30000
 

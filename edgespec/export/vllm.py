@@ -12,6 +12,7 @@ METHODS = {
     "model": "draft_model", "pard": "draft_model", "eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp",
     "gemma4-assistant": "mtp", "dflash": "dflash", "dspark": "dspark", "ngram": "ngram", "suffix": "suffix",
 }  # fmt: skip
+COMPARES = frozenset({"model", "pard"})
 MEASURE = "`--per-request-spec-decode-metrics summary` adds the accepted tokens to each response"
 _IMAGE, _PORT = "vllm/vllm-openai:v0.33.0", 8000
 

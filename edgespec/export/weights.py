@@ -14,7 +14,7 @@ from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath, Refere
 from edgespec.registry.originals import find_original, is_repository, read_folder_original, read_gguf_original
 from edgespec.registry.schema import Registry
 
-_BITS = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|MXFP|NVFP)(\d)|\b(\d)[-_]?bit", re.IGNORECASE)
+_BITS = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|NVFP)(\d)|\b(\d)[-_]?bit", re.IGNORECASE)
 
 
 def describe_weights(
@@ -39,7 +39,7 @@ def describe_weights(
     else:
         assert isinstance(reference, HubRepo | HubQuant | HubFile)
         files = reference
-    return Weights(reference, files, original, known_from, _count_bits(reference, metadata))
+    return Weights(reference, files, original, known_from, _count_bits(reference, metadata), _count_rows(metadata))
 
 
 def _find_original(
@@ -78,8 +78,12 @@ def _check_given(text: str) -> str:
 
 
 def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | None:
-    """Whole bits of a weight, where it is quantized; None for others."""
+    """Whole bits of a weight, where it is quantized; None for others, and for MXFP4, in which models are released."""
+    if "mxfp4" in str(reference).lower():
+        return None
     if isinstance(metadata, Header):
+        if any(tensor.type.name == "MXFP4" for tensor in metadata.tensors):
+            return None
         mean = 8 * metadata.weight_bytes / sum(math.prod(tensor.shape) for tensor in metadata.tensors)
         return int(mean) if mean < 12 else None
     if metadata is not None:
@@ -88,3 +92,10 @@ def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | N
         return bits if isinstance(bits, int) else None
     match = _BITS.search(str(reference))
     return int(match[1] or match[2]) if match else None
+
+
+def _count_rows(metadata: ModelMetadata | None) -> int | None:
+    """Rows of the embedding, `vocab_size` of config.json, where the metadata says."""
+    if isinstance(metadata, Header):
+        return next((tensor.shape[-1] for tensor in metadata.tensors if tensor.name == "token_embd.weight"), None)
+    return metadata.integer("vocab_size") if metadata is not None else None

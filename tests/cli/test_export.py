@@ -40,6 +40,7 @@ def test_the_files_of_a_folder(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     assert done.stdout.splitlines() == [f"a folder/{n}" for n in ("serve.sh", "tensorrt-llm.yml", "compose.yaml")]
     assert yaml.safe_load((folder / "tensorrt-llm.yml").read_text())["speculative_config"]["max_draft_len"] == 4
+    assert os.access(folder / "serve.sh", os.X_OK) and not os.access(folder / "compose.yaml", os.X_OK)
     service = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["model"]
     assert service["image"].startswith("${TENSORRT_LLM_IMAGE:?") and "/tensorrt-llm.yml" in service["command"]
     again = cli("export", "--to", "tensorrt-llm", "llama-70b-q4", "-o", "a folder")

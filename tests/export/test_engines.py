@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -17,15 +15,16 @@ import yaml
 
 from edgespec.backends import FileBackend
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.export import tensorrt_llm
+from edgespec.export import ollama
 from edgespec.export.engines import ENGINES, Choice, Engine, export
 from edgespec.export.gather import GivenIds
 from edgespec.export.plan import Draft, Exported, ExportPlan, Measured, Weights
 from edgespec.export.remarks import list_remarks
-from edgespec.export.script import format_compose, format_script
+from edgespec.export.script import format_compose
 from edgespec.hub.reference import HubRepo, LocalPath
 from edgespec.registry.schema import HEAD_KINDS, Registry
 from tests.export.conftest import Gather, read_keys
+from tests.export.test_script import check_syntax
 
 LOSSY = re.compile(r"fly|synthetic|relaxed|posterior|accept.threshold|typical|heterogeneous")
 METHODS = ("model", "pard", "ngram", "suffix", "self", "recycling", *HEAD_KINDS)
@@ -77,23 +76,6 @@ def test_every_entry_for_every_engine(registry: Registry, plan: Gather, tmp_path
     assert found == set(ENGINES)
 
 
-def check_syntax(exported: Exported, folder: Path) -> None:
-    """A shell takes the script and would run the very words."""
-    text = format_script(exported, ['It\'s a "remark" with $(words) `of` \\ a user.'], with_files=True)
-    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
-    shown = re.sub(
-        r"^(\S*(?:vllm|sglang|trtllm-serve|text-gen\S+|llama-server|mlx_lm.server|ollama)) ",
-        r"echo_words \1 ",
-        text,
-        flags=re.M,
-    )
-    echo = "echo_words() { for word; do printf '%s\\n' \"$word\"; done; }\n"
-    ran = subprocess.run(["sh", "-c", echo + shown], cwd=folder, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == [word for command in exported.commands for word in command]
-    for name, content in exported.files.items():
-        assert (folder / name).read_text() == content
-
-
 def check_keys(name: str, exported: Exported) -> None:
     words = exported.commands[-1]
     assert not LOSSY.search(" ".join([*words, *exported.files.values()]))
@@ -107,7 +89,7 @@ def check_keys(name: str, exported: Exported) -> None:
         if "--spec-type" in words:
             assert set(words[words.index("--spec-type") + 1].split(",")) <= set(keys["methods"]) - {"none"}
     elif name == "ollama":
-        check_modelfile(exported.files["Modelfile"])
+        check_modelfile(exported.files[ollama.FILE])
     elif name == "tensorrt-llm":
         for text in exported.files.values():
             check_tensorrt(yaml.safe_load(text)["speculative_config"])
@@ -215,6 +197,46 @@ def test_a_block_is_no_longer_than_it_was_trained() -> None:
         assert choice.length == length
 
 
+def test_dspark_drafts_its_whole_block() -> None:
+    """vLLM refuses fewer tokens, because its drafts of them are wrong."""
+    plan = a_plan("dspark", block=5, measured=Measured(0.5, "x", 2, 1.2))
+    for name in ("vllm", "sglang", "llama-server"):
+        choice, exported = export(plan, ENGINES[name])
+        said = " ".join(list_remarks(plan, ENGINES[name], choice, exported))
+        assert choice.length == 5 and "5 tokens, those of its block; 2 would be the fastest here" in said
+
+
+@pytest.mark.parametrize(("name", "method"), [("vllm", "model"), ("vllm", "pard"), ("sglang", "model")])
+def test_engines_that_compare_the_sizes_of_vocabularies(name: str, method: str) -> None:
+    """The embeddings of a family are padded by size: those of Qwen2.5 72B and 0.5B have other numbers of rows."""
+    base = a_plan(method, "ngram")
+    (draft, lookups), engine = base.drafts, ENGINES[name]
+    assert draft.weights is not None
+
+    def of_sizes(ours: int | None, theirs: int | None) -> ExportPlan:
+        weights = replace(draft.weights, vocab_size=theirs)
+        return replace(
+            base, target=replace(base.target, vocab_size=ours), drafts=(replace(draft, weights=weights), lookups)
+        )
+
+    for sizes in ((152_064, 151_936), (152_064, 152_064), (None, 151_936), (None, None)):
+        plan = of_sizes(*sizes)
+        choice, exported = export(plan, engine)
+        said = " ".join(list_remarks(plan, engine, choice, exported))
+        differ = None not in sizes and sizes[0] != sizes[1]
+        assert (choice.draft == lookups) == differ == ("its vocab_size is 151936, the target's 152064" in said)
+        assert ("refuses to start if vocab_size" in said) == (None in sizes)
+    for other in ("llama-server", "tensorrt-llm") if method == "model" else ():
+        assert export(of_sizes(2, 1), ENGINES[other])[0].draft != lookups
+
+
+def test_a_modelfile_holds_no_line_break() -> None:
+    path = LocalPath(Path("/a\nEDGESPEC_END\nrm x/m.gguf"))
+    plan = ExportPlan("m", "llamacpp", Weights(path, path), (), True, "p")
+    with pytest.raises(InvalidRequest, match="line break"):
+        export(plan, ENGINES["ollama"])
+
+
 def test_lookups_of_llama_server_have_lengths_of_its_own() -> None:
     plan = a_plan("ngram")
     choice, exported = export(plan, ENGINES["llama-server"])
@@ -243,19 +265,6 @@ def test_text_generation_inference_comes_with_a_warning() -> None:
     plan = a_plan("ngram")
     choice, exported = export(plan, ENGINES["tgi"])
     assert "maintenance mode" in " ".join(list_remarks(plan, ENGINES["tgi"], choice, exported))
-
-
-def test_words_of_a_shell_stay_words(tmp_path: Path) -> None:
-    nasty = ("ollama", "$(touch /tmp/x)", "a b", "it's", '"', "--x=$HOME", "\\", "*")
-    check_syntax(Exported((nasty,), files={"f": "x $y `z`\n"}), tmp_path)
-    assert shutil.which("sh") and shlex.split(shlex.join(nasty)) == list(nasty)
-
-
-def test_a_script_beside_its_files_finds_them() -> None:
-    exported = Exported((("x",),), files={tensorrt_llm.FILE: "a: 1\n"})
-    text = format_script(exported, ["word " * 60], with_files=False)
-    assert 'cd "$(dirname "$0")"' in text and "cat >" not in text and text.endswith('x "$@"\n')
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_choice_without_a_draft_promises_nothing() -> None:

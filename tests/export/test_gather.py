@@ -20,9 +20,11 @@ from edgespec.export.gather import GivenIds
 from edgespec.export.measured import find_best_length, read_measured
 from edgespec.export.plan import ExportPlan
 from edgespec.export.remarks import list_remarks
+from edgespec.formats.gguf import read_header
 from edgespec.hub.reference import LocalPath
 from edgespec.registry.adapted import AdaptedDrafts
 from tests.export.conftest import Gather
+from tests.formats.test_gguf_header import Bytes
 from tests.mlx_models import DENSE, make_folder
 from tests.models import DRAFT, REPOSITORY, TARGET, GgufBuilder
 from tests.registry.test_adapted import CARD
@@ -143,6 +145,23 @@ def test_a_quantized_folder_is_not_its_own_original(plan: Gather, tmp_path: Path
     assert "AWQ, GPTQ or NVFP4 instead, or add --quantization fp8" in remarks_for(
         "vllm", plan(str(folder), "none", "mlx")
     )
+
+
+def test_what_is_known_of_the_weights(plan: Gather, tmp_path: Path) -> None:
+    """Rows of the embedding, which engines compare; weights that were released in few bits get no advice."""
+    data = TARGET.read_bytes()
+    tokens = read_header(Bytes(data, len(data)), TARGET.name).metadata["tokenizer.ggml.tokens"]
+    found = plan(None)
+    assert isinstance(tokens, list) and found.drafts[0].weights is not None
+    assert found.target.vocab_size == found.drafts[0].weights.vocab_size == len(tokens)
+    folder = make_folder(tmp_path / "m", DENSE)
+    assert (
+        plan(str(folder), "none", "mlx").target.vocab_size
+        == json.loads((folder / "config.json").read_text())["vocab_size"]
+    )
+    for backend in ("llamacpp", "mlx"):
+        assert "originals 16" not in remarks_for("vllm", plan("gpt-oss-20b", backend=backend))
+    assert "originals 16" in remarks_for("vllm", plan("qwen3-32b-q4"))
 
 
 def store(change: Callable[[DraftStats], None]) -> None:
