@@ -47,7 +47,7 @@ def load_leading(
     team = lead_ranks(check)
     leader = team.leader
     reporter.notice(f"The model is split over {leader.ranks.size} ranks.")
-    leader.ask("load", source=_write_source(source), options={name: getattr(options, name) for name in _OPTIONS})
+    leader.ask("load", source=write_source(source), options={name: getattr(options, name) for name in _OPTIONS})
     try:
         progress = partial(reporter.loading, path.name)
         parts, description = load_part(path, options, team, progress=progress, check=check)
@@ -81,7 +81,7 @@ def lead_ranks(check: CheckCancelled) -> LeadingTeam:
     return _team
 
 
-def _write_source(source: Source) -> dict[str, str]:
+def write_source(source: Source) -> dict[str, str]:
     """For read_source on another machine."""
     match source:
         case HubMlx(model):
