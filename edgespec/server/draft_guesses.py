@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.core.draft_tree import DraftTree
 from edgespec.drafters.remote_messages import Drafted
 
-_MIN_PROBABILITY = 0.05  # of what is guessed: a guess under way delays the next message by one forward
+_MIN_PROBABILITY = 0.03  # of what is guessed: a guess under way delays the next message by one forward
 _SIBLINGS = 3  # of a drawn token, that are guessed at most
 _FIRST_RATE, _FIRST_WEIGHT = 0.6, 4.0  # of accepted tokens, before any is known
 _DISCOUNT = 0.97  # of earlier tokens, at every new one
