@@ -35,7 +35,6 @@ from edgespec.engine.engine import Engine
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.resolve import LocalMlx
 from edgespec.service.lead import load_leading
-from laboratory.embedding.vocabulary import to_folder
 
 _RANK_0 = "rank0"  # the first argument of the process that decides
 _PORT = 32323
@@ -122,11 +121,28 @@ def write_target(folder: Path) -> int:
     folder.mkdir()
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
-    fields: dict[str, Any] = dict(read_file(TARGET).metadata)
-    fields["tokenizer.ggml.token_type"] = [int(kind) for kind in fields["tokenizer.ggml.token_type"]]
-    for name, content in to_folder(fields).items():
-        (folder / name).write_bytes(content)
+    _write_tokenizer(folder)
     return int(config["num_hidden_layers"])
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """The vocabulary of the embedded target, which is byte-level BPE."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    fields: dict[str, Any] = dict(read_file(TARGET).metadata)
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    merges = [tuple(each.split(" ")) for each in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special[0]} $A", special_tokens=[(special[0], tokens.index(special[0]))]
+    )
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    names = {"bos_token": special[0], "eos_token": special[0], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
 
 class _Reporter:
