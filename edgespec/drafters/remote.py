@@ -143,21 +143,22 @@ class RoundClock:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._left_s = 0.0  # when a draft was handed over; 0 where none was
+        self._since_s = 0.0  # when a draft was handed over, or else the last round ended; 0 before the first
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
 
     def begin(self) -> None:
-        self._left_s = 0.0
+        self._since_s = 0.0
 
     def leave(self) -> None:
         """The target verifies from now on."""
-        self._left_s = perf_counter()
+        self._since_s = perf_counter()
 
     def arrive(self) -> None:
         """The target has verified."""
-        if self._left_s:
-            self._rounds.append(perf_counter() - self._left_s)
-            self._left_s = 0.0
+        now = perf_counter()
+        if self._since_s:
+            self._rounds.append(now - self._since_s)
+        self._since_s = now
 
     @property
     def patience_s(self) -> float:
