@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported, parse
 from edgespec.backends.options import LoadOptions
+from edgespec.backends.ranks import RANK
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import Draft
 from edgespec.errors import InvalidRequest
@@ -161,6 +163,7 @@ def test_what_cannot_be_split_is_refused_and_the_next_model_loads(tmp_path: Path
         load_on_two_ranks(make_folder(tmp_path / "mamba", CONFIGS["recurrent"]), options)
     model = load_on_two_ranks(make_folder(tmp_path / "dense", DENSE), options)
     assert model.description.endswith("on 2 ranks")
+    assert RANK not in os.environ, "children of rank 0 are no ranks"
     session = model.open_session(lambda: None)
     expected = read_prompt(session, [1, 2, 3]).logits(0)
     found = parse("layerskip:1")

@@ -13,7 +13,7 @@ from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedL
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.rank_link import Follower, Leader
-from edgespec.backends.ranks import Ranks
+from edgespec.backends.ranks import Ranks, take_ranks
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError, reason_of
 
@@ -115,8 +115,11 @@ def mirrored(team: Team, do: str, **arguments: Any) -> Iterator[None]:
 def join(ranks: Ranks) -> Any:
     """MLX's group of all ranks, which a process can join once. Raises BackendError."""
     ranks.export()
-    with map_errors():
-        return mx.distributed.init(backend=ranks.backend, strict=True)
+    try:
+        with map_errors():
+            return mx.distributed.init(backend=ranks.backend, strict=True)
+    finally:
+        take_ranks()  # the children of this process are no ranks
 
 
 def split(model: Any, group: Any) -> None:
