@@ -65,7 +65,8 @@ def _parse_table(name: str, table: Any) -> ModelTable | RemoteModel:
     try:
         options = _table.make_context(name, arguments).params
     except click.UsageError as error:
-        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=_EXAMPLE) from error
+        hint = _REMOTE_EXAMPLE if "--backend" in error.format_message() else _EXAMPLE
+        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error
     reference = table.get("model")
     if reference is not None and not isinstance(reference, str):
         raise InvalidRequest(f"[{name}]: model must be a string.", hint=_EXAMPLE)

@@ -70,9 +70,15 @@ class Models:
         return self.look_up(name) or self._only or self.find(name)
 
     def describe(self, slot: AnySlot) -> dict[str, Any]:
-        """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status."""
-        kind = {"object": "model", "created": self.created_s, "owned_by": "edgespec"}
-        state = "remote" if isinstance(slot, RemoteSlot) else slot.state
+        """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status.
+
+        `owned_by` is that of the server that has the model, because it tells another edgespec what may be sent.
+        """
+        if isinstance(slot, RemoteSlot):
+            owner, state = slot.state.owner or "unknown", "remote"
+        else:
+            owner, state = "edgespec", slot.state
+        kind = {"object": "model", "created": self.created_s, "owned_by": owner}
         return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": state}}
 
     def find(self, name: str) -> AnySlot:

@@ -25,7 +25,7 @@ class RequestRecord:
     model          its name; "" where the request names none
     prompt_tokens  read for it
     answers        generated for it, also after its client has left
-    via            the servers that have passed it on; "" where it came directly
+    hops           the servers of edgespec that have passed it on, in order
     """
 
     method: str = ""
@@ -39,7 +39,7 @@ class RequestRecord:
     began_s: float = field(default_factory=monotonic)
     on_end: Callable[[RequestRecord], None] | None = None
     parts: int = 0
-    via: str = ""
+    hops: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -137,10 +137,10 @@ def _read_overflow(told: Mapping[str, Any], message: str) -> PromptTooLong | Non
 
 def _clean(message: str, model: RemoteModel) -> str:
     """Another server's words on one line, without its key and its address."""
-    text = " ".join(message.split())[:_MAX_MESSAGE].rstrip(".")
+    text = " ".join(message.split())
     for secret in (model.key, urlsplit(model.url).netloc):
         text = text.replace(secret, "...") if secret else text
-    return text
+    return text[:_MAX_MESSAGE].rstrip(".")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+import httpx
+
 from edgespec.errors import InvalidRequest
 
 MAX_CONCURRENCY = 64
@@ -56,7 +58,8 @@ def _check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
+        is_sound = is_sound and bool(httpx.URL(url).host)  # what cannot be asked, such as a name that is no text
+    except (ValueError, httpx.InvalidURL):
         is_sound = False
     if not is_sound or any(each.isspace() for each in url):
         raise InvalidRequest("url is not an http or https address.", hint=_URL_HINT)
@@ -79,7 +82,7 @@ def _read_key(variable: str) -> str:
         )
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise InvalidRequest(f"the environment variable {variable} is not set.", hint=f"export {variable}=...")
+        raise InvalidRequest(f"the environment variable {variable} is not set.", hint=f"Set it: export {variable}=...")
     if not _KEY.fullmatch(key):
         raise InvalidRequest(f"{variable} holds characters that no key has.", hint="Set it to the key alone.")
     return key

@@ -100,6 +100,8 @@ def test_a_model_of_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ('url = "ftp://box"', "url is not an http or https address"),
         ('url = "http://box:99999"', "url is not an http or https address"),
         ('url = "http://[::1"', "url is not an http or https address"),
+        ('url = "http://xn--/v1"', "url is not an http or https address"),
+        ('url = "http://bo\\u0000x/v1"', "url is not an http or https address"),
         ('url = "http://me:sk-secret@box/v1"', "url holds a name or a password"),
         ('url = "http://box/v1?key=sk-secret"', "url has more than a path"),
         ('url = "http://box/v1/chat/completions"', "url names one path of the interface"),
@@ -131,6 +133,10 @@ def test_a_url_without_its_backend(tmp_path: Path) -> None:
     path.write_text('[big]\nurl = "http://box/v1"\n')
     with pytest.raises(InvalidRequest, match='url needs backend = "openai"'):
         read_config(path)
+    path.write_text('[big]\nbackend = "vllm"\n')
+    with pytest.raises(InvalidRequest, match="'vllm' is not one of") as caught:
+        read_config(path)
+    assert 'backend = "openai", url' in caught.value.hint
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

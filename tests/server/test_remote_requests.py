@@ -13,7 +13,8 @@ from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.http import dump_json
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.remote_answer import RemoteAnswer
-from edgespec.server.remote_errors import read_error
+from edgespec.server.remote_errors import explain_error, read_error
+from edgespec.server.remote_model import RemoteModel
 from edgespec.server.remote_requests import CHAT, TEXT, RemoteCall, pass_chat, translate
 from edgespec.server.remote_slot import _MALFORMED
 from edgespec.server.responses import ResponsesRequest
@@ -109,7 +110,7 @@ CHOICES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(CHOICES, max_size=3))
 def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
     answer = RemoteAnswer(())
@@ -125,7 +126,16 @@ def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
     json.dumps(done.extensions())
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("before", [0, 990, 995, 1000])
+def test_a_key_in_an_error_is_never_told(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a part of it, where a long message is cut."""
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    model = RemoteModel("http://box:8000", "m", "THE_KEY")
+    told = explain_error("far", model, 400, {"message": "x" * before + "sk-secret at box:8000"})
+    assert "sk" not in told.message and "box" not in told.message and len(told.message) < 1010
+
+
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_error_is_read(value: Any) -> None:
     found = read_error(json.dumps({"error": value}).encode())
