@@ -91,10 +91,11 @@ class Models:
 
     def look_up(self, name: str) -> AnySlot | None:
         """The model that has this name; None if there is none."""
-        known = {*self.slots, *self.remotes, *self._aliases}
-        name = name if name in known else name.removesuffix(TAG)
-        name = self._aliases.get(name, name)
-        return self.slots.get(name) or self.remotes.get(name)
+        for each in (name, name.removesuffix(TAG)):
+            for own in (each, self._aliases.get(each, each)):
+                if slot := self.slots.get(own) or self.remotes.get(own):
+                    return slot
+        return None
 
     async def enter(self, slot: AnySlot, *, is_new: bool = True) -> Turn:
         """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter), TimedOut where the model

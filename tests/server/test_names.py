@@ -57,6 +57,14 @@ def test_unknown_names_are_refused(arguments: tuple[str, ...], tmp_path: Path) -
         assert response.status_code == 404 and "names no model" in response.json()["error"]["message"]
 
 
+def test_a_model_of_that_name_comes_before_the_second_name_of_another(tmp_path: Path) -> None:
+    with serving(tmp_path, "python-6m=tree", "embedded=tree", *SMALL[1:]) as server:
+        assert server.ask("python-6m", max_tokens=3).status_code == 200
+        assert server.get("/v1/models/python-6m:latest").json()["id"] == "python-6m"
+    with serving(tmp_path, "python-6m=tree", "other=tree", *SMALL[1:]) as server:
+        assert server.ask("python-6m", max_tokens=3).status_code == 200
+
+
 @pytest.mark.parametrize("name", ["get weather", "météo", "", "x" * 257])
 def test_names_that_cannot_be_called(name: str, small: Server) -> None:
     function = {"name": name, "parameters": {"type": "object"}}
