@@ -24,6 +24,7 @@ class _Server:
     model: str
     key: str | None
     context_size: int
+    is_remote: bool  # whether another server has the model
 
     @property
     def v1(self) -> str:
@@ -197,7 +198,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     if context_size is None:  # of a model of another server that does not say
         context_size = _ASSUMED_CONTEXT
         click.echo(f"# the context of {chosen['name']} is not known; {context_size:,} tokens are assumed", err=True)
-    server = _Server(url.rstrip("/"), chosen["name"], api_key, context_size)
+    server = _Server(url.rstrip("/"), chosen["name"], api_key, context_size, chosen["state"] == "remote")
     place, text = _CLIENTS[client].configure(server)
     click.echo(f"# for {place}", err=True)
     for line in (*_describe_version(client, _CLIENTS[client]), *_describe_room(client, _CLIENTS[client], server)):
@@ -233,7 +234,8 @@ def _describe_room(name: str, client: _Client, server: _Server) -> Iterator[str]
     """A warning where the first prompt does not fit."""
     if client.prompt_tokens > server.context_size:
         larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
+        remedy = "start the server behind it with more" if server.is_remote else f"restart the server with --ctx {larger}"
         yield (
             f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
-            f"{server.context_size:,}: restart the server with --ctx {larger}"
+            f"{server.context_size:,}: {remedy}"
         )
