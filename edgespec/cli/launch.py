@@ -234,7 +234,9 @@ def _describe_room(name: str, client: _Client, server: _Server) -> Iterator[str]
     """A warning where the first prompt does not fit."""
     if client.prompt_tokens > server.context_size:
         larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
-        remedy = "start the server behind it with more" if server.is_remote else f"restart the server with --ctx {larger}"
+        remedy = (
+            "start the server behind it with more" if server.is_remote else f"restart the server with --ctx {larger}"
+        )
         yield (
             f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
             f"{server.context_size:,}: {remedy}"
