@@ -10,9 +10,9 @@ from functools import partial
 import uvicorn
 
 from edgespec.backends import Model
-from edgespec.drafters.remote_draft import RemoteDraft, parse_address
-from edgespec.drafters.remote_link import Patience
-from edgespec.drafters.remote_messages import MAX_GUESSES
+from edgespec.drafters.remote.draft import RemoteDraft, parse_address
+from edgespec.drafters.remote.link import Patience
+from edgespec.drafters.remote.messages import MAX_GUESSES
 from edgespec.server.census import Census
 from edgespec.server.connections import Connection, HttpServer
 from edgespec.server.draft_app import draft_application

@@ -19,7 +19,7 @@ from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
     from edgespec.drafters.bigram import Bigram
-    from edgespec.drafters.remote_link import Link
+    from edgespec.drafters.remote.link import Link
     from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
@@ -251,7 +251,7 @@ def _open_pard(resources: SlotResources) -> Drafter:
 
 
 def _open_remote(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.remote import RemoteDrafter
+    from edgespec.drafters.remote.drafter import RemoteDrafter
 
     if resources.link is None:
         raise ValueError("there is no draft server for this drafter")

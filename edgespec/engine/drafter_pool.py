@@ -17,7 +17,7 @@ from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote_draft import RemoteDraft
+    from edgespec.drafters.remote.draft import RemoteDraft
 
 
 class DrafterPool:

@@ -24,8 +24,8 @@ from edgespec.drafters.sampling import RequestDraw
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote_draft import RemoteDraft
-    from edgespec.drafters.remote_link import Link
+    from edgespec.drafters.remote.draft import RemoteDraft
+    from edgespec.drafters.remote.link import Link
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 

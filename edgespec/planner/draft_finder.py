@@ -34,7 +34,7 @@ from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote_draft import RemoteDraft
+    from edgespec.drafters.remote.draft import RemoteDraft
 
 _EXAMPLES = {"pard": "pard:REF", "model": "REF"}  # how a model of the user's is named for a drafter
 
@@ -287,6 +287,6 @@ class DraftFinder:
 
 def open_server(address: str | None) -> RemoteDraft:
     """The draft on another machine. Raises InvalidRequest, and DraftRefused where no draft server answers."""
-    from edgespec.drafters.remote_draft import RemoteDraft, parse_address
+    from edgespec.drafters.remote.draft import RemoteDraft, parse_address
 
     return RemoteDraft(parse_address(address or ""))

@@ -1,4 +1,4 @@
-"""The ASGI application of `edgespec draft serve`; edgespec/drafters/remote_messages.py has the protocol."""
+"""The ASGI application of `edgespec draft serve`; edgespec/drafters/remote/messages.py has the protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgespec.drafters.remote_messages import MAX_GUESSES, PATH, PROTOCOL, Fault, encode
+from edgespec.drafters.remote.messages import MAX_GUESSES, PATH, PROTOCOL, Fault, encode
 from edgespec.server.access_log import AccessLog
 from edgespec.server.draft_model import DraftModel
 from edgespec.server.draft_session import DraftSession

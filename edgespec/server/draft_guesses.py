@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from edgespec.core.draft_tree import DraftTree
-from edgespec.drafters.remote_messages import Drafted
+from edgespec.drafters.remote.messages import Drafted
 
 _MIN_PROBABILITY = 0.03  # of what is guessed: a guess under way delays the next message by one forward
 _SIBLINGS = 3  # of a drawn token, that are guessed at most

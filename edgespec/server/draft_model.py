@@ -13,7 +13,7 @@ from edgespec.backends import Model, leave_thread
 from edgespec.core.drafter import Drafter
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.pard import PardSession
-from edgespec.drafters.remote_messages import PROTOCOL
+from edgespec.drafters.remote.messages import PROTOCOL
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from edgespec.registry.tokenizer_compat import hash_vocabulary
@@ -79,7 +79,7 @@ class DraftModel:
         return self._draft.name
 
     def describe(self) -> dict[str, Any]:
-        """See remote_messages."""
+        """See `drafters.remote.messages`."""
         return {
             "protocol": PROTOCOL,
             "model": self.name,

@@ -12,7 +12,7 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Sampler
-from edgespec.drafters.remote_messages import (
+from edgespec.drafters.remote.messages import (
     MAX_DEPTH,
     MAX_NODES,
     Ask,

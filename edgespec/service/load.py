@@ -43,7 +43,7 @@ from edgespec.service.self_draft import choose_self_draft
 from edgespec.service.settings import apply_settings, choose_settings
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote_draft import RemoteDraft
+    from edgespec.drafters.remote.draft import RemoteDraft
 
 _PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
 

@@ -23,7 +23,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.tree import path_to
 from edgespec.drafters import SlotResources
-from edgespec.drafters.remote_draft import RemoteDraft
+from edgespec.drafters.remote.draft import RemoteDraft
 from edgespec.drafters.sampling import RequestDraw
 from tests.contract.drafter_subjects import Subject
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.drafters.remote_messages import (
+from edgespec.drafters.remote.messages import (
     Ask,
     BadMessage,
     Begin,

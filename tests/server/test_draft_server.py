@@ -20,10 +20,10 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote import RemoteDrafter
-from edgespec.drafters.remote_draft import RemoteDraft, parse_address
-from edgespec.drafters.remote_link import Patience
-from edgespec.drafters.remote_messages import Ask, Begin, Change, Drafted, Message, Mirror, encode, split
+from edgespec.drafters.remote.draft import RemoteDraft, parse_address
+from edgespec.drafters.remote.drafter import RemoteDrafter
+from edgespec.drafters.remote.link import Patience
+from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, Mirror, encode, split
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request

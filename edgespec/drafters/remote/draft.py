@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.remote_http import MAX_BODY, MAX_HEAD, explain, explain_tls, read_body, read_head
-from edgespec.drafters.remote_link import Link, Patience
-from edgespec.drafters.remote_messages import MAX_GUESSES, PATH, PROTOCOL
+from edgespec.drafters.remote.http import MAX_BODY, MAX_HEAD, explain, explain_tls, read_body, read_head
+from edgespec.drafters.remote.link import Link, Patience
+from edgespec.drafters.remote.messages import MAX_GUESSES, PATH, PROTOCOL
 from edgespec.errors import DraftRefused, InvalidRequest
 
 KEY_VARIABLE = "EDGESPEC_DRAFT_KEY"
@@ -43,7 +43,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a server says of its draft; see remote_messages."""
+    """What a server says of its draft; see `drafters.remote.messages`."""
 
     model: str
     tokenizer: str
@@ -70,8 +70,8 @@ class RemoteDraft:
     def __init__(
         self, address: Address, key: str | None = None, patience: Patience | None = None, *, guesses: int = MAX_GUESSES
     ) -> None:
-        """Asks for its description. `key`: None for the one of the environment. `guesses`: see
-        remote_messages; without them each draft costs a round trip. Raises DraftRefused.
+        """Asks for its description. `key`: None for the one of the environment. `guesses`: see `messages`; without them
+        each draft costs a round trip. Raises DraftRefused.
         """
         self.patience = patience or Patience()
         self.guesses = guesses

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.remote_http import MAX_BODY, explain, read_chunk, read_head, read_refusal
-from edgespec.drafters.remote_messages import (
+from edgespec.drafters.remote.http import MAX_BODY, explain, read_chunk, read_head, read_refusal
+from edgespec.drafters.remote.messages import (
     MAX_GUESSES,
     PROTOCOL,
     Ask,
@@ -28,7 +28,7 @@ from edgespec.drafters.remote_messages import (
 )
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote_draft import RemoteDraft
+    from edgespec.drafters.remote.draft import RemoteDraft
 
 _CONNECT_S = 5.0  # for a connection and the answer to its first request
 _STALL_S = 10.0  # without a reply that is waited for, after which the connection is given up

@@ -1,4 +1,4 @@
-"""The drafter over a draft on another machine; remote_messages has the protocol.
+"""The drafter over a draft on another machine; `messages` has the protocol.
 
 One unit of work asks the server once and proposes a tree of best tokens, or a drawn chain. While the target verifies,
 the server guesses what will be emitted and drafts after that. Where a guess holds, the next draft is here already.
@@ -17,8 +17,8 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.remote_link import Link, Patience
-from edgespec.drafters.remote_messages import MAX_DEPTH, MAX_NODES, Ask, Begin, Drafted, Mirror
+from edgespec.drafters.remote.link import Link, Patience
+from edgespec.drafters.remote.messages import MAX_DEPTH, MAX_NODES, Ask, Begin, Drafted, Mirror
 
 _ROUNDS = 9  # latest rounds whose time counts
 _POLL_S = 0.05  # between two looks whether the generation was cancelled
