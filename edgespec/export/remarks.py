@@ -55,6 +55,8 @@ def _describe_draft(draft: Draft, length: int | None, engine: Engine) -> Iterato
         yield f"Drafts: {name}, {length} tokens, those of its block; {measured.length} would be the fastest here."
     elif measured is not None:
         yield f"Drafts: {name}, {length} tokens, a usual number: here such drafts are not faster than plain decoding."
+    elif length == draft.block:
+        yield f"Drafts: {name}, {length} tokens, those of its block: not enough was measured here; see `edgespec tune`."
     else:
         yield f"Drafts: {name}, {length} tokens, a usual number: not enough was measured here; see `edgespec tune`."
 

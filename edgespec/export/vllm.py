@@ -40,7 +40,7 @@ def describe(plan: ExportPlan, draft: Draft, length: int) -> dict[str, Any]:
 
 def _list_remarks(plan: ExportPlan, draft: Draft | None, length: int) -> tuple[str, ...]:
     remarks = []
-    if draft is not None:
+    if draft is not None and draft.method != "dspark":
         remarks.append(
             "Under load shorter drafts pay: num_speculative_tokens_per_batch_size takes ranges of the batch size, such "
             f"as [[1, 4, {length}], [5, 16, {max(1, length // 2)}]]."

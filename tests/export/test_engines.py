@@ -204,6 +204,11 @@ def test_dspark_drafts_its_whole_block() -> None:
         choice, exported = export(plan, ENGINES[name])
         said = " ".join(list_remarks(plan, ENGINES[name], choice, exported))
         assert choice.length == 5 and "5 tokens, those of its block; 2 would be the fastest here" in said
+        assert "Under load shorter" not in said
+    plan = a_plan("dspark", block=5)
+    assert "those of its block: not enough was measured" in " ".join(
+        list_remarks(plan, ENGINES["vllm"], *export(plan, ENGINES["vllm"]))
+    )
 
 
 @pytest.mark.parametrize(("name", "method"), [("vllm", "model"), ("vllm", "pard"), ("sglang", "model")])
