@@ -21,6 +21,7 @@ from edgespec.server.http import HttpError
 from edgespec.server.policy import Busy
 from edgespec.server.remote_model import RemoteModel
 
+_NO_KEY = (401, 403)
 _MAX_MESSAGE = 1000  # characters
 _OVERFLOW = re.compile(r"maximum context length (?:is|of) ([\d,]+) tokens\D+([\d,]+)")  # vLLM's and OpenAI's words
 CHECK_URL = "Check url in its table of the configuration; most end with /v1."
@@ -69,10 +70,8 @@ def explain_failure(name: str, error: httpx.HTTPError | OSError) -> Unreachable:
 def explain_status(name: str, model: RemoteModel, response: httpx.Response, body: bytes) -> EdgespecError:
     """The error of a response that is not 200. `body` is the beginning of its body."""
     status, told = response.status_code, read_error(body)
-    if status in (401, 403):  # not the caller's key; the text may hold a part of the right one
-        fix = f"set {model.key_env}" if model.key_env else "set key_env in its table of the configuration"
-        what = "refuses its key" if model.key_env else "asks for a key"
-        return HttpError(502, f"the server behind '{name}' {what}; {fix}.", hint="Then restart the server.")
+    if status in _NO_KEY:
+        return _explain_key(name, model)
     if status == 508:
         return HttpError(508, f"the url of '{name}' leads back to this server.", hint="Correct it in its table.")
     if 300 <= status < 400:
@@ -85,7 +84,9 @@ def explain_status(name: str, model: RemoteModel, response: httpx.Response, body
 def explain_error(
     name: str, model: RemoteModel, status: int, told: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> EdgespecError:
-    """The error that another server has told. `status`: that of the response."""
+    """The error that another server has told. `status`: that of the response, or the one that an event names."""
+    if status in _NO_KEY:
+        return _explain_key(name, model)
     message = _clean(str(told.get("message") or "no reason"), model)
     if (overflow := _read_overflow(told, message)) is not None:
         return overflow
@@ -100,6 +101,13 @@ def explain_error(
                        hint=_AGAIN)  # fmt: skip
     failed.log_message = f"the server behind '{name}' failed with status {status}."
     return failed
+
+
+def _explain_key(name: str, model: RemoteModel) -> HttpError:
+    """That the key is missing or wrong: not the caller's. The other server's text may hold a part of the right one."""
+    fix = f"set {model.key_env}" if model.key_env else "set key_env in its table of the configuration"
+    what = "refuses its key" if model.key_env else "asks for a key"
+    return HttpError(502, f"the server behind '{name}' {what}; {fix}.", hint="Then restart the server.")
 
 
 def read_error(body: bytes) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.server.anthropic import MessagesRequest
-from edgespec.server.http import dump_json
+from edgespec.server.http import HttpError, dump_json
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.remote_answer import RemoteAnswer
 from edgespec.server.remote_errors import explain_error, read_error
@@ -133,6 +133,16 @@ def test_a_key_in_an_error_is_never_told(before: int, monkeypatch: pytest.Monkey
     model = RemoteModel("http://box:8000", "m", "THE_KEY")
     told = explain_error("far", model, 400, {"message": "x" * before + "sk-secret at box:8000"})
     assert "sk" not in told.message and "box" not in told.message and len(told.message) < 1010
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_event_that_refuses_the_key_says_nothing_of_it(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers send status 200 and then an event with the error."""
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    model = RemoteModel("http://box:8000", "m", "THE_KEY")
+    told = explain_error("far", model, status, {"message": "Incorrect API key provided: sk-s****et"})
+    assert isinstance(told, HttpError) and told.status == 502
+    assert told.message == "the server behind 'far' refuses its key; set THE_KEY."
 
 
 @settings(max_examples=100, deadline=None)
