@@ -13,7 +13,6 @@ from edgespec.backends.huge_pages import NewMemory
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedding import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.llamacpp.remote import RemoteDevices, connect
 from edgespec.backends.llamacpp.rollback import (
     OrderedTrimmableCache,
     Rollback,
@@ -21,6 +20,7 @@ from edgespec.backends.llamacpp.rollback import (
     SnapshotRing,
     TrimmableCache,
 )
+from edgespec.backends.llamacpp.rpc_devices import RemoteDevices, connect
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import block_of, count_blocks
 from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer

@@ -1,4 +1,4 @@
-"""A model whose layers are divided between this machine and workers."""
+"""The RPC devices of workers, and a model whose layers are divided between this machine and them."""
 
 from __future__ import annotations
 
