@@ -7,6 +7,7 @@ llama.cpp ends the process where a worker does not answer as expected.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import struct
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # commands
 _CAPABILITIES = bytes(24)  # of the transport: TCP alone
 _CONNECT_S, _ANSWER_S = 5.0, 5.0  # two packets that are lost one after the other take 3 s
 _ROUND_TRIPS = 5
+_HOST = re.compile(r"\w[\w.-]*", re.ASCII)  # a name or an IPv4 address
 _SYNTAX = "Write workers as HOST:PORT,HOST:PORT, such as 10.0.0.2:50052."
 
 
@@ -53,21 +55,29 @@ class Worker:
         return sum(free for free, _ in self.devices)
 
 
-def split_addresses(text: str) -> tuple[str, ...]:
-    """The workers of an option, as HOST:PORT; a host alone has the usual port."""
+def split_addresses(text: str | None) -> tuple[str, ...]:
+    """The workers of an option, as HOST:PORT; a host alone has the usual port.
+
+    Raises InvalidRequest for an option that names none.
+    """
+    if text is None:
+        return ()
     parts = (part.strip() for part in text.split(","))
-    return tuple(part if ":" in part else f"{part}:{PORT}" for part in parts if part)
+    addresses = tuple(part if ":" in part else f"{part}:{PORT}" for part in parts if part)
+    if not addresses:
+        raise InvalidRequest("no worker is named.", hint=_SYNTAX)
+    return addresses
 
 
 def check_addresses(addresses: Sequence[str], *, trusts_network: bool) -> None:
     """Raises InvalidRequest for addresses that cannot be meant, and for other machines on a network without trust."""
     for address in addresses:
         host, _, port = address.partition(":")
-        if ":" in port:
+        if ":" in port and "/" not in address:
             raise InvalidRequest(
                 f"{address} is not an IPv4 address, and llama.cpp's workers take no other.", hint=_SYNTAX
             )
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise InvalidRequest(f"'{address}' is not HOST:PORT.", hint=_SYNTAX)
         if not trusts_network and not is_loopback(host):
             raise InvalidRequest(

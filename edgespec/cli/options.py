@@ -240,7 +240,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
             exact=options["exact"],
             exact_width=int(options["exact_width"]) if options["exact_width"] else None,
             batch_threads=options["batch_threads"],
-            workers=split_addresses(options.get("workers") or ""),
+            workers=split_addresses(options.get("workers")),
             trusts_network=options.get("trust_network", False),
         ),
         force=options["force"],

@@ -40,8 +40,11 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
     show_default=True,
     help="Keep large weights on this disk, so that a model is sent once.",
 )
-@click.option("--trust-network", is_flag=True,
-              help="Listen on a network, where whoever reaches the port can run code on this machine.")  # fmt: skip
+@click.option(
+    "--trust-network",
+    is_flag=True,
+    help="Listen on a network, where whoever reaches the port can run code on this machine.",
+)
 def worker_command(
     host: str, port: int, threads: int | None, names: tuple[str, ...], has_cache: bool, trust_network: bool
 ) -> int:

@@ -91,7 +91,8 @@ def test_both_versions_of_the_protocol_are_named(version: tuple[int, int, int]) 
     assert "same version of llama-cpp-python" in refusal.value.hint
 
 
-def test_a_web_server_is_no_worker() -> None:
+def test_a_web_server_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_ANSWER_S", 0.5)
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(BackendError, match=r"does not speak as a worker|answers nobody"):
@@ -119,6 +120,11 @@ def test_two_names_of_one_worker(address: str) -> None:
         ("127.0.0.1:1,127.0.0.1:1", "named twice"),
         (",".join(f"127.0.0.1:{i + 1}" for i in range(9)), "9 workers are too many"),
         ("[::1]:50052", "not an IPv4 address"),
+        ("", "no worker is named"),
+        (" , ", "no worker is named"),
+        ("10.0.0.2 10.0.0.3", "is not HOST:PORT"),
+        ("http://10.0.0.2:50052", "is not HOST:PORT"),
+        ("-oProxyCommand=x:1", "is not HOST:PORT"),
         ("127.0.0.1:http", "is not HOST:PORT"),
         ("127.0.0.1:70000", "is not HOST:PORT"),
         (":50052", "is not HOST:PORT"),

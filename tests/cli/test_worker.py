@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import edgespec.cli.worker as command
+from edgespec.backends import workers
 from edgespec.cli.serving_config import read_config
 from edgespec.errors import InvalidRequest
 from tests.cli.conftest import Cli
@@ -35,6 +37,10 @@ def test_a_worker_says_what_it_lends_and_how_to_use_it() -> None:
     assert (
         f"Listening at {worker.address}; press Ctrl-C to stop.\na client has connected\nthe client has left\n" in output
     )
+
+
+def test_a_worker_listens_where_workers_are_looked_for() -> None:
+    assert command.PORT == workers.PORT
 
 
 def test_ctrl_c_ends_a_worker_beside_a_client() -> None:

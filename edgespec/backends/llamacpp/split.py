@@ -73,9 +73,10 @@ def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_laye
 
 def divide(count: int, sizes: Sequence[int]) -> list[int]:
     """`count` things in proportion to `sizes`; every part gets one as long as there are any."""
-    least = [1 if i < count else 0 for i in range(len(sizes))]
-    rest, total = count - sum(least), sum(sizes) or len(sizes)
-    shares = [rest * (size if sum(sizes) else 1) / total for size in sizes]
+    least = [int(i < count) for i in range(len(sizes))]
+    weights = sizes if any(sizes) else [1] * len(sizes)
+    rest = count - sum(least)
+    shares = [rest * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in shares]
     by_remainder = sorted(range(len(sizes)), key=lambda i: counts[i] - shares[i])
     for i in by_remainder[: rest - sum(counts)]:
