@@ -70,11 +70,13 @@ class TruncatedDraw:
         found = self._sampler.distribution(logits, prefix)
         weights = found.weights
         ids = np.arange(len(weights), dtype=np.int32) if found.ids is None else found.ids
-        if len(weights) > self._most:
-            kept = np.argpartition(weights, -self._most)[-self._most :]
-            weights, ids = weights[kept], ids[kept]
-        q = np.zeros(len(logits), np.float32)
-        q[ids] = weights / weights.sum()
+        kept = np.argpartition(weights, -self._most)[-self._most :] if len(weights) > self._most else slice(None)
+        weights, ids = weights[kept], ids[kept]
+        order = np.argsort(ids)  # not that of the weights, which rounding may change from one draft to another
+        weights, ids = (weights[order] / weights.sum()).astype(np.float32), ids[order]
         tail = np.asarray(prefix[-_TAIL:], np.int32).tobytes()
         key = [self._seed, self.start, len(prefix), zlib.crc32(tail)]
-        return index_at(q, np.random.Generator(np.random.PCG64(key)).random()), q
+        token = int(ids[index_at(weights, np.random.Generator(np.random.PCG64(key)).random())])
+        q = np.zeros(len(logits), np.float32)
+        q[ids] = weights
+        return token, q

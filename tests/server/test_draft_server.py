@@ -63,6 +63,18 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within 20 seconds")
 
 
+def hear(remote: RemoteDraft, n: int) -> list[str]:
+    """The next `n` notices."""
+    heard: list[str] = []
+
+    def listen() -> bool:
+        heard.extend(remote.take_notices())
+        return len(heard) >= n
+
+    until(listen)
+    return heard
+
+
 def make_keys(key: str) -> Rules:
     return Rules(Keys(lambda: [Key(Caller("box"), hash_key(key))]), None)
 
@@ -135,8 +147,18 @@ def test_what_speaks_no_http_or_tls(server: DraftServer) -> None:
         threading.Thread(target=lambda: other.accept()[0].sendall(b"SSH-2.0-x\r\n\r\n")).start()
         with pytest.raises(DraftRefused, match="it does not speak HTTP"):
             RemoteDraft(parse_address(f"http://127.0.0.1:{other.getsockname()[1]}"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        threading.Thread(target=answer_a_part, args=(other,)).start()
+        with pytest.raises(DraftRefused, match="it ended the connection"):
+            RemoteDraft(parse_address(f"http://127.0.0.1:{other.getsockname()[1]}"))
     with pytest.raises(DraftRefused, match="there is no trusted TLS at https"):
         RemoteDraft(parse_address(server.url.replace("http", "https")))
+
+
+def answer_a_part(listener: socket.socket) -> None:
+    with listener.accept()[0] as channel:
+        channel.recv(4096)
+        channel.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
 
 
 def test_another_name(server: DraftServer) -> None:
@@ -160,6 +182,36 @@ def test_another_tokenizer(server: DraftServer) -> None:
     server.model.tokenizer = "another one"
     link = remote.open_link(V, lambda: None)
     assert not link.epoch and "the tokenizer of a draft is not the target's" in remote.take_notices()[0]
+    remote.close()
+
+
+def test_a_refusal_is_told_after_a_loss(server: DraftServer) -> None:
+    """A server that was started again with another draft is not taken for one that is gone."""
+    remote = server.connect()
+    link = remote.open_link(V, lambda: None)
+    server.model.tokenizer = "another one"
+    wrong = Ask(1, Mirror().change_to([1]), 4, 4)
+    link.send(wrong, link.epoch + 1)
+    time.sleep(0.1)
+    assert not remote.take_notices(), "that was for another connection"
+    link.send(wrong, link.epoch)
+    notices = hear(remote, 2)
+    assert "a session starts with a Begin" in notices[0] and "is not the target's" in notices[1]
+    remote.close()
+
+
+def test_a_session_that_is_closed_while_it_is_opened(server: DraftServer) -> None:
+    """It gives its connection back at once."""
+    remote = server.connect(QUICK)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        remote.address = parse_address(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        link = remote.open_link(V, lambda: None)
+        channel, _ = silent.accept()
+        channel.settimeout(3)
+        assert channel.recv(4096).startswith(b"POST /v1/draft?")
+        link.close()
+        assert channel.recv(4096) == b""
+        channel.close()
     remote.close()
 
 
@@ -308,6 +360,22 @@ def test_nobody_waits_long_for_a_slow_server() -> None:
         return bool(sum(1 for _ in drafter.expand(tree, text, Budget(3, 3))) and len(tree))
 
     until(drafts_again)
+    drafter.close()
+    remote.close()
+    server.close()
+
+
+def test_a_server_that_owes_a_reply_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.drafters.remote.link._STALL_S", 1.0)
+    model = Slow()
+    server = DraftServer(lambda: ToyRuntimeModel("linear", model, LoadOptions(context_size=256)))
+    remote = server.connect(QUICK)
+    drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
+    drafter.begin(PROMPT, None)
+    assert sum(1 for _ in drafter.expand(DraftTree(), [*PROMPT, 32], Budget(3, 3))) == 1
+    (notice,) = hear(remote, 1)
+    model.gate.set()
+    assert "no reply has come for 1 seconds" in notice
     drafter.close()
     remote.close()
     server.close()

@@ -7,7 +7,9 @@ import json
 import os
 import ssl
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import responses
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.remote.http import MAX_BODY, MAX_HEAD, explain, explain_tls, read_body, read_head
+from edgespec.drafters.remote.http import MAX_HEAD, explain, explain_tls, read_body, read_head
 from edgespec.drafters.remote.link import Link, Patience
 from edgespec.drafters.remote.messages import MAX_GUESSES, PATH, PROTOCOL
 from edgespec.errors import DraftRefused, InvalidRequest
@@ -78,7 +80,7 @@ class RemoteDraft:
         self.address = address
         self._key = os.environ.get(KEY_VARIABLE, "") if key is None else key
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
-        self._notices: list[str] = []
+        self._notices: deque[str] = deque()
         self._told: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgespec-remote", daemon=True)
@@ -95,8 +97,7 @@ class RemoteDraft:
 
     def take_notices(self) -> list[str]:
         """Sentences for the user that were not taken yet, each once."""
-        taken, self._notices = self._notices, []
-        return taken
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def tell(self, kind: str, text: str) -> None:
         """Keep a notice, unless there was one of this kind."""
@@ -104,9 +105,9 @@ class RemoteDraft:
             self._told.add(kind)
             self._notices.append(text)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         """Run `work` on the thread of the I/O."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call `function` soon on the thread of the I/O."""
@@ -120,6 +121,7 @@ class RemoteDraft:
                 asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(_CONNECT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CONNECT_S)
+            self._loop.close()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises OSError, which TLS errors are too."""
@@ -145,7 +147,7 @@ class RemoteDraft:
                 try:
                     self.write_head(writer, "GET", "", "Connection: close")
                     status, headers = await read_head(reader)
-                    body = await reader.read(MAX_BODY) if status != 200 else await read_body(reader, headers)
+                    body = await read_body(reader, headers)
                 finally:
                     writer.close()
         except TimeoutError as error:
@@ -158,7 +160,7 @@ class RemoteDraft:
                 f"there is no trusted TLS at {address}: {explain_tls(error)}.",
                 hint="Check the address, or name the authority's certificate in SSL_CERT_FILE.",
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError) as error:
             raise DraftRefused(
                 f"no draft server answers at {address}: {explain(error)}.",
                 hint="Start it there: edgespec draft serve [MODEL]",

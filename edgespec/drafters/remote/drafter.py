@@ -59,7 +59,7 @@ class RemoteDrafter(Drafter):
         cut = self._make_cut(text, depth)
         found = self._link.find(cut)
         self._number += 1
-        self._link.ask(Ask(self._number, self._mirror.change_to(text), depth, nodes, found is not None))
+        self._link.ask(Ask(self._number, self._mirror.change_to(text), depth, nodes, found is not None), self._epoch)
         if found is None and (found := self._wait(cut)) is None:
             self._late = self._number
         elif not found.tokens:
@@ -83,7 +83,8 @@ class RemoteDrafter(Drafter):
             self._epoch, self._mirror = self._link.epoch, Mirror()
         if self._epoch:
             self._number += 1
-            self._link.send(Begin(self._number, self._mirror.change_to(text), self._sampling, self._seed))
+            message = Begin(self._number, self._mirror.change_to(text), self._sampling, self._seed)
+            self._link.send(message, self._epoch)
 
     def _is_late(self) -> bool:
         """Whether a reply is still to come that was not waited for."""

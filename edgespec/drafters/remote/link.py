@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.remote.http import MAX_BODY, explain, read_chunk, read_head, read_refusal
+from edgespec.drafters.remote.http import explain, read_body, read_chunk, read_head, read_refusal
 from edgespec.drafters.remote.messages import (
     MAX_GUESSES,
     PROTOCOL,
@@ -70,21 +70,20 @@ class Link:
         self._writer: asyncio.StreamWriter | None = None
         self._waits_since = 0.0  # for the reply to an Ask; 0 without one
         self._has_tried = False  # to connect
-        self._is_closed = False
-        draft.start(self._keep_open())
+        self._work = draft.start(self._keep_open())
         with self._changed:
             self._changed.wait_for(lambda: self._has_tried, draft.patience.most_s)
 
-    def send(self, message: Message) -> None:
-        """Send a message if there is a connection."""
-        self.draft.call(self._write, encode(message))
+    def send(self, message: Message, epoch: int) -> None:
+        """Send a message, unless the connection is not that of `epoch` any more."""
+        self.draft.call(self._write, encode(message), epoch)
 
-    def ask(self, message: Ask) -> None:
+    def ask(self, message: Ask, epoch: int) -> None:
         """`send`; forgets the drafts for earlier texts than the one before."""
         with self._changed:
             self._drafts = [each for each in self._drafts if each.number >= message.number - 1]
             self._waits_since = 0.0 if message.is_held else monotonic()
-        self.send(message)
+        self.send(message, epoch)
 
     def find(self, cut: Callable[[Drafted], Drafted | None]) -> Drafted | None:
         """The longest that `cut` makes of the drafts that have arrived."""
@@ -101,40 +100,36 @@ class Link:
 
     def close(self) -> None:
         """End the session. The draft stays open for others."""
-        self.draft.call(self._end)
+        self._work.cancel()
 
-    def _write(self, data: bytes) -> None:
-        if self._writer is not None:
+    def _write(self, data: bytes, epoch: int) -> None:
+        if self._writer is not None and epoch == self.epoch:
             self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def _end(self) -> None:
-        self._is_closed = True
-        if self._writer is not None:
-            self._writer.transport.abort()
-
     async def _keep_open(self) -> None:
-        """Connect, and again whenever the connection is lost."""
+        """Connect, and again whenever the connection is lost, until it is cancelled."""
         pause_s = _FIRST_PAUSE_S
-        while not self._is_closed:
-            reason = "it ended the connection"
+        while True:
+            kind, reason = "lost", "it ended the connection"
             try:
                 await self._live()
                 pause_s = _FIRST_PAUSE_S
-            except (OSError, EOFError, ValueError, TimeoutError) as error:
+            except _Refused as error:
+                kind, reason = f"refused by {error.status}", str(error)
+            except (OSError, EOFError, ValueError) as error:  # OSError includes TimeoutError
                 reason = explain(error)
             finally:
                 self._lose()
-            if not self._is_closed:
-                self.draft.tell(
-                    "lost",
-                    f"The drafter remote has no connection to {self.draft.address}: {reason}. "
-                    "Answers go on without it, and use it again when it is back.",
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            self.draft.tell(
+                kind,
+                f"The drafter remote has no connection to {self.draft.address}: {reason}. "
+                "Answers go on without it, and use it again when it is back.",
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     async def _live(self) -> None:
-        """One connection, from its start to its end. Raises OSError, EOFError, ValueError, TimeoutError."""
+        """One connection, from its start to its end. Raises OSError, EOFError, ValueError."""
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await self.draft.connect()
         try:
@@ -143,17 +138,20 @@ class Link:
             async with asyncio.timeout(_CONNECT_S):
                 status, fields = await read_head(reader)
                 if status != 200 or fields.get("transfer-encoding", "").lower() != "chunked":
-                    raise ValueError(read_refusal(status, await reader.read(MAX_BODY)))
+                    raise _Refused(status, read_refusal(status, await read_body(reader, fields)))
             with self._changed:
                 self._writer, self._drafts, self._waits_since, self._has_tried = writer, [], 0.0, True
                 self._n_connections += 1
                 self.epoch = self._n_connections
                 self._changed.notify_all()
-            watch = asyncio.create_task(self._watch(writer))
+            tasks = [asyncio.create_task(work) for work in (self._read(reader), self._watch())]
             try:
-                await self._read(reader)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                watch.cancel()
+                for task in tasks:
+                    task.cancel()
         finally:
             writer.transport.abort()
 
@@ -172,13 +170,21 @@ class Link:
                         self._waits_since = 0.0
                     self._changed.notify_all()
 
-    async def _watch(self, writer: asyncio.StreamWriter) -> None:
-        """End the connection where a reply does not come; a network that is gone tells nobody."""
+    async def _watch(self) -> None:
+        """Raises TimeoutError where a reply does not come; a network that is gone tells nobody."""
         while not self._waits_since or monotonic() - self._waits_since < _STALL_S:
             await asyncio.sleep(1)
-        writer.transport.abort()
+        raise TimeoutError(f"no reply has come for {_STALL_S:.0f} seconds")
 
     def _lose(self) -> None:
         with self._changed:
             self._writer, self.epoch, self._drafts, self._has_tried = None, 0, [], True
             self._changed.notify_all()
+
+
+class _Refused(ValueError):
+    """The server opens no session, and says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
