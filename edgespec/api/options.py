@@ -144,7 +144,7 @@ def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig
             exact=arguments.get("exact", False),
             exact_width=arguments.get("exact_width"),
             batch_threads=arguments.get("batch_threads"),
-            workers=split_addresses(",".join(arguments.get("workers", ()))),
+            workers=split_addresses(",".join(arguments["workers"])) if "workers" in arguments else (),
             trusts_network=arguments.get("trust_network", False),
         ),
         force=arguments.get("force", False),
