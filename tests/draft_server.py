@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
 import uvicorn
 
 from edgespec.backends import Model
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
+from edgespec.drafters import drafter_specs
 from edgespec.drafters.remote.draft import RemoteDraft, parse_address
 from edgespec.drafters.remote.link import Patience
 from edgespec.drafters.remote.messages import MAX_GUESSES
+from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.engine import Engine
 from edgespec.server.census import Census
 from edgespec.server.connections import Connection, HttpServer
 from edgespec.server.draft_app import draft_application
@@ -22,6 +28,10 @@ from edgespec.server.listeners import listen_tcp
 
 PATIENT = Patience(least_s=20.0, most_s=20.0)
 """Waits for every draft, so that answers do not depend on the clock."""
+V = 257
+PROMPT = [*b"the rain in"]
+QUICK = Patience(least_s=0.05, most_s=0.05)
+REMOTE = Speculation(("remote",), 3)
 
 
 class DraftServer:
@@ -61,3 +71,32 @@ class DraftServer:
 def _load(load: Callable[[], Model], mask_token: int | None) -> ServedDraft:
     model = load()
     return ServedDraft("a draft", model, model.close, mask_token)
+
+
+def load_letters(noise: float = 1.0) -> ToyRuntimeModel:
+    return ToyRuntimeModel("tree", LetterModel(noise=noise), LoadOptions(context_size=256))
+
+
+def open_engine(remote: RemoteDraft) -> Engine:
+    target = ToyRuntimeModel("tree", LetterModel(), LoadOptions(context_size=256))
+    return Engine(target, [LoadedDrafter(drafter_specs()["remote"], "remote", remote)], REMOTE)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen within 20 seconds")
+
+
+def hear(remote: RemoteDraft, n: int) -> list[str]:
+    """The next `n` notices."""
+    heard: list[str] = []
+
+    def listen() -> bool:
+        heard.extend(remote.take_notices())
+        return len(heard) >= n
+
+    until(listen)
+    return heard

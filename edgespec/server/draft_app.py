@@ -94,7 +94,7 @@ class Sessions:
             message = "vocab_size and guesses have to be numbers."
             raise HttpError(400, message, hint="Send the size of the target's vocabulary.")
         if model.is_full:
-            message = f"all {model.describe()['parallel']} caches of the draft server are in use."
+            message = "all caches of the draft server are in use."
             raise HttpError(429, message, hint="Raise --parallel, or try again later.")
         return vocab_size, min(guesses, MAX_GUESSES)
 
