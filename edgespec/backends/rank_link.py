@@ -145,17 +145,17 @@ class Leader:
 
     def _take(self, rank: int, message: Message) -> None:
         if message.get("is_fatal"):
-            self._end(f"rank {rank} of {self.ranks.size} has failed: {message.get('error')}")
+            self._end(f"Rank {rank} of {self.ranks.size} has failed: {message.get('error')}")
         self._replies.put((rank, message))
 
     def _lose(self, rank: int) -> None:
         if not self._is_closed:
-            self._end(f"rank {rank} of {self.ranks.size} has ended")
+            self._end(f"Rank {rank} of {self.ranks.size} has ended")
 
     def _end(self, reason: str) -> NoReturn:
         """End this process: the thread that computes waits for that rank, perhaps for ever."""
         with suppress(OSError):
-            sys.stderr.write(f"error: {reason.rstrip('.')}, and the model with it; start all ranks again.\n")
+            sys.stderr.write(f"error: {reason.rstrip('.')}.\nhint: {_AGAIN}\n")
             sys.stderr.flush()
         os._exit(BackendError.exit_code)
 
@@ -229,7 +229,7 @@ def _read_hello(connection: socket.socket) -> Message:
             raise ValueError("no greeting")
         data += byte
     hello = json.loads(data)
-    if not isinstance(hello, dict) or not {"rank", "size", "versions"} <= set(hello):
+    if not isinstance(hello, dict) or not {"size", "versions"} <= set(hello) or not isinstance(hello.get("rank"), int):
         raise ValueError("no greeting")
     return hello
 

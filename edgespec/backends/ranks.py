@@ -21,6 +21,7 @@ RANK = "MLX_RANK"
 ADDRESS = "EDGESPEC_RANK0"
 """HOST:PORT at which rank 0 waits for the others, where its address for MLX cannot be reached from all of them."""
 _OFFSET = 500  # from MLX's port of rank 0 to ours
+_BACKLOG = 128  # ranks that start again come twice each, and wait until rank 0 loads the next model
 _HINT = "Start all ranks with mlx.launch."
 
 
@@ -106,11 +107,12 @@ def open_door(ranks: Ranks) -> Door:
     """Wait at rank 0's address from now on. Raises InvalidRequest where that is not possible."""
     family = socket.AF_INET6 if ":" in ranks.host else socket.AF_INET
     try:
-        server = socket.create_server((ranks.host.strip("[]"), ranks.port), family=family, backlog=ranks.size)
+        server = socket.create_server((ranks.host.strip("[]"), ranks.port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        reason = reason_of(error).partition(" (while")[0]  # Python adds the address
         raise InvalidRequest(
-            f"rank 0 cannot wait for the other ranks at {ranks.address}: {reason_of(error)}.",
-            hint=f"Set {ADDRESS}=HOST:PORT on all ranks (mlx.launch --env), or end the program that uses the port.",
+            f"rank 0 cannot wait for the other ranks at {ranks.address}: {reason}.",
+            hint=f"Use other ports (mlx.launch --starting-port), or another address (--env {ADDRESS}=HOST:PORT).",
         ) from error
     use_door(Door(ranks, server.detach()))
     assert _door is not None

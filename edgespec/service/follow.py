@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.backends.options import LoadOptions
@@ -47,6 +48,7 @@ def follow(ranks: Ranks) -> int:
         _Rank(ranks, link).run()
     except Exception as error:  # noqa: BLE001 - rank 0 says it
         link.reply(error=_describe(error), is_fatal=True)
+        sleep(_AGREE_S)  # rank 0's process ends, or has ended, which may be the reason: see _restart
         leave_thread()
         return BackendError.exit_code
 
