@@ -19,7 +19,9 @@ _STATE, _LOCK = "run.json", "lock"
 def open_run(folder: Path, options: str) -> Iterator[float]:
     """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
 
-    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error.
+    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error,
+    or with one before anything was kept in it: the next run then takes later texts too.
+
     Raises InvalidRequest where another process runs it, CacheError.
     """
     with ExitStack() as opened:
@@ -34,7 +36,12 @@ def open_run(folder: Path, options: str) -> Iterator[float]:
             raise CacheError(
                 f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
             ) from error
-        yield began_s
+        try:
+            yield began_s
+        except BaseException:
+            if not {path.name for path in folder.glob("*")} - {_STATE, _LOCK}:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
 
 

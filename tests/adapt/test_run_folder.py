@@ -43,6 +43,15 @@ def test_a_run_with_other_options_starts_anew(folder: Path) -> None:
         assert later_s > began_s and not list(folder.glob("*.checkpoint"))
 
 
+def test_a_run_that_kept_nothing_is_forgotten(folder: Path) -> None:
+    """A refusal for want of texts would hide all later texts from the same command."""
+    with pytest.raises(InvalidRequest), open_run(folder, "one") as began_s:
+        raise InvalidRequest("too few.", hint="Chat.")
+    assert not folder.exists()
+    with open_run(folder, "one") as later_s:
+        assert later_s > began_s
+
+
 def test_a_damaged_state_starts_anew(folder: Path) -> None:
     stop(folder, "one")
     (folder / "run.json").write_text("{")
