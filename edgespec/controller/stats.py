@@ -271,7 +271,7 @@ def _profile_to_dict(profile: Profile) -> dict[str, Any]:
 
 def _profile_from_dict(state: dict[str, Any]) -> Profile:
     drafts = {
-        name: DraftCost(_by_number(each["units"]), each["read_s"], each.get("varies", False))
+        name: DraftCost(_by_number(each["units"]), each["read_s"], bool(each["varies"]))
         for name, each in state["drafts"].items()
     }
     return Profile(_by_number(state["rows"]), drafts)

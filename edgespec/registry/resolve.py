@@ -212,7 +212,7 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
         if not path.is_dir():
             problem = "is a file" if path.exists() else "does not exist"
             raise UnknownModel(
-                f"{path} {problem}; MLX opens a folder.",
+                f"'{path}' {problem}; MLX opens a folder.",
                 hint="Name a folder with config.json; target and draft run on one runtime.",
             )
         if not (path / "config.json").is_file():

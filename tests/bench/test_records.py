@@ -67,8 +67,16 @@ GOOD = run("plain", "a", 10)
         ([json.dumps(HEADER), json.dumps(COST | {"rows": {"one": 0.1}})], 2, "invalid literal"),
         ([json.dumps(HEADER), json.dumps(COST | {"rows": [0.1]})], 2, "has the wrong type"),
         ([json.dumps(HEADER), json.dumps({k: v for k, v in COST.items() if k != "drafts"})], 2, "drafts is missing"),
-        ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {}, "read_s": 0}}})], 2, "time of a unit"),
-        ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {"1": 1}}}})], 2, "read_s is missing"),
+        (
+            [json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {}, "read_s": 0, "varies": False}}})],
+            2,
+            "time of a unit",
+        ),
+        (
+            [json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": {"units": {"1": 1}, "varies": False}}})],
+            2,
+            "read_s is missing",
+        ),
         ([json.dumps(HEADER), json.dumps(COST | {"drafts": {"a": 0.1}})], 2, "has the wrong type"),
     ],
 )

@@ -140,8 +140,11 @@ def test_tables_hold_the_summary(tmp_path: Path) -> None:
 def test_the_price_of_every_drafter_is_in_the_table(tmp_path: Path) -> None:
     """A token of a sequential one, a block by its tokens; one that joined later has no price at the first position."""
     units = {"model": {"1": 0.004}, "pard": {"1": 0.005, "4": 0.0061}}
-    drafts = {name: {"units": each, "read_s": 0.001} for name, each in units.items()}
-    later = COST | {"position": 128, "drafts": {**drafts, "own-head": {"units": {"1": 0.0007}, "read_s": 0.0}}}
+    drafts = {name: {"units": each, "read_s": 0.001, "varies": False} for name, each in units.items()}
+    later = COST | {
+        "position": 128,
+        "drafts": {**drafts, "own-head": {"units": {"1": 0.0007}, "read_s": 0.0, "varies": False}},
+    }
     records = read_records(write(tmp_path / "bench.jsonl", HEADER, COST | {"drafts": drafts}, later))
     write_report(summarize(records), tmp_path / "bench.html")
     rows = [[cell.strip() for cell in row] for row in Page((tmp_path / "bench.html").read_text(encoding="utf-8")).rows]

@@ -13,7 +13,7 @@ import edgespec
 from tests.models import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url"}  # options of pip and pipx
+OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url", "--hostfile"}  # of pip, pipx and mlx.launch
 SYNONYMS = {"--gamma", "--nodes", "--verify"}
 
 
