@@ -23,8 +23,6 @@ from tests.mlx_models import CONFIGS, DENSE
 
 # Of classes that mlx-lm splits.
 RANK_CONFIGS: dict[str, dict[str, Any]] = {
-    "dense": DENSE,
-    "moe": CONFIGS["moe"],
     # every second layer sees a window of 24 tokens
     "windows": {**DENSE, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24},
     # every second layer has a recurrent state

@@ -19,7 +19,7 @@ from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySess
 from edgespec.core.arrays import Logits
 from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import CheckCancelled, Session
-from tests.mlx_models import CONFIGS, make_folder
+from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
 from tests.ranks import RANK_CONFIGS, load_on_two_ranks
 
@@ -130,7 +130,7 @@ RANKS = {"quantized-cache": 0.02, **dict.fromkeys(RANK_CONFIGS, 2e-3)}
 
 def ranks_model(name: str, folder: Path) -> Model:
     """Over two ranks, of which this process is the first."""
-    config = RANK_CONFIGS["dense" if name == "quantized-cache" else name]
+    config = RANK_CONFIGS.get(name, DENSE)
     options = LoadOptions(context_size=CONTEXT, kv_type="q8_0" if name == "quantized-cache" else "f16")
     return load_on_two_ranks(make_folder(folder / name, config), options)
 

@@ -66,11 +66,11 @@ def run_on(stack: ExitStack, folder: Path, n: int, arguments: Sequence[str]) -> 
 
 
 def command(model: Path | str, *more: str) -> list[str]:
-    return ["def f(x):", "--model", str(model), "--backend", "mlx", "--ctx", "256", "--no-memory", "--max-tokens", "40",
+    return ["def f(x):", "--model", str(model), "--backend", "mlx", "--ctx", "256", "--no-memory", "--max-tokens", "24",
             *more]  # fmt: skip
 
 
-@pytest.mark.parametrize(("n", "how"), [(2, "greedy"), (2, "sampled"), (3, "tree"), (4, "greedy")])
+@pytest.mark.parametrize(("n", "how"), [(2, "greedy"), (2, "sampled"), (3, "tree")])
 def test_the_text_is_that_of_one_process(stack: ExitStack, tmp_path: Path, wide: Path, n: int, how: str) -> None:
     options = {
         "greedy": ("--temperature", "0"),
