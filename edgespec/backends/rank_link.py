@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from edgespec.backends.ranks import ADDRESS, Door, Ranks
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, reason_of
+from edgespec.sockets import keep_alive
 
 Message = dict[str, Any]
 MEET_S = 60.0
@@ -33,10 +34,7 @@ class Link:
         self, connection: socket.socket, on_message: Callable[[Message], None], on_end: Callable[[], None]
     ) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that is gone sends no end
-        for name, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPALIVE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        keep_alive(connection, idle_s=5, interval_s=2, probes=5)
         connection.settimeout(None)
         self._connection = connection
         self._on_message = on_message

@@ -6,17 +6,16 @@ llama.cpp ends the process where a worker does not answer as expected.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
 from edgespec.errors import BackendError, InvalidRequest, reason_of
+from edgespec.sockets import is_loopback
 
 PORT = 50052
 PROTOCOL = (7, 0)  # of llama-cpp-python 0.3.36; a worker may have a lower second number
@@ -89,13 +88,6 @@ def check_addresses(addresses: Sequence[str], *, trusts_network: bool) -> None:
         raise InvalidRequest(f"the worker {twice[0]} is named twice.", hint="Name each worker once.")
     if len(addresses) > MAX_WORKERS:
         raise InvalidRequest(f"{len(addresses)} workers are too many.", hint=f"Name at most {MAX_WORKERS}.")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's, as seen from itself alone."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host.lower() == "localhost"
 
 
 def find_workers(addresses: Sequence[str]) -> tuple[Worker, ...]:

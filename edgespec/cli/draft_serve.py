@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     from edgespec.cli.serve import run_app
     from edgespec.server.draft_app import draft_application
     from edgespec.server.draft_model import DraftModel
+    from edgespec.sockets import keep_alive
 
     if model is not None and target is not None:
         raise InvalidRequest("REF and --for both name a draft.", hint="Give one of them.")
@@ -42,23 +42,12 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # as `edgespec serve`
     with listen(options) as listening:
         for each in listening.sockets:
-            _watch(each)
+            keep_alive(each, idle_s=30, interval_s=10, probes=3)  # a client that is gone gives its cache back
         config = load_config(model or target, options)
         draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
         urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
         click.echo(f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop.")
         return run_app(draft_application(draft, rules), listening, "info")
-
-
-def _watch(listener: socket.socket) -> None:
-    """Have the system look whether silent clients are still there, so that a machine that is gone gives its cache back.
-
-    Connections inherit this from `listener`.
-    """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if (option := getattr(socket, name, None)) is not None:
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:

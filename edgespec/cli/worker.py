@@ -73,8 +73,9 @@ def worker_command(
 
 def _check_host(host: str, trust_network: bool) -> str:
     """The IPv4 address of `host`. Raises InvalidRequest."""
-    from edgespec.backends.workers import INSECURE, is_loopback
+    from edgespec.backends.workers import INSECURE
     from edgespec.errors import InvalidRequest
+    from edgespec.sockets import is_loopback
 
     try:
         address = socket.gethostbyname(host)
@@ -153,7 +154,7 @@ class _Server:
         """What is lent, and how another machine takes it."""
         import psutil
 
-        from edgespec.backends.workers import is_loopback
+        from edgespec.sockets import is_loopback
         from edgespec.units import gib
 
         for device in self._devices:

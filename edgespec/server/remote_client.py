@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -23,16 +22,14 @@ from edgespec.server.remote_errors import (
     find_error,
 )
 from edgespec.server.remote_model import RemoteModel
+from edgespec.sockets import keep_alive
 
 _CONNECT_S = 10.0
 _REUSE_S = 3.0  # servers close idle connections, some after 5 seconds
 _MAX_ERROR = 2**16  # bytes
 _MAX_LINE = 2**24
 _DONE = b"[DONE]"
-_PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-"""Options of a connection, in seconds and a count, by which a machine that is gone is known within a minute. One that
-is slow answers the probes, and is waited for.
-"""
+_PROBES = {"idle_s": 15, "interval_s": 10, "probes": 4}  # a machine that is gone is known within a minute
 
 
 class RemoteClient:
@@ -144,8 +141,4 @@ async def _read_start(response: httpx.Response) -> bytes:
 async def _set_probes(event: str, info: Mapping[str, Any]) -> None:
     """Turn on TCP's probes of a new connection. Called with each event of a request."""
     if event == "connection.connect_tcp.complete":
-        connection = info["return_value"].get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _PROBES.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(info["return_value"].get_extra_info("socket"), **_PROBES)

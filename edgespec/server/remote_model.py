@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import httpx
 
 from edgespec.errors import InvalidRequest
+from edgespec.sockets import is_loopback
 
 MAX_CONCURRENCY = 64
 """Requests at once, unless a table says otherwise."""
@@ -50,7 +50,7 @@ class RemoteModel:
     def sends_plain_key(self) -> bool:
         """Whether the key crosses a network as plain text."""
         parts = urlsplit(self.url)
-        return self.key is not None and parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+        return self.key is not None and parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def _check_url(url: str) -> str:
@@ -86,10 +86,3 @@ def _read_key(variable: str) -> str:
     if not _KEY.fullmatch(key):
         raise InvalidRequest(f"{variable} holds characters that no key has.", hint="Set it to the key alone.")
     return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

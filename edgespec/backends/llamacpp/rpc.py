@@ -19,6 +19,7 @@ from typing import Any
 
 from edgespec.backends.llamacpp.library import library
 from edgespec.errors import BackendError, BackendUnavailable
+from edgespec.sockets import keep_alive
 
 _RESTART = "Start it again there (edgespec worker), with the same version as here, and check the network."
 BUILD_SETTING = "-DGGML_RPC=on"
@@ -115,20 +116,11 @@ def notice_silence(address: tuple[str, int]) -> list[int]:
                 ends = connection.getsockname(), connection.getpeername()
                 is_tcp = connection.family == socket.AF_INET
                 if is_tcp and any(end[1] == port and host in ("", end[0]) for end in ends):
-                    _keep_alive(connection)
+                    keep_alive(connection, idle_s=_IDLE_S, interval_s=1, probes=_PROBES)
+                    if hasattr(socket, "TCP_USER_TIMEOUT"):
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
                     found.append(descriptor)
     return found
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)  # Linux, macOS
-    if idle is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, idle, _IDLE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
 
 
 @cache

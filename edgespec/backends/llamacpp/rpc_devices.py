@@ -92,8 +92,8 @@ def connect(params: Any, path: Path, options: LoadOptions) -> RemoteDevices | No
     """
     if not options.workers:
         return None
-    remote = RemoteDevices(options.workers)
     layers = read_file(path).own("block_count") or 0
+    remote = RemoteDevices(options.workers)
     try:
         remote.place(params, layers, host_memory(device_memory("llamacpp")), options.gpu_layers)
     except BaseException:

@@ -18,13 +18,12 @@ from urllib.parse import unquote, urlsplit
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters.remote.http import MAX_HEAD, explain, explain_tls, read_body, read_head
-from edgespec.drafters.remote.link import Link, Patience
+from edgespec.drafters.remote.link import CONNECT_S, Link, Patience
 from edgespec.drafters.remote.messages import MAX_GUESSES, PATH, PROTOCOL
 from edgespec.errors import DraftRefused, InvalidRequest
 
 KEY_VARIABLE = "EDGESPEC_DRAFT_KEY"
 DEFAULT_PORT = 7438
-_CONNECT_S = 5.0  # for a connection and the answer to its first request
 
 T = TypeVar("T")
 
@@ -118,9 +117,9 @@ class RemoteDraft:
         """End the sessions and the thread."""
         if self._thread.is_alive():
             with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(_CONNECT_S)
+                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CONNECT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CONNECT_S)
+            self._thread.join(CONNECT_S)
             self._loop.close()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -142,7 +141,7 @@ class RemoteDraft:
         """Raises DraftRefused."""
         address = self.address
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 reader, writer = await self.connect()
                 try:
                     self.write_head(writer, "GET", "", "Connection: close")
@@ -152,7 +151,7 @@ class RemoteDraft:
                     writer.close()
         except TimeoutError as error:
             raise DraftRefused(
-                f"the draft server at {address} did not answer within {_CONNECT_S:.0f} seconds.",
+                f"the draft server at {address} did not answer within {CONNECT_S:.0f} seconds.",
                 hint="Check the address, and whether `edgespec draft serve` runs there.",
             ) from error
         except ssl.SSLError as error:

@@ -30,7 +30,7 @@ from edgespec.drafters.remote.messages import (
 if TYPE_CHECKING:
     from edgespec.drafters.remote.draft import RemoteDraft
 
-_CONNECT_S = 5.0  # for a connection and the answer to its first request
+CONNECT_S = 5.0  # for a connection and the answer to its first request
 _STALL_S = 10.0  # without a reply that is waited for, after which the connection is given up
 _KEPT = 2 * MAX_GUESSES  # latest drafts
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0  # between two attempts to connect
@@ -130,12 +130,12 @@ class Link:
 
     async def _live(self) -> None:
         """One connection, from its start to its end. Raises OSError, EOFError, ValueError."""
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             reader, writer = await self.draft.connect()
         try:
             headers = ("Content-Type: application/octet-stream", "Transfer-Encoding: chunked")
             self.draft.write_head(writer, "POST", self._query, *headers)
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 status, fields = await read_head(reader)
                 if status != 200 or fields.get("transfer-encoding", "").lower() != "chunked":
                     raise _Refused(status, read_refusal(status, await read_body(reader, fields)))
