@@ -33,7 +33,7 @@ def serve(link: Connection, output: Output, door: Door | None) -> None:
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
     output.redirect()  # the terminal belongs to the parent
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
     use_door(door)
     outbox = _Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn)
