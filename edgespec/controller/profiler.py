@@ -186,7 +186,8 @@ def measure_drafter(
     for n in lengths:
         check()
         if drafter.block_size > 1:
-            times = [s for _ in range(_REPEATS) for s in _time_units(drafter, tokens, Budget(n, n))]
+            others = [[*tokens[:-1], root] for root in tokens[:_REPEATS]]  # it may remember the draft after a text
+            times = [s for text in others for s in _time_units(drafter, text, Budget(n, n))]
         else:
             times = _time_chain(drafter, tokens, _DRAFTED) or _time_units(drafter, tokens, Budget(_DRAFTED, _DRAFTED))
         if times:

@@ -77,8 +77,8 @@ class DraftSession:
             while (message := await self._inbox.get()) is not None:
                 if isinstance(message, BadMessage):
                     raise message
-                await self._answer(message)
-                if self._guesses and self._inbox.empty():
+                is_asked = await self._answer(message)
+                if is_asked and self._guesses and self._inbox.empty():
                     await self._guess_on()
         except BadMessage as error:
             await self._send(Fault(f"{error}."))
@@ -109,16 +109,21 @@ class DraftSession:
     async def _send(self, message: Message) -> None:
         await self._send_bytes(encode(message))
 
-    async def _answer(self, message: Message) -> None:
-        """Raises BadMessage, and what a drafter raises."""
+    async def _answer(self, message: Message) -> bool:
+        """Returns whether a draft is wanted, now or soon. Raises BadMessage, and what a drafter raises."""
         if isinstance(message, Begin):
             self._change_text(message)
             self._draw = self._make_draw(message)
             self._known, self._guess = [], None
+        elif isinstance(message, Ask) and self._mirror.tokens and not message.depth:
+            self._change_text(message)
+            self._known, self._guess = [], None
+            await self._run_units(self._make_probe(()))
+            return False
         elif isinstance(message, Ask) and self._mirror.tokens:
             emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
             self._change_text(message)
-            depth = min(max(message.depth, 1), MAX_DEPTH)
+            depth = min(message.depth, MAX_DEPTH)
             self._limits.append(Budget(depth, min(max(message.nodes, depth), MAX_NODES)))
             if emitted is not None and self._known and not self._known[0].is_guess:
                 self._rate.observe(self._known[0], emitted)
@@ -129,6 +134,7 @@ class DraftSession:
                 await self._send(found)
         else:
             raise BadMessage("a session starts with a Begin, and other messages are Asks")
+        return True
 
     def _change_text(self, message: Begin | Ask) -> None:
         """Raises BadMessage."""
@@ -175,10 +181,10 @@ class DraftSession:
         """Draft after what the target will probably emit, until the next message."""
         draft = self._known[0] if self._known else Drafted(self._number, (), (), (), ())
         path, limit = list_path(draft), self._choose_limit()
-        probe = DraftTree()
-        tokens = [draft.tokens[node] for node in path]
-        if await self._run_units(_Guess((), _PROBE, probe, self._expand(probe, tokens, _PROBE))):
-            for emitted in islice(rank_guesses(draft, path, list_candidates(probe), self._rate.value), self._guesses):
+        probe = self._make_probe([draft.tokens[node] for node in path])
+        if await self._run_units(probe):
+            after = list_candidates(probe.tree)
+            for emitted in islice(rank_guesses(draft, path, after, self._rate.value), self._guesses):
                 tree = DraftTree()
                 self._guess = _Guess(emitted, limit, tree, self._expand(tree, emitted, limit))
                 if not await self._run_units(self._guess):
@@ -188,6 +194,11 @@ class DraftSession:
                 if found.tokens:
                     self._known.append(found)
                     await self._send(found)
+
+    def _make_probe(self, tokens: Sequence[int]) -> _Guess:
+        """A look at what may follow the present text and `tokens`, which are read for it."""
+        tree = DraftTree()
+        return _Guess((), _PROBE, tree, self._expand(tree, tokens, _PROBE))
 
     def _choose_limit(self) -> Budget:
         """Of what is guessed: enough for the next Ask, if that is like the latest ones."""

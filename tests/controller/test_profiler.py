@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -90,6 +91,27 @@ class Silent(Drafter):
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         return iter(())
+
+
+class Remembering(Silent):
+    """Drafts blocks; a server remembers the draft after a text."""
+
+    name, block_size = "remembering", 4
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        self.asked.append(tuple(text))
+        yield
+
+
+def test_no_block_is_measured_after_the_text_of_the_one_before() -> None:
+    drafter = Remembering()
+    cost = measure_drafter(drafter, TEXT)
+    assert cost is not None and list(cost.units) == [1, 2, 4]
+    assert len(drafter.asked) == 2 + 3 * 5
+    assert all(before != text for before, text in pairwise(drafter.asked[1:]))
 
 
 class Broken(Silent):

@@ -6,13 +6,15 @@ import http.client
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
+from edgespec.core.arrays import Logits
 from edgespec.core.draft_tree import DraftTree
-from edgespec.core.protocols import Budget
+from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.drafters.remote.drafter import RemoteDrafter
 from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, Mirror, encode, split
 from edgespec.server.draft_guesses import AcceptanceRate, list_path, rank_guesses
@@ -115,6 +117,46 @@ def test_what_is_guessed_is_sent_before_it_is_asked_for(server: DraftServer) -> 
     assert isinstance(first, Drafted) and first.is_guess and first.number == 1
     assert len(first.emitted) == 1 and first.depth == 4
     connection.close()
+
+
+def test_an_ask_of_depth_zero_has_no_reply(server: DraftServer) -> None:
+    connection, channel = open_session(server)
+    mirror, text = Mirror(), list(PROMPT)
+    send(channel, encode(Begin(1, mirror.change_to(text), None, 0)))
+    for number, depth in ((2, 0), (3, 3)):
+        text.append(97)
+        send(channel, encode(Ask(number, mirror.change_to(text), depth, depth)))
+    replies = [each for each in receive(channel, 3) if isinstance(each, Drafted) and each.number > 1]
+    assert replies and {each.number for each in replies} == {3} and not replies[0].is_guess
+    connection.close()
+
+
+@dataclass(frozen=True)
+class Reading(LetterModel):
+    """Keeps the length of the longest text that it was asked about."""
+
+    longest: list[int] = field(default_factory=lambda: [0])
+
+    def logits(self, prefix: Sequence[int]) -> Logits:
+        self.longest[0] = max(self.longest[0], len(prefix))
+        return super().logits(prefix)
+
+
+def test_the_server_reads_the_text_while_nobody_asks() -> None:
+    """So that the next draft does not wait until a long text is read."""
+    model = Reading()
+    server = DraftServer(lambda: ToyRuntimeModel("tree", model, LoadOptions(context_size=256)))
+    remote = server.connect()
+    drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
+    text = [*PROMPT, 97]
+    drafter.begin(text, None)
+    for _ in range(100):
+        text.append(97)
+        drafter.observe(Round(text, (97,), NO_DRAFT, (), 0, None))
+    until(lambda: model.longest[0] > len(PROMPT) + 90)
+    drafter.close()
+    remote.close()
+    server.close()
 
 
 def test_a_text_longer_than_the_draft_reads_its_end() -> None:

@@ -21,6 +21,7 @@ from edgespec.drafters.remote.link import Link, Patience
 from edgespec.drafters.remote.messages import MAX_DEPTH, MAX_NODES, Ask, Begin, Drafted, Mirror
 
 _ROUNDS = 9  # latest rounds whose time counts
+_UNTOLD = 32  # tokens; the server is told of more while it is not asked, and reads them
 _POLL_S = 0.05  # between two looks whether the generation was cancelled
 
 
@@ -71,6 +72,11 @@ class RemoteDrafter(Drafter):
 
     def observe(self, done: Round) -> Sequence[Outcome]:
         self._clock.arrive()
+        if self._link.epoch != self._epoch:
+            self._start(done.text)
+        elif self._epoch and len(done.text) - len(self._mirror.tokens) > _UNTOLD:
+            self._number += 1
+            self._link.send(Ask(self._number, self._mirror.change_to(done.text), 0, 0), self._epoch)
         return ()
 
     def close(self) -> None:

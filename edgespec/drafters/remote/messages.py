@@ -19,8 +19,9 @@ Both sides hold the text. Begin and Ask replace what follows its first `keep` to
 tokens as int32, so that a difference ends the session. Begin starts a generation: with `sampling` the draft is drawn at
 random, else its best tokens are proposed. Ask wants a draft after the text, of `depth` tokens on a path and about
 `nodes` in all. The server replies with a Drafted of the same number, unless `is_held`: the client has a draft already.
-After a Begin and after an Ask it guesses what the target will emit next, and sends drafts for that, too: a Drafted that
-is_guess continues the text of the Begin or Ask of its number by `emitted`, and then by its own tokens.
+An Ask of depth 0 wants none: the server only reads the text. After a Begin and after other Asks it guesses what the
+target will emit next, and sends drafts for that, too: a Drafted that is_guess continues the text of the Begin or Ask of
+its number by `emitted`, and then by its own tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A draft after the text is wanted, or, where it `is_held`, was taken from a guess."""
+    """A draft after the text is wanted, or, where it `is_held`, was taken from a guess; none if `depth` is 0."""
 
     number: int
     change: Change
