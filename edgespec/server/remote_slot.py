@@ -102,10 +102,14 @@ class RemoteSlot(Slot):
     async def count(self, body: Any, raw: bytes) -> int:
         """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `answers`."""
         current_record().model = self.name
-        if isinstance(body, ChatRequest):
-            call = pass_chat(raw, self.state.owner, remembers=False)
-        else:
-            call = translate(body.generation_spec(), self.state.owner, remembers=False)
+        owner = self.state.owner
+
+        def read() -> RemoteCall:
+            if isinstance(body, ChatRequest):
+                return pass_chat(raw, owner, remembers=False)
+            return translate(body.generation_spec(), owner, remembers=False)
+
+        call = await compute(len(raw), read)
         fields = {**call.body, "model": self._model.model}
         try:
             return int((await self._read(f"{call.path}/input_tokens", fields, _COUNT_S))["input_tokens"])

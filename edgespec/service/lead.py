@@ -82,14 +82,16 @@ def lead_ranks(check: CheckCancelled) -> LeadingTeam:
 
 
 def write_source(source: Source) -> dict[str, str]:
-    """For read_source on another machine."""
+    """For read_source on another machine. Raises ValueError for one that MLX cannot open."""
     match source:
         case HubMlx(model):
             return {"reference": str(HubRepo(model.repo, model.revision)), "commit": model.commit}
         case PackagedGguf(path):
             return {"reference": f"package:{path.relative_to(find_assets()).as_posix()}"}
+        case LocalMlx(path):
+            return {"reference": str(LocalPath(path.resolve()))}
         case _:
-            return {"reference": str(LocalPath(source.path.resolve())) if isinstance(source, LocalMlx) else ""}
+            raise ValueError(f"MLX does not open {source}")
 
 
 def read_source(message: dict[str, str], hub: Hub) -> Source:
