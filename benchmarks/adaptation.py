@@ -5,9 +5,9 @@
         [--target T.gguf] [--draft D.gguf] [--save FOLDER]
 
 The texts are those of a memory's folder in the target's vocabulary. They are split by conversation as `edgespec adapt`
-splits them; a run trains on the newest tokens, and is measured on the newest conversations that are held out, the same
+splits them. A run trains on the newest tokens. It is measured on the newest conversations that are held out, the same
 for all runs. A token is accepted where the draft's best one is the text's. "alpha" is the share that is accepted at a
-depth where all before it were; "tokens" are those of a round at a length, with the gain and its 95% interval by a
+depth where all before it were. "tokens" are those of a round at a length, with the gain and its 95% interval by a
 bootstrap over conversations. "fresh" counts the positions whose last 8 tokens did not occur before in their
 conversation: models repeat themselves, and repeats are easy. "cpu_s" and "minutes" are those of the training; the
 teacher's reading is told apart. "peak_mib" is the most memory of the process so far. stdout ends with one JSON line.

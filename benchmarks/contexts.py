@@ -2,14 +2,14 @@
 
     uv run python -m benchmarks.contexts --target T.gguf --draft D.gguf --method sparse:4,256 --context 8000
 
-To read a long text takes minutes to hours on a CPU, so the context before a prompt is filled with copies of cells, of
-random tokens, that the prompt's rows do not attend to: they are another sequence's. llama.cpp computes attention over
+To read a long text takes minutes to hours on a CPU. So the context before a prompt is filled with copies of cells of
+random tokens. The prompt's rows do not attend to them: they are another sequence's. llama.cpp computes attention over
 all cells and masks those of other sequences. So forwards take the time of the long context, at its positions. The text
 is that after the prompt alone, since rotary embeddings depend on distances only. Drafters see the random tokens as the
 beginning of the text. Flash attention is off: it skips masked cells, and is slower on CPUs.
 
-Arms run in turn and back again (A B B A) on one session; a ratio is the speed over that of plain decoding of the same
-text in the same turn; each arm keeps its statistics from text to text. llama.cpp only. stdout ends with one JSON line.
+Arms run in turn and back again (A B B A) on one session. A ratio is the speed over that of plain decoding of the same
+text in the same turn. Each arm keeps its statistics from text to text. llama.cpp only. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     uv run python -m benchmarks.exactness [--backend mlx] [--target T] [--draft D] [--quantize F16] [--threads 1]
 
-Each way to draft runs over each prompt in each mode: the ordinary one, forwards of `--width` rows and, on llama.cpp
-where it has them, kernels whose results do not depend on the rows. A text is equal if it is plain decoding's of the
-same mode, to the last token. The difference of logits is the largest one between a forward of one token and the same
-token in a draft of `--width` rows. The price is the time of a bare forward after `--context` tokens over that of an
-ordinary one of one row: medians of rounds in which all modes take turns, with extremes. stdout ends with one JSON line.
+Each way to draft runs over each prompt in each mode. The modes are the ordinary one, forwards of `--width` rows and, on
+llama.cpp where it has them, kernels whose results do not depend on the rows. A text is equal if it is plain decoding's
+of the same mode, to the last token. The difference of logits is the largest one between a forward of one token and the
+same token in a draft of `--width` rows. The price is the time of a bare forward after `--context` tokens over that of
+an ordinary one of one row: medians of rounds in which all modes take turns, with extremes. stdout ends with one JSON
+line.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     uv run python -m benchmarks.head_probe TARGET HEAD [--backend mlx] [--tokens 256] [--threads 1]
 
-HEAD is taken to say what is true. The probe then gets what HEAD says and each reading that differs from it in one
-convention, as if a file had said so, and should come back to what HEAD says. stdout ends with one JSON line.
+HEAD is taken to say what is true. The probe then gets what HEAD says, and each reading that differs from it in one
+convention, as if a file had said so. It should come back to what HEAD says. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

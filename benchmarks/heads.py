@@ -6,8 +6,8 @@
 Each head is loaded beside the target; a head in the target's own file is named by that file. Prompts run greedily, arms
 in turn: a chain and a tree of fixed size, the autopilot, each with the head alone and with lookups beside it, and
 lookups alone. At the temperature of --sampled a chain runs under the rules of acceptance, with seeds where the rule
-allows one. "x plain" is the geometric mean over prompts of the ratio of tokens/s to plain decoding; "same" counts the
-texts that equal plain decoding's; tau is tokens a round; alpha is the acceptance by depth. The price is that of a
+allows one. "x plain" is the geometric mean over prompts of the ratio of tokens/s to plain decoding. "same" counts the
+texts that equal plain decoding's. tau is tokens a round; alpha is the acceptance by depth. The price is that of a
 drafted token, or of a block, in plain steps. stdout ends with one JSON line.
 """
 

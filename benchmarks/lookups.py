@@ -7,12 +7,13 @@
 Arms run in turn on each prompt, in reverse order on every second one, each with statistics of its own, after a warm-up
 text. An arm is drafters joined by '+' for the autopilot; ":4" and ":4/7" behind them are a chain and a tree of fixed
 size. "x plain" and "x first" are geometric means over prompts of the ratio of tokens/s to plain decoding and to the
-first arm, each prompt's the median over the repeats; tau is tokens a round; "accepted" is the share of verified draft
-tokens; "draft_us" is the median time of a round for the sake of drafts. With --curve, the milliseconds of a plain step
-and the plain steps of forwards by their rows, forwards are charged with these times, and the autopilot believes them;
-the time of drafting is the measured one. With --memory each arm remembers the texts of the prompts before; repeats then
-recite. Rounding depends on the rows of a forward, so that arms differ in some texts ("same" counts those that plain
-decoding has too); with --exact all have the same, from slower forwards. stdout ends with one JSON line.
+first arm. A prompt's ratio is the median over the repeats. tau is tokens a round; "accepted" is the share of verified
+draft tokens; "draft_us" is the median time of a round for the sake of drafts. --curve gives the milliseconds of a plain
+step, and the plain steps of forwards by their rows. Forwards are then charged with these times, and the autopilot
+believes them; the time of drafting is the measured one. With --memory each arm remembers the texts of the prompts
+before; repeats then recite. Rounding depends on the rows of a forward, so arms differ in some texts ("same" counts
+those that plain decoding has too). With --exact all have the same, from slower forwards. stdout ends with one JSON
+line.
 """
 
 from __future__ import annotations

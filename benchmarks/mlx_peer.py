@@ -2,11 +2,11 @@
 
     uv run python -m benchmarks.mlx_peer TARGET DRAFT [--tokens 64] [--bits 8] [--draft-max 3] [--prompts 20]
 
-TARGET and DRAFT are model folders; `--bits` quantizes both first. The arms of a prompt take turns. Reported: whether
-greedy outputs equal mlx_lm's plain generation, with the gap and noise of each divergence; the median time of a round
-(one target forward) over mlx_lm's; the tokens/s of the autopilot, which is the default, over those of mlx_lm's chain;
-tokens a round at temperature 1, for each exact rule and for mlx_lm's, which accepts while its samples match. On a CPU
-both sides compute in single precision. stdout ends with one JSON line.
+TARGET and DRAFT are model folders; `--bits` quantizes both first. The arms of a prompt take turns. The first figure is
+whether greedy outputs equal mlx_lm's plain generation, with the gap and noise of each divergence. The next are the
+median time of a round (one target forward) over mlx_lm's, and the tokens/s of the autopilot, which is the default, over
+those of mlx_lm's chain. The last is tokens a round at temperature 1, for each exact rule and for mlx_lm's, which
+accepts while its samples match. On a CPU both sides compute in single precision. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

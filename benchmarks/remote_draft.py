@@ -3,10 +3,11 @@
     uv run python -m benchmarks.remote_draft [--target 1b.gguf] [--draft 100m.gguf] [--rtt-ms 5 ...] [--loss 0.05]
 
 The draft server, with one thread, and the target are processes on two hosts of `benchmarks.slow_link`. For each delay
-the target continues code in turns: plainly; with the draft in its own process ("local"); with the one of the server,
-which drafts ahead for what it guesses ("ahead") or not ("waiting"); and by the autopilot's choice ("autopilot"). Drafts
-of a fixed length otherwise. A gain is the median over the repeats of tokens/s over plain decoding's. "draft_ms" is the
-mean of a round, "ready" the share of drafted rounds that waited for less than a tenth of a plain step.
+the target continues code in turns: plainly, with the draft in its own process ("local"), with the one of the server
+("ahead", "waiting"), and by the autopilot's choice ("autopilot"). In "ahead" the server drafts ahead for what it
+guesses; in "waiting" it does not. Drafts otherwise have a fixed length. A gain is the median over the repeats of
+tokens/s over plain decoding's. "draft_ms" is the mean of a round, "ready" the share of drafted rounds that waited for
+less than a tenth of a plain step.
 
 Texts that are not plain decoding's are counted, and those among them that rounding explains. At last the server is
 killed in the middle of an answer, and started again while another one is generated. stdout ends with one JSON line.

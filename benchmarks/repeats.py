@@ -3,11 +3,11 @@
     uv run python -m benchmarks.repeats [--target T.gguf] [--lines 300] [--tokens 700] [--repeats 3]
 
 The emitted text is given, whatever the target computes: its forwards, and the autopilot's decisions with n-gram lookups
-alone, take their real time. Each edit is that of a file of the standard library, of which one word is renamed, some
-lines are inserted or some are cut, behind the file as it was. Each "breaks" text is made of parts of one file, 5 to 20
-or 8 to 40 tokens long. Arms take turns on each text, in reverse order on every second repeat, and learn from text to
-text, each for itself. Times are processor times of the thread that computes, since other programs interrupt long
-forwards more often than short ones. "x plain" is the median over repeats. stdout ends with one JSON line.
+alone, take their real time. Each edit is a file of the standard library, and behind it the same file with one word
+renamed, some lines inserted or some cut. Each "breaks" text is made of parts of one file, 5 to 20 or 8 to 40 tokens
+long. Arms take turns on each text, in reverse order on every second repeat, and learn from text to text, each for
+itself. Times are processor times of the thread that computes, since other programs interrupt long forwards more often
+than short ones. "x plain" is the median over repeats. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

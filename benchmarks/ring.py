@@ -2,13 +2,13 @@
 
     uv run python -m benchmarks.ring [--ranks 2] [--rtt-ms 5 ...]
 
-Every rank is a process on a host of its own of `benchmarks.slow_link`. The target is the embedded one, widened by
-zeros so that 2, 3 and 4 ranks can share its heads; its text does not change. For each delay it continues code,
-plainly and with drafts of a fixed length of the embedded draft model, in turns. Texts that are not those of one process
-are counted, and those among them that rounding explains. A layer adds up the ranks' parts twice, and a sum of n ranks
-takes n - 1 round trips; the operation reaches the other ranks after half of one. The formula takes the times without a
-delay, plain step T1 and round R (verification and draft), tokens a round E and the network's time N: E (T1 + N) /
-(R + N). stdout ends with one JSON line. Linux, and rights to make network namespaces.
+Every rank is a process on a host of its own of `benchmarks.slow_link`. The target is the embedded one, widened by zeros
+so that 2, 3 and 4 ranks can share its heads; its text does not change. For each delay it continues code, plainly and
+with drafts of a fixed length of the embedded draft model, in turns. Texts that are not those of one process are
+counted, and those among them that rounding explains. A layer adds up the ranks' parts twice, and a sum of n ranks takes
+n - 1 round trips; the operation reaches the other ranks after half of one. The formula is E (T1 + N) / (R + N). T1 and
+R are the times without a delay, of a plain step and of a round (verification and draft). E is tokens a round, and N the
+network's time. stdout ends with one JSON line. Linux, and rights to make network namespaces.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     uv run python -m benchmarks.server [--tokens 200] [--repeats 7]
     uv run python -m benchmarks.server --model 1b.gguf --draft none --tokens 48
 
-Starts `edgespec serve` and calls it with the real openai client over a socket. Reported: the engine's decode time (from
-`timings`) over the time from the first to the last event at the client; the time to the first event; tokens/s in total
-of 1, 2, 4 and 8 concurrent calls. stdout ends with one JSON line.
+Starts `edgespec serve` and calls it with the real openai client over a socket. It reports the engine's decode time
+(from `timings`) over the time from the first to the last event at the client. It also reports the time to the first
+event, and tokens/s in total of 1, 2, 4 and 8 concurrent calls. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

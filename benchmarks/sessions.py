@@ -4,11 +4,11 @@
         [--edits 1] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46,64=13]
 
 A prompt is part of one of Python's own source files; the next one has `--edits` more lines changed. Arms answer each
-prompt in turn, in reverse order on every second one, each with statistics and a namespace of its own: "ngram"; "off",
-ngram and suffix without a memory; "suffix" and "ngram+suffix" with one that is empty where a session begins. Speeds are
-geometric means of the ratio of tokens/s to plain decoding, "cold" of the first answers and "warm" of the others. With
---curve, forwards are charged with given times, and with --exact all arms have the same answers: see benchmarks.lookups.
-"same" counts the answers that plain decoding has too. stdout ends with one JSON line.
+prompt in turn, in reverse order on every second one, each with statistics and a namespace of its own. The arms are
+"ngram"; "off", which is ngram and suffix without a memory; "suffix" and "ngram+suffix" with one that is empty where a
+session begins. Speeds are geometric means of the ratio of tokens/s to plain decoding, "cold" of the first answers and
+"warm" of the others. With --curve, forwards are charged with given times, and with --exact all arms have the same
+answers: see benchmarks.lookups. "same" counts the answers that plain decoding has too. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 The workers and the model are processes of one thread on hosts of `benchmarks.slow_link`. For each delay the model
 continues code, plainly and with drafts of a fixed length, in turns; with --autopilot by its choice too. Texts that are
-not those of the model in one process are counted, and those among them that rounding explains. The formula takes the
-times without a delay, plain step T1 and round R (verification and draft), tokens a round E and the network's time N,
-one measured round trip for each worker: E (T1 + N) / (R + N). stdout ends with one JSON line. Linux, and rights to make
-network namespaces.
+not those of the model in one process are counted, and those among them that rounding explains. The formula is E (T1 +
+N) / (R + N). T1 and R are the times without a delay, of a plain step and of a round (verification and draft). E is
+tokens a round. N is the network's time, one measured round trip for each worker. stdout ends with one JSON line. Linux,
+and rights to make network namespaces.
 """
 
 from __future__ import annotations

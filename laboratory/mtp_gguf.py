@@ -2,11 +2,11 @@
 
     uv run python -m laboratory.mtp_gguf FOLDER TARGET.gguf MODEL.gguf
 
-llama.cpp has no MTP graph for llama, but one for glm4moe, in which a llama can be expressed: all its layers are dense,
-and the dense layer of the head is the shared expert of a mixture whose only routed expert is zero. glm4moe rotates
-halves of a head's numbers where llama rotates neighbours, so the rows of queries and keys change places. FOLDER has the
-head in the names of Hugging Face (`mtp.fc`, `mtp.layers.0`). With `--alone` the file holds the head and what
-llama.cpp cannot take from the target's file: embeddings and the last norm.
+llama.cpp has no MTP graph for llama, but one for glm4moe, in which a llama can be expressed. All its layers are dense.
+The dense layer of the head is the shared expert of a mixture whose only routed expert is zero. glm4moe rotates halves
+of a head's numbers where llama rotates neighbours, so the rows of queries and keys change places. FOLDER has the head
+in the names of Hugging Face (`mtp.fc`, `mtp.layers.0`). With `--alone` the file holds the head and what llama.cpp
+cannot take from the target's file: embeddings and the last norm.
 """
 
 from __future__ import annotations
