@@ -78,6 +78,9 @@ class Adaptive:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
+    def announce(self, prompt: Sequence[int]) -> None:
+        self._drafters.announce(prompt)
+
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
         self._gate.begin(len(prompt))

@@ -43,6 +43,9 @@ class FixedLength:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
+    def announce(self, prompt: Sequence[int]) -> None:
+        self._drafters.announce(prompt)
+
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
 

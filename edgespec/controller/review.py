@@ -162,7 +162,7 @@ class Review:
     def record(self, round_: RoundPlan, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
         cost, rows = self._cost, step.n_drafted + 1
-        drafting_s = round_.drafting_s
+        drafting_s = round_.charged_s
         is_unread = any(each.drafter.is_lazy for each in round_.asked)  # the forward's time contains the chain's
         if round_.asked:
             if not is_unread:

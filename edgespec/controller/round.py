@@ -74,6 +74,15 @@ class RoundPlan:
         unit_s = self._cost.model.unit_s
         return sum(unit_s(each.drafter.name, n) for each in self.asked for n in each.units)
 
+    @property
+    def charged_s(self) -> float:
+        """`drafting_s`, with the measured seconds of drafters whose time varies, twice the usual ones at most."""
+        unit_s, seconds = self._cost.model.unit_s, 0.0
+        for each in self.asked:
+            usual_s = sum(unit_s(each.drafter.name, n) for n in each.units)
+            seconds += min(each.seen_s, 2 * usual_s) if each.drafter.runs_ahead else usual_s
+        return seconds
+
     def profile_s(self, asked: Asked) -> float:
         """Seconds of its units by the profile."""
         return sum(self._cost.model.foresee_unit_s(asked.drafter.name, n) for n in asked.units)
@@ -109,7 +118,7 @@ class RoundPlan:
 
         The difference between the emitted and the expected tokens is shared out by what each was expected to add.
         """
-        seconds = self.drafting_s + self.seconds(step.n_drafted + 1)
+        seconds = self.charged_s + self.seconds(step.n_drafted + 1)
         last = self.asked[-1].size
         surprise = value(
             last.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - last.tokens), self.price, seconds

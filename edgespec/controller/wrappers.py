@@ -20,6 +20,9 @@ class ControllerWrapper:
     def expects_plain(self) -> bool:
         return self._controller.expects_plain
 
+    def announce(self, prompt: Sequence[int]) -> None:
+        self._controller.announce(prompt)
+
     def begin(self, prompt: Sequence[int]) -> None:
         self._controller.begin(prompt)
 

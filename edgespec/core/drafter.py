@@ -78,6 +78,12 @@ class Drafter(Protocol):
     fills_rows: bool = False
     runs_ahead: bool = False
 
+    def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        """The target starts to read `text`, and `begin` follows, unless that is cancelled. For drafters that can read
+        on another machine meanwhile.
+        """
+        return
+
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.
 

@@ -60,9 +60,8 @@ NO_DRAFT = Draft.chain(())
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path of a draft, as nodes from the root's child down, and the token that the target emits after it.
-
-    `next_token` is the correction after a rejection, or the bonus token after full acceptance.
+    """The accepted `path` of a draft, as nodes from the root's child down, and the token that the target emits next:
+    the correction after a rejection, or the bonus token after full acceptance.
     """
 
     path: tuple[int, ...]
@@ -152,15 +151,15 @@ class Session(Protocol):
         """The sessions that the next forward will be shared with."""
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """Make the cache hold exactly `tokens`, reusing the longest prefix it can; returns the last token's scores.
+        """Make the cache hold exactly `tokens`, reusing the longest prefix it can; returns one row, the last token's.
 
-        The scores have one row. Yields after every chunk. Raises ContextOverflow, Cancelled, BackendError.
+        Yields after every chunk. Raises ContextOverflow, Cancelled, BackendError.
         """
 
     def adopt(self, other: Session, n: int) -> bool:
-        """Make the cache hold the first `n` tokens of `other`, or as many as it has, without computing them.
+        """Copy the first `n` tokens, or as many as there are, from the cache of `other`, a session of the same model.
 
-        `other` is a session of the same model. Returns whether that was possible; if not, nothing has changed.
+        Returns whether that was possible; if not, nothing has changed.
         """
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
@@ -185,10 +184,7 @@ class Session(Protocol):
         """Make the current position reachable by rewind(); free for caches that can be cut anywhere."""
 
     def rewind(self, position: int) -> int:
-        """Cut the cache to at most `position` tokens; returns how many are left.
-
-        A recurrent model goes back to the last checkpoint at or before `position`.
-        """
+        """Cut the cache to `position` tokens, a recurrent one to the last checkpoint before; returns what is left."""
 
     def close(self) -> None: ...
 
@@ -211,8 +207,11 @@ class Controller(Protocol):
     def expects_plain(self) -> bool:
         """Whether the round after this one will probably have no draft."""
 
+    def announce(self, prompt: Sequence[int]) -> None:
+        """The target starts to read `prompt`."""
+
     def begin(self, prompt: Sequence[int]) -> None:
-        """A generation begins."""
+        """A generation begins: the target has read `prompt`."""
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         """A draft within `limit` that continues `tokens`: prompt and output, the last one being the root."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pytest
+
+from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.wrappers import JumpForward
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget, Draft, Round, Step
-from tests.controller.test_policies import PROMPT, TEXT, Oracle, adaptive, forced_after, run, seconds, steady
+from tests.controller.test_policies import PROMPT, TEXT, Oracle, Steady, adaptive, forced_after, run, seconds, steady
 
 
 class Free(Oracle):
@@ -126,3 +129,13 @@ def test_a_drafter_that_fails_before_it_is_asked_is_not_asked() -> None:
     controller = adaptive([failing, model], steady("failing", "model"))
     run(controller)
     assert list(controller.failures) == ["failing"] and not failing.drafted and model.drafted
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_drafter_that_runs_ahead_is_charged_with_the_time_that_it_took(is_ahead: bool) -> None:
+    """It usually takes half a plain step and proposes nothing; here it takes no time."""
+    model, draft_stats = Silent("model", works=True), steady()
+    model.runs_ahead = is_ahead
+    draft_stats.costs = Steady(Profile({1: 1.0, 16: 1.3}, {"model": DraftCost({1: 0.5})}))
+    run(adaptive([model], draft_stats))
+    assert (model.asked > 20) == is_ahead

@@ -10,7 +10,7 @@ import pytest
 from edgespec.backends.toy.session import ToyModel, ToySession
 from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round, Step
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores, Scores
@@ -90,6 +90,16 @@ def test_the_origin_of_a_token_is_its_nodes() -> None:
     assert [(done.emitted, done.path, done.n_tested, len(done.draft)) for done in rounds] == [
         ((token,), (), 0, 0) for token in case.expected[1:]
     ]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_a_prompt_is_announced_before_it_is_read(n: int) -> None:
+    controller, verifier = true_drafts(Case(n)), SampleMatching(GREEDY, CounterRng(4))
+    events = speculate(ToySession(MODEL), controller, verifier, PROMPT, max_tokens=n, stop=frozenset())
+    assert isinstance(next(events), PrefillProgress)
+    assert controller.announced == [PROMPT] * (n > 0) and controller.begun == []
+    assert all(controller.announced == [PROMPT] * (n > 0) for _ in events)
+    assert controller.begun == [PROMPT] * (n > 1)
 
 
 def test_a_text_that_ends_with_its_first_token_needs_no_drafter() -> None:

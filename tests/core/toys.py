@@ -174,7 +174,11 @@ class Maker:
         self._make = make
         self.rounds: list[Round] = []
         self.recorded: list[Step] = []
+        self.announced: list[list[int]] = []
         self.begun: list[list[int]] = []
+
+    def announce(self, prompt: Sequence[int]) -> None:
+        self.announced.append(list(prompt))
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.begun.append(list(prompt))
@@ -204,6 +208,11 @@ class RandomBudgets(Maker):
         self.drafters = drafters
         self._rng = rng
         self.proposed: dict[int, tuple[list[int], Budget, Draft]] = {}  # length of the text -> (text, limit, draft)
+
+    def announce(self, prompt: Sequence[int]) -> None:
+        super().announce(prompt)
+        for drafter in self.drafters:
+            drafter.announce(prompt, None)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)

@@ -159,6 +159,23 @@ def test_the_server_reads_the_text_while_nobody_asks() -> None:
     server.close()
 
 
+def test_the_server_reads_the_prompt_while_the_target_does() -> None:
+    model = Reading()
+    server = DraftServer(lambda: ToyRuntimeModel("tree", model, LoadOptions(context_size=256)))
+    remote = server.connect()
+    drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
+    text = PROMPT * 9
+    drafter.announce(text, None)
+    until(lambda: model.longest[0] >= len(text))
+    drafter.begin(text, None)
+    assert drafter._number == 1, "the text was sent once, so what is guessed after it counts"
+    drafter.begin(text[:-1], None)
+    assert drafter._number == 2
+    drafter.close()
+    remote.close()
+    server.close()
+
+
 def test_a_text_longer_than_the_draft_reads_its_end() -> None:
     server = DraftServer(lambda: ToyRuntimeModel("tree", LetterModel(), LoadOptions(context_size=32)))
     remote = server.connect()

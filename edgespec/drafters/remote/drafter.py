@@ -43,13 +43,20 @@ class RemoteDrafter(Drafter):
         self._mirror = Mirror()
         self._number = 0  # of the last message
         self._late = 0  # number of an Ask without a reply, for which nobody waits any more
+        self._announced: Sequence[int] = ()  # a text that a generation will start from
 
-    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+    def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_drawn = draw is not None
         self._sampling = draw.sampling if draw is not None else None
         self._seed = draw.spawn_seed() if draw is not None else 0
-        self._clock.begin()
+        self._announced = text
         self._start(text)
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        if text is not self._announced:
+            self.announce(text, draw)
+        self._announced = ()
+        self._clock.begin()
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         if self._link.epoch != self._epoch:
@@ -101,7 +108,7 @@ class RemoteDrafter(Drafter):
     def _make_cut(self, text: Sequence[int], depth: int) -> Callable[[Drafted], Drafted | None]:
         """What a draft says after `text`: a reply to the next message, or what was made for the last one.
 
-        What was guessed counts if it is as deep as what is asked for.
+        What is known already counts if it is half as deep as what is asked for.
         """
         last, base = self._number, len(self._mirror.tokens)
         emitted = list(text[base:]) if list(text[:base]) == self._mirror.tokens else None
@@ -112,7 +119,7 @@ class RemoteDrafter(Drafter):
             if draft.number < last or emitted is None:
                 return None
             found = draft.after(emitted)
-            return found if found is not None and found.depth >= depth else None
+            return found if found is not None and 2 * found.depth >= depth else None
 
         return cut
 
@@ -151,14 +158,17 @@ class RoundClock:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._since_s = 0.0  # when a draft was handed over, or else the last round ended; 0 before the first
+        self._has_asked, self._is_first = False, True  # whether this round has asked, and the last one has not
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
 
     def begin(self) -> None:
         self._since_s = 0.0
+        self._has_asked, self._is_first = False, True
 
     def leave(self) -> None:
-        """The target verifies from now on."""
+        """The target verifies from now on, in a round that has asked."""
         self._since_s = perf_counter()
+        self._has_asked = True
 
     def arrive(self) -> None:
         """The target has verified."""
@@ -166,10 +176,15 @@ class RoundClock:
         if self._since_s:
             self._rounds.append(now - self._since_s)
         self._since_s = now
+        self._has_asked, self._is_first = False, not self._has_asked
 
     @property
     def patience_s(self) -> float:
         """Seconds that a round may wait."""
+        patience = self._patience
         if not self._rounds:
-            return self._patience.most_s
-        return min(self._patience.most_s, max(self._patience.least_s, self._patience.steps * median(self._rounds)))
+            return patience.most_s
+        usual_s = median(self._rounds)
+        if self._is_first:
+            return min(patience.most_s, patience.first_steps * usual_s)
+        return min(patience.most_s, max(patience.least_s, patience.steps * usual_s))
