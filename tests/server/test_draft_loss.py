@@ -60,7 +60,7 @@ def test_after_a_round_without_a_draft_the_first_one_is_not_waited_for() -> None
     """Drafting starts at the price of a message; what comes of it is used in the next round."""
     model = Slow()
     server = DraftServer(lambda: ToyRuntimeModel("tree", model, LoadOptions(context_size=256)))
-    remote = server.connect(Patience(first_steps=0.0, most_s=1000.0))
+    remote = server.connect(Patience(first_steps=0.0, least_s=20.0, most_s=1000.0))
     drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
     text, tree = [*PROMPT, 32], DraftTree()
     drafter.begin(text, None)
@@ -79,6 +79,11 @@ def test_after_a_round_without_a_draft_the_first_one_is_not_waited_for() -> None
 
     until(has_rest)
     assert tree.depths[-1] == 2, "a draft of three tokens without its first one"
+    for _ in range(2):
+        drafter.observe(Round(text, (32,), NO_DRAFT, (), 0, None))
+    again = DraftTree()
+    drafter.begin(PROMPT, None)
+    assert sum(1 for _ in drafter.expand(again, text, Budget(3, 3))) == 1 and again.depths[-1] == 3, "a new text"
     drafter.close()
     remote.close()
     server.close()

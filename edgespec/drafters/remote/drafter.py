@@ -158,12 +158,12 @@ class RoundClock:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._since_s = 0.0  # when a draft was handed over, or else the last round ended; 0 before the first
-        self._has_asked, self._is_first = False, True  # whether this round has asked, and the last one has not
+        self._has_asked = self._is_first = False  # whether this round has asked; whether the last one has not
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
 
     def begin(self) -> None:
         self._since_s = 0.0
-        self._has_asked, self._is_first = False, True
+        self._has_asked = self._is_first = False
 
     def leave(self) -> None:
         """The target verifies from now on, in a round that has asked."""
