@@ -16,6 +16,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 
 _LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
+_LEAST_REACH = 0.1  # probability of a path by a drafter's own confidences, below which its block need not go on
 _MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a lookup that may not be verified
 
 
@@ -47,7 +48,7 @@ class TreeBuilder:
         max_depth = min(round_.depth_limit, max_nodes, _MAX_DRAFTED)
         if drafter.block_size > 1:
             max_depth = self._choose_length(drafter, min(max_depth, drafter.block_size), round_)
-        limit = Budget(max_depth, min(round_.node_limit, _MAX_DRAFTED), request.window)
+        limit = Budget(max_depth, min(round_.node_limit, _MAX_DRAFTED), request.window, _LEAST_REACH)
         for _ in self._drafters.expand(drafter, tree.tree, tokens, limit):
             asked.units.append(min(drafter.block_size, max_depth))
             if not self._pays_to_continue(drafter, round_, tree, max_depth):

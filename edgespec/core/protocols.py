@@ -94,18 +94,19 @@ class Budget:
     """Limits of a draft: `depth` tokens on any path below the root, `nodes` tokens in all.
 
     A budget with more nodes than depth asks for a tree. `read` limits the tokens of the text that a drafter reads
-    first; None for no limit.
+    first; None for no limit. A path that is less probable than `reach`, by the drafter's confidences, may end there.
     """
 
     depth: int
     nodes: int
     read: int | None = None
+    reach: float = 0.0
 
     def clamp(self, *, depth: int, nodes: int) -> Budget:
         """This budget, limited to `depth` and `nodes`. A budget for a chain stays one for a chain."""
         clamped = max(0, min(self.depth, depth))
         max_nodes = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
-        return Budget(clamped, max(0, min(max_nodes, nodes)), self.read)
+        return Budget(clamped, max(0, min(max_nodes, nodes)), self.read, self.reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,8 @@ class Session(Protocol):
         """
 
     def adopt(self, other: Session, n: int) -> bool:
-        """Copy the first `n` tokens, or as many as there are, from the cache of `other`, a session of the same model.
-
-        Returns whether that was possible; if not, nothing has changed.
+        """Copy the first `n` tokens, or all, from the cache of `other`, a session of the same model; returns whether
+        that was possible. If not, nothing has changed.
         """
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:

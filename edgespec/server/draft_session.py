@@ -21,13 +21,20 @@ from edgespec.drafters.remote.messages import (
     Drafted,
     Fault,
     Message,
-    Mirror,
     encode,
     split,
 )
+from edgespec.drafters.remote.mirror import Mirror
 from edgespec.drafters.sampling import TruncatedDraw
 from edgespec.errors import Cancelled, EdgespecError, reason_of
-from edgespec.server.draft_guesses import AcceptanceRate, describe_tree, list_candidates, list_path, rank_guesses
+from edgespec.server.draft_guesses import (
+    AcceptanceRate,
+    describe_tree,
+    list_candidates,
+    list_path,
+    measure_reach,
+    rank_guesses,
+)
 from edgespec.server.draft_model import Cache, DraftModel
 
 _FIRST_LIMIT = Budget(4, 4)  # of a guess before the first Ask
@@ -124,7 +131,8 @@ class DraftSession:
             emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
             self._change_text(message)
             depth = min(message.depth, MAX_DEPTH)
-            self._limits.append(Budget(depth, min(max(message.nodes, depth), MAX_NODES)))
+            nodes = min(max(message.nodes, depth), MAX_NODES)
+            self._limits.append(Budget(depth, nodes, reach=message.reach))
             if emitted is not None and self._known and not self._known[0].is_guess:
                 self._rate.observe(self._known[0], emitted)
             with self._model.waited_for():
@@ -165,15 +173,16 @@ class DraftSession:
         """
         known = [] if emitted is None else [cut for each in self._known if (cut := each.after(emitted)) is not None]
         found = max(known, key=lambda each: len(each.tokens), default=None)
-        if is_held or (found is not None and found.depth >= self._limits[-1].depth):
+        limit = self._limits[-1]
+        if is_held or (found is not None and found.is_enough(limit.depth, limit.reach)):
             found = found or Drafted(0, (), (), (), ())
             return Drafted(self._number, (), found.tokens, found.parents, found.confidences, found.q)
         guess, tree = self._guess, DraftTree()
-        if guess is not None and guess.is_for(emitted, self._limits[-1]):
+        if guess is not None and guess.is_for(emitted, limit):
             await self._model.run(lambda: sum(1 for _ in guess.units))
             tree = guess.tree
         else:
-            units = self._expand(tree, (), self._limits[-1])
+            units = self._expand(tree, (), limit)
             await self._model.run(lambda: sum(1 for _ in units))
         return describe_tree(self._number, (), tree, self._cache.drafter.name, is_guess=False)
 
@@ -204,7 +213,7 @@ class DraftSession:
         """Of what is guessed: enough for the next Ask, if that is like the latest ones."""
         depth, nodes = (max(getattr(each, name) for each in self._limits) for name in ("depth", "nodes"))
         is_tree = nodes > depth  # whose other branches may be accepted, and then a token of what is guessed after them
-        return Budget(min(depth + is_tree, MAX_DEPTH), nodes)
+        return Budget(min(depth + is_tree, MAX_DEPTH), nodes, reach=self._limits[-1].reach)
 
     def _expand(self, tree: DraftTree, emitted: Sequence[int], limit: Budget) -> Iterator[None]:
         """Draft into `tree` after the present text and `emitted`."""
@@ -226,4 +235,7 @@ def _expand(
     if draw is not None:
         draw.start = len(text)
     drafter.begin(text, draw)  # it may have read what was guessed wrongly
-    yield from drafter.expand(tree, text, limit)
+    for _ in drafter.expand(tree, text, limit):
+        yield
+        if measure_reach(tree, drafter.name) < limit.reach:
+            return

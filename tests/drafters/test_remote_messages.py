@@ -18,10 +18,10 @@ from edgespec.drafters.remote.messages import (
     Drafted,
     Fault,
     Message,
-    Mirror,
     encode,
     split,
 )
+from edgespec.drafters.remote.mirror import Mirror
 from edgespec.drafters.sampling import TruncatedDraw
 from tests.core.stats import assert_follows
 

@@ -12,7 +12,8 @@ import pytest
 
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.remote.draft import RemoteDraft, parse_address
-from edgespec.drafters.remote.messages import Ask, Mirror
+from edgespec.drafters.remote.messages import Ask
+from edgespec.drafters.remote.mirror import Mirror
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidRequest

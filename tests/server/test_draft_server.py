@@ -16,8 +16,9 @@ from edgespec.core.arrays import Logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.drafters.remote.drafter import RemoteDrafter
-from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, Mirror, encode, split
-from edgespec.server.draft_guesses import AcceptanceRate, list_path, rank_guesses
+from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, encode, split
+from edgespec.drafters.remote.mirror import Mirror
+from edgespec.server.draft_guesses import AcceptanceRate, list_path, measure_reach, rank_guesses
 from tests.draft_server import PROMPT, DraftServer, V, load_letters, until
 
 
@@ -129,6 +130,29 @@ def test_an_ask_of_depth_zero_has_no_reply(server: DraftServer) -> None:
     replies = [each for each in receive(channel, 3) if isinstance(each, Drafted) and each.number > 1]
     assert replies and {each.number for each in replies} == {3} and not replies[0].is_guess
     connection.close()
+
+
+def test_a_path_ends_where_it_is_improbable(server: DraftServer) -> None:
+    remote = server.connect(guesses=0)
+    drafter, text = RemoteDrafter(remote.open_link(V, lambda: None), V), [*PROMPT, 32]
+    paths = {}
+    for reach in (0.0, 0.3):
+        tree = DraftTree()
+        drafter.begin(PROMPT, None)
+        list(drafter.expand(tree, text, Budget(8, 8, reach=reach)))
+        paths[reach] = measure_reach(tree, "remote"), max(tree.depths)
+    (least, whole), (least_cut, cut) = paths.values()
+    assert whole == 8 and least < 0.3
+    assert 0 < cut < whole and least_cut < 0.3
+    drafter.close()
+    remote.close()
+
+
+def test_a_draft_is_enough_that_is_deep_or_ends_for_a_reason() -> None:
+    chain = Drafted(1, (), [1, 2, 3], [-1, 0, 1], [0.9, 0.5, 0.1])
+    assert chain.is_enough(3, 0.0) and not chain.is_enough(4, 0.0) and not chain.is_enough(4, 0.04)
+    assert chain.is_enough(4, 0.05)
+    assert not Drafted(1, (), (), (), ()).is_enough(1, 1.0)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.remote.link import Link, Patience
-from edgespec.drafters.remote.messages import MAX_DEPTH, MAX_NODES, Ask, Begin, Drafted, Mirror
+from edgespec.drafters.remote.messages import MAX_DEPTH, MAX_NODES, Ask, Begin, Drafted
+from edgespec.drafters.remote.mirror import Mirror
 
 _ROUNDS = 9  # latest rounds whose time counts
 _UNTOLD = 32  # tokens; the server is told of more while it is not asked, and reads them
@@ -64,10 +65,11 @@ class RemoteDrafter(Drafter):
         if not self._epoch or self._is_late():
             return
         depth, nodes = min(limit.depth, MAX_DEPTH), min(max(limit.depth, limit.nodes), MAX_NODES)
-        cut = self._make_cut(text, depth)
+        cut = self._make_cut(text, depth, limit.reach)
         found = self._link.find(cut)
         self._number += 1
-        self._link.ask(Ask(self._number, self._mirror.change_to(text), depth, nodes, found is not None), self._epoch)
+        change = self._mirror.change_to(text)
+        self._link.ask(Ask(self._number, change, depth, nodes, limit.reach, found is not None), self._epoch)
         if found is None and (found := self._wait(cut)) is None:
             self._late = self._number
         elif not found.tokens:
@@ -105,7 +107,7 @@ class RemoteDrafter(Drafter):
             self._late = 0
         return self._late > 0
 
-    def _make_cut(self, text: Sequence[int], depth: int) -> Callable[[Drafted], Drafted | None]:
+    def _make_cut(self, text: Sequence[int], depth: int, reach: float) -> Callable[[Drafted], Drafted | None]:
         """What a draft says after `text`: a reply to the next message, or what was made for the last one.
 
         What is known already counts if it is half as deep as what is asked for.
@@ -119,7 +121,7 @@ class RemoteDrafter(Drafter):
             if draft.number < last or emitted is None:
                 return None
             found = draft.after(emitted)
-            return found if found is not None and 2 * found.depth >= depth else None
+            return found if found is not None and found.is_enough((depth + 1) // 2, reach) else None
 
         return cut
 

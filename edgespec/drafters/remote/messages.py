@@ -9,7 +9,7 @@ is its length without these four bytes (u32), its kind (u8) and its fields, all 
 
 to the server
     1  Begin  number u32, keep u32, crc u32, seed u64, n u32, sampling [n] JSON or nothing, ids i32[]
-    2  Ask    number u32, keep u32, crc u32, depth u16, nodes u16, is_held u8, ids i32[]
+    2  Ask    number u32, keep u32, crc u32, depth u16, nodes u16, reach f32, is_held u8, ids i32[]
 from the server
     3  Drafted  number u32, n_emitted u16, n u16, is_guess u8, is_drawn u8, emitted i32[n_emitted], tokens i32[n],
                 parents i16[n], confidences f32[n]; where is_drawn, for each token: m u16, ids i32[m], q f32[m]
@@ -18,17 +18,17 @@ from the server
 Both sides hold the text. Begin and Ask replace what follows its first `keep` tokens by `ids`; `crc` is that of all its
 tokens as int32, so that a difference ends the session. Begin starts a generation: with `sampling` the draft is drawn at
 random, else its best tokens are proposed. Ask wants a draft after the text, of `depth` tokens on a path and about
-`nodes` in all. The server replies with a Drafted of the same number, unless `is_held`: the client has a draft already.
-An Ask of depth 0 wants none: the server only reads the text. After a Begin and after other Asks it guesses what the
-target will emit next, and sends drafts for that, too: a Drafted that is_guess continues the text of the Begin or Ask of
-its number by `emitted`, and then by its own tokens.
+`nodes` in all; a path may end where its probability falls below `reach`. The server replies with a Drafted of the same
+number, unless `is_held`: the client has a draft already. An Ask of depth 0 wants none: the server only reads the text.
+
+After a Begin and after other Asks the server guesses what the target will emit next, and sends drafts for that, too: a
+Drafted that is_guess continues the text of the Begin or Ask of its number by `emitted`, and then by its own tokens.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,7 +50,7 @@ MAX_GUESSES = 6
 """Drafts for what is guessed after a message, at most."""
 _HEAD = struct.Struct("<IB")
 _BEGIN = struct.Struct("<IIIQI")
-_ASK = struct.Struct("<IIIHHB")
+_ASK = struct.Struct("<IIIHHfB")
 _DRAFTED = struct.Struct("<IHHBB")
 _COUNT = struct.Struct("<H")
 _BEGIN_KIND, _ASK_KIND, _DRAFTED_KIND, _FAULT_KIND = 1, 2, 3, 4
@@ -87,6 +87,7 @@ class Ask:
     change: Change
     depth: int
     nodes: int
+    reach: float = 0.0
     is_held: bool = False
 
 
@@ -111,10 +112,20 @@ class Drafted:
     @property
     def depth(self) -> int:
         """Tokens on its longest path."""
-        depths = {-1: 0}
+        return self._measure()[0]
+
+    def is_enough(self, depth: int, reach: float) -> bool:
+        """Whether its longest path has `depth` tokens, or ends where it is less probable than `reach`."""
+        found, probability = self._measure()
+        return found >= depth or (found > 0 and probability < reach)
+
+    def _measure(self) -> tuple[int, float]:
+        """(tokens, probability) of its longest path, of several the most probable."""
+        paths = {-1: (0, 1.0)}
         for node, parent in enumerate(self.parents):
-            depths[node] = depths.get(parent, 0) + 1
-        return max(depths.values())
+            above, probability = paths.get(parent, (0, 1.0))
+            paths[node] = above + 1, probability * self.confidences[node]
+        return max(paths.values())
 
     def after(self, emitted: Sequence[int]) -> Drafted | None:
         """What it says where the text goes on with `emitted`; None if nothing. A drawn chain is taken whole."""
@@ -149,47 +160,15 @@ class Fault:
 Message = Begin | Ask | Drafted | Fault
 
 
-class Mirror:
-    """A text that both sides hold."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._crc = 0
-
-    def change_to(self, text: Sequence[int]) -> Change:
-        """Make it `text`; returns what the other side has to change."""
-        keep = len(self.tokens)
-        if list(text[:keep]) != self.tokens:
-            keep = next((i for i, (a, b) in enumerate(zip(self.tokens, text, strict=False)) if a != b), len(text))
-        ids = list(text[keep:])
-        self._replace(keep, ids)
-        return Change(keep, ids, self._crc)
-
-    def apply(self, change: Change) -> None:
-        """Change it as the other side did. Raises BadMessage where the two then differ."""
-        if change.keep > len(self.tokens):
-            raise BadMessage(f"it keeps {change.keep} tokens of a text of {len(self.tokens)}")
-        self._replace(change.keep, change.ids)
-        if self._crc != change.crc:
-            raise BadMessage("the two sides hold different texts")
-
-    def _replace(self, keep: int, ids: Sequence[int]) -> None:
-        if keep < len(self.tokens):
-            del self.tokens[keep:]
-            self._crc = zlib.crc32(_pack_ids(self.tokens))
-        self.tokens += ids
-        self._crc = zlib.crc32(_pack_ids(ids), self._crc)
-
-
 def encode(message: Message) -> bytes:
     """With its length in front."""
     match message:
         case Begin(number, change, sampling, seed):
             told = b"" if sampling is None else json.dumps(asdict(sampling)).encode()
-            fields = _BEGIN.pack(number, change.keep, change.crc, seed, len(told)) + told + _pack_ids(change.ids)
+            fields = _BEGIN.pack(number, change.keep, change.crc, seed, len(told)) + told + pack_ids(change.ids)
             kind = _BEGIN_KIND
-        case Ask(number, change, depth, nodes, is_held):
-            fields = _ASK.pack(number, change.keep, change.crc, depth, nodes, is_held) + _pack_ids(change.ids)
+        case Ask(number, change, depth, nodes, reach, is_held):
+            fields = _ASK.pack(number, change.keep, change.crc, depth, nodes, reach, is_held) + pack_ids(change.ids)
             kind = _ASK_KIND
         case Drafted():
             fields, kind = _encode_draft(message), _DRAFTED_KIND
@@ -216,13 +195,13 @@ def _encode_draft(draft: Drafted) -> bytes:
     drawn = draft.q is not None
     parts = [
         _DRAFTED.pack(draft.number, len(draft.emitted), len(draft.tokens), draft.is_guess, drawn),
-        _pack_ids(draft.emitted),
-        _pack_ids(draft.tokens),
+        pack_ids(draft.emitted),
+        pack_ids(draft.tokens),
         np.asarray(draft.parents, "<i2").tobytes(),
         np.asarray(draft.confidences, "<f4").tobytes(),
     ]
     for ids, q in draft.q or ():
-        parts += [_COUNT.pack(len(ids)), _pack_ids(ids), np.asarray(q, "<f4").tobytes()]
+        parts += [_COUNT.pack(len(ids)), pack_ids(ids), np.asarray(q, "<f4").tobytes()]
     return b"".join(parts)
 
 
@@ -232,9 +211,9 @@ def _decode(kind: int, fields: bytes) -> Message:
         if kind == _BEGIN_KIND:
             return _decode_begin(fields)
         if kind == _ASK_KIND:
-            number, keep, crc, depth, nodes, is_held = _ASK.unpack_from(fields)
+            number, keep, crc, depth, nodes, reach, is_held = _ASK.unpack_from(fields)
             ids = _Reader(fields, _ASK.size).rest("<i4")
-            return Ask(number, Change(keep, ids.tolist(), crc), depth, nodes, bool(is_held))
+            return Ask(number, Change(keep, ids.tolist(), crc), depth, nodes, reach, bool(is_held))
         if kind == _DRAFTED_KIND:
             return _decode_draft(fields)
         if kind == _FAULT_KIND:
@@ -293,5 +272,5 @@ class _Reader:
         return np.frombuffer(self._fields, kind, -1, self._at)
 
 
-def _pack_ids(ids: Sequence[int] | Ints) -> bytes:
+def pack_ids(ids: Sequence[int] | Ints) -> bytes:
     return np.asarray(ids, "<i4").tobytes()
