@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.memory.memory import MemorySpace
+from edgespec.memory.memory import Memory, MemorySpace
 
 N_LONG = 20_000  # tokens: enough for a segment
 
@@ -40,3 +40,10 @@ def find_bytes(folder: Path, tokens: list[int]) -> set[str]:
                 if any(form in data for form in forms):
                     found.add(file.name)
     return found
+
+
+def build(memory: Memory) -> None:
+    """Have the indexes of all texts built now."""
+    memory.set_idle(True)
+    memory.flush()
+    memory.set_idle(False)

@@ -1,79 +1,29 @@
-"""An EngineClient on a thread and in a process of its own: the same answers and errors, and the death of either."""
+"""An EngineClient on a thread and in a process of its own: the same answers and errors."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
+from time import monotonic
 
-import psutil
 import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
-from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Event, Finished, MemoryUse, Request
-from edgespec.errors import BackendError, Cancelled, InvalidRequest, UnknownModel
+from edgespec.engine.events import Finished, MemoryUse
+from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.client import EngineClient, require_model
-from edgespec.service.engine_log import Death
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
-from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
+from tests.service.requests import TOY, Heard, endless, request, tokens_of, until_it_speaks
 
-TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=200_000))
-GREEDY = SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),))  # 256 ends a text
-
-
-class Hanging:
-    """A request that takes the worker's thread and no GIL, without end."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        sleep(1000)
-        raise AssertionError
-
-
-class Aborting:
-    """An argument that ends the process which receives it, with words of llama.cpp."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        words = "loading\na.c:1: GGML_ASSERT(n > 0) failed\n#0  0x00007f in ggml_abort ()\n[Inferior 1 detached]\n"
-        return exec, (f"import os; os.write(2, {words.encode()!r}); os.abort()",)
-
-
-class Heard:
-    """A Reporter that remembers."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-        self.fractions: list[float] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-    def download(self, name: str, done: int, total: int) -> None:
-        raise AssertionError("nothing is downloaded")
-
-    def loading(self, name: str, fraction: float) -> None:
-        self.fractions.append(fraction)
-
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"EDGESPEC_{name}_DIR", str(tmp_path / name.lower()))
+pytestmark = pytest.mark.usefixtures("folders")
 
 
 @pytest.fixture(params=[LocalEngine, EngineProcess])
@@ -81,33 +31,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
     made: EngineClient = request.param()
     yield made
     made.close()
-
-
-@pytest.fixture
-def apart() -> Iterator[EngineProcess]:
-    made = EngineProcess()
-    yield made
-    made.close()
-
-
-def request(text: str = "hello", tokens: int = 40) -> Request:
-    return Request(text, GREEDY, tokens, seed=1)
-
-
-def endless() -> Request:
-    return request(tokens=150_000)
-
-
-def tokens_of(job: Stream[Event]) -> tuple[int, ...]:
-    (finished,) = [event for event in job if isinstance(event, Finished)]
-    return finished.tokens
-
-
-def until_it_speaks(job: Stream[Event]) -> Iterator[Event]:
-    events = iter(job)
-    while not isinstance(next(events), Piece):
-        pass
-    return events
 
 
 def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
@@ -240,99 +163,3 @@ def test_closing_stops_an_endless_answer(kind: type[LocalEngine | EngineProcess]
     client.close()
     assert monotonic() - began_s < 60
     client.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=["kill", "abort"])
-def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: EngineProcess, number: signal.Signals) -> None:
-    list(apart.open(TOY, Heard()))
-    job = apart.stream(endless())
-    events = until_it_speaks(job)
-    waiting = apart.stream(request())
-    os.kill(apart._process.pid or 0, number)
-    with pytest.raises(BackendError, match=number.name) as caught:
-        list(events)
-    assert "/model" in caught.value.hint
-    with pytest.raises(BackendError, match=number.name):
-        list(waiting)
-    assert apart.model_info is None
-    list(apart.open(TOY, Heard()))
-    assert len(tokens_of(apart.stream(request()))) == 40
-
-
-def test_the_last_words_of_a_dying_runtime_are_passed_on_and_its_output_is_kept() -> None:
-    """The assertion counts, though stacks follow it. The calls after it hear of the same end."""
-    deaths: list[Death] = []
-    with closing(EngineProcess(on_death=deaths.append)) as apart:
-        list(apart.open(TOY, Heard()))
-        with pytest.raises(BackendError, match=r"ended with SIGABRT: a\.c:1: GGML_ASSERT\(n > 0\) failed\.$"):
-            apart.count(Aborting(), {}).result()  # type: ignore[arg-type]
-        with pytest.raises(BackendError, match="GGML_ASSERT"):
-            list(apart.stream(request()))
-        assert apart.take_failure() is None, "a caller has been told"
-        (death,) = deaths
-        assert death.cause == "SIGABRT" and death.log is not None and not death.is_asked
-        kept = death.log.read_text()
-        assert "loading\n" in kept and "Fatal Python error: Aborted" in kept and "most recent call first" in kept
-        list(apart.open(TOY, Heard()))
-        assert len(tokens_of(apart.stream(request()))) == 40
-
-
-def test_a_process_that_says_nothing_is_ended_and_the_next_model_opens() -> None:
-    """It was stopped, and reads nothing of what is sent: its callers hear of its end, and no call waits."""
-    deaths: list[Death] = []
-    apart = EngineProcess(max_silence_s=3.0, on_death=deaths.append)
-    with closing(apart):
-        list(apart.open(TOY, Heard()))
-        job = apart.stream(endless())
-        until_it_speaks(job)
-        os.kill(apart._process.pid or 0, signal.SIGSTOP)
-        more = [apart.stream(request("long " * 100_000)) for _ in range(4)]  # more than a pipe holds
-        for stream in (job, *more):
-            with pytest.raises(BackendError, match=r"the engine said nothing for 3 seconds and was ended\."):
-                list(stream)
-        assert [each.cause for each in deaths] == ["silence"] and apart.model_info is None
-        list(apart.open(TOY, Heard()))
-        assert len(tokens_of(apart.stream(request()))) == 40
-        assert len(deaths) == 1
-
-
-def test_a_worker_that_hangs_is_silence_and_an_idle_one_is_not() -> None:
-    """Other threads of the process go on, as they do while native code runs."""
-    apart = EngineProcess(max_silence_s=3.0)
-    with closing(apart):
-        list(apart.open(TOY, Heard()))
-        sleep(4)
-        assert len(tokens_of(apart.stream(request()))) == 40
-        with pytest.raises(BackendError, match="said nothing for 3 seconds"):
-            list(apart.stream(Hanging()))  # type: ignore[arg-type]
-
-
-def test_a_process_can_be_killed_at_once(apart: EngineProcess) -> None:
-    list(apart.open(TOY, Heard()))
-    job = apart.stream(endless())
-    until_it_speaks(job)
-    os.kill(apart._process.pid or 0, signal.SIGSTOP)
-    apart.kill("the model was stopped")
-    with pytest.raises(BackendError, match=r"^the model was stopped\.$"):
-        list(job)
-
-
-def test_it_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import os, signal\n"
-        "from edgespec.service.process import EngineProcess\n"
-        "from tests.service.test_client import TOY, Heard, endless, until_it_speaks\n"
-        "if __name__ == '__main__':\n"
-        "    apart = EngineProcess()\n"
-        "    list(apart.open(TOY, Heard()))\n"
-        "    until_it_speaks(apart.stream(endless()))\n"
-        "    print(apart._process.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)})
-    end = monotonic() + 60
-    while psutil.pid_exists(int(done.stdout)) and psutil.Process(int(done.stdout)).status() != psutil.STATUS_ZOMBIE:
-        assert monotonic() < end, "the engine goes on for nobody"
-        sleep(0.05)

@@ -1,9 +1,8 @@
-"""Commands on the conversation: its questions, answers and branches, and its copies."""
+"""Commands on the conversation: its questions, answers and branches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,47 +11,20 @@ from textual.widgets import DataTable
 
 from edgespec.tui.history import History
 from edgespec.tui.transcript import Transcript
-from tests.tui.driving import ENDLESS, Driver, in_app
+from tests.tui.driving import ENDLESS, Driver
+from tests.tui.scenes import Scenes, again, varied
 
-Scene = Callable[[Driver, Path], Awaitable[None]]
-SCENES: dict[str, Scene] = {}
+SCENES = Scenes()
 FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
 
 
-def scene(name: str) -> Callable[[Scene], Scene]:
-    def kept(test: Scene) -> Scene:
-        SCENES[name] = test
-        return test
-
-    return kept
-
-
 @pytest.mark.parametrize("name", ["retry", "continue", "edit", "undo", "branch", "attach", "find", "copy", "new",
-                                  "incognito", "history", "rename", "export", "import", "save", "load"])  # fmt: skip
+                                  "incognito", "history", "rename"])  # fmt: skip
 def test_command(name: str, tmp_path: Path) -> None:
-    async def test(chat: Driver) -> None:
-        await SCENES[name](chat, tmp_path)
-        assert chat.app.is_running
-
-    in_app(test)
+    SCENES.play(name, tmp_path)
 
 
-async def again(chat: Driver, line: str) -> str:
-    """Another answer."""
-    last = max(turn.id for turn in chat.turns)
-    await chat.send(line)
-    await chat.until(lambda: chat.turns[-1].id > last and chat.turns[-1].finished and chat.app.activity.job is None)
-    return chat.texts[-1]
-
-
-async def varied(chat: Driver) -> None:
-    """From now on no two answers are the same."""
-    await chat.hears("/set temperature 1", "1")
-    chat.app.chat.sampling = replace(chat.app.chat.sampling, logit_bias=((256, -1000.0),))  # none is empty
-    chat.app.chat.seed = None
-
-
-@scene("retry")
+@SCENES.add("retry")
 async def retry(chat: Driver, _: Path) -> None:
     await chat.errs("/retry", "no question yet")
     await varied(chat)
@@ -68,7 +40,7 @@ async def retry(chat: Driver, _: Path) -> None:
     await chat.errs_amid("/retry", "engine is busy")
 
 
-@scene("continue")
+@SCENES.add("continue")
 async def go_on(chat: Driver, _: Path) -> None:
     await chat.errs("/continue", "no answer to continue")
     chat.app.chat.max_tokens = 60
@@ -94,7 +66,7 @@ async def go_on(chat: Driver, _: Path) -> None:
     await chat.errs("/continue", "has ended this answer itself", "/retry")
 
 
-@scene("edit")
+@SCENES.add("edit")
 async def edit(chat: Driver, _: Path) -> None:
     await chat.errs("/edit", "no question yet")
     first = await chat.ask("one")
@@ -111,7 +83,7 @@ async def edit(chat: Driver, _: Path) -> None:
     assert chat.texts == chat.shown == [] and not chat.app.chat.messages
 
 
-@scene("undo")
+@SCENES.add("undo")
 async def undo(chat: Driver, _: Path) -> None:
     await chat.errs("/undo", "no question yet")
     await chat.ask("one")
@@ -124,7 +96,7 @@ async def undo(chat: Driver, _: Path) -> None:
     await chat.errs("/undo", "no question yet")
 
 
-@scene("branch")
+@SCENES.add("branch")
 async def branch(chat: Driver, _: Path) -> None:
     await chat.errs("/branch", "no branches")
     await varied(chat)
@@ -173,7 +145,7 @@ async def branch(chat: Driver, _: Path) -> None:
     assert chat.texts == chat.shown == ["edited", edited]
 
 
-@scene("attach")
+@SCENES.add("attach")
 async def attach(chat: Driver, folder: Path) -> None:
     (folder / "a.py").write_text("def f():\n    return 'é'\n\n")
     (folder / "b.md").write_text("  ````py\nx\n  ````\n")
@@ -197,7 +169,7 @@ async def attach(chat: Driver, folder: Path) -> None:
     await chat.until(lambda: len(chat.prompt.text) > 2**20)
 
 
-@scene("find")
+@SCENES.add("find")
 async def find(chat: Driver, _: Path) -> None:
     log = chat.app.query_one(Transcript)
     await chat.ask("\n".join(["The first question", *"x" * 30]))
@@ -210,7 +182,7 @@ async def find(chat: Driver, _: Path) -> None:
     await chat.errs("/find nowhere", "'nowhere' is not on the screen", "/history TEXT")
 
 
-@scene("copy")
+@SCENES.add("copy")
 async def copy(chat: Driver, folder: Path) -> None:
     await chat.errs("/copy", "no answer to copy")
     state = chat.app.chat
@@ -228,7 +200,7 @@ async def copy(chat: Driver, folder: Path) -> None:
         await chat.errs(f"/copy {wrong}", "2 code blocks")
 
 
-@scene("new")
+@SCENES.add("new")
 async def new(chat: Driver, _: Path) -> None:
     for line in ("/new", "/clear"):
         await chat.ask("hello")
@@ -239,7 +211,7 @@ async def new(chat: Driver, _: Path) -> None:
     await chat.errs_amid("/new", "engine is busy")
 
 
-@scene("incognito")
+@SCENES.add("incognito")
 async def incognito(chat: Driver, folder: Path) -> None:
     """It can do what others can; only what is exported is kept. tests/tui/test_memory.py looks at the files."""
     await chat.hears("/incognito", "nothing of it is saved")
@@ -258,7 +230,7 @@ async def incognito(chat: Driver, folder: Path) -> None:
     await chat.errs_amid("/incognito", "engine is busy")
 
 
-@scene("history")
+@SCENES.add("history")
 async def history(chat: Driver, _: Path) -> None:
     answer = await chat.ask("a dragon")
     await chat.hears("/new", "new")
@@ -277,80 +249,9 @@ async def history(chat: Driver, _: Path) -> None:
     assert chat.shown == chat.texts
 
 
-@scene("rename")
+@SCENES.add("rename")
 async def rename(chat: Driver, _: Path) -> None:
     await chat.errs("/rename Tales", "no conversation to rename")
     await chat.ask("hello")
     await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
     assert chat.app.recorder.store.recent()[0].title == "Tales of old"
-
-
-@scene("export")
-async def export(chat: Driver, folder: Path) -> None:
-    await chat.errs(f"/export {folder}/a.md", "no conversation to export")
-    answer = await chat.ask("hello")
-    await again(chat, "/retry")
-    await chat.hears(f"/export {folder}/a.md", "wrote", "a.md")
-    assert f"## User\n\nhello\n\n## Assistant\n\n{answer.rstrip()}\n" in (folder / "a.md").read_text()
-    await chat.hears(f"/export {folder}/a.JSON", "wrote")
-    assert len(json.loads((folder / "a.JSON").read_text())["turns"]) == 3
-    await chat.errs(f"/export {folder}/a.txt", "'a.txt' has no known format", ".md or .json")
-    await chat.errs(f"/export {folder}/none/a.md", "cannot write")
-    (folder / "a.md").write_text("mine")
-    await chat.errs(f"/export {folder}/a.md", "a.md exists", "Add ! to the command")
-    assert (folder / "a.md").read_text() == "mine"
-    await chat.hears(f"/export! {folder}/a.md", "wrote", "a.md")
-    assert "hello" in (folder / "a.md").read_text()
-    await chat.errs("/export!", "/export! needs FILE")
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["a.JSON", "a.md"]
-
-
-@scene("import")
-async def take_in(chat: Driver, folder: Path) -> None:
-    await varied(chat)
-    await chat.ask("hello")
-    await again(chat, "/retry")
-    texts, title = chat.texts, chat.app.recorder.store.recent()[0].title
-    await chat.hears(f"/export {folder}/a.json", "wrote")
-    await chat.hears("/new", "new")
-    for name, content in (("b.json", "{}"), ("c.json", "no json"), ("d.json", '{"edgespec_conversation": 9}')):
-        (folder / name).write_text(content)
-        await chat.errs(f"/import {folder}/{name}", "not an exported conversation")
-    await chat.errs(f"/import {folder}/none.json", "cannot read")
-    await chat.send(f"/import {folder}/a.json")
-    await chat.until(lambda: chat.texts == texts)
-    assert chat.shown == texts and [each.title for each in chat.app.recorder.store.recent()] == [title, title]
-    await chat.hears("/branch", "branch 1 of 2")
-
-
-@scene("save")
-async def save(chat: Driver, folder: Path) -> None:
-    answer = await chat.ask("hello")
-    await chat.hears(f"/save {folder}/a.json", "saved 2 messages")
-    assert [m["content"] for m in json.loads((folder / "a.json").read_text())["messages"]] == ["hello", answer]
-    await chat.ask("and on")
-    await chat.errs(f"/save {folder}/a.json", "a.json exists", "/save! FILE")
-    assert len(json.loads((folder / "a.json").read_text())["messages"]) == 2
-    await chat.hears(f"/save! {folder}/a.json", "saved 4 messages")
-    for wrong in (f"{folder}/none/a.json", "/", ".", str(folder)):
-        await chat.errs(f"/save {wrong}", "cannot write")
-
-
-@scene("load")
-async def load(chat: Driver, folder: Path) -> None:
-    await chat.hears("/system Be brief.", "brief")
-    answer = await chat.ask("hello")
-    await chat.hears(f"/save {folder}/a.json", "saved 2")
-    await chat.hears("/new", "new")
-    await chat.hears("/system none", "none")
-    (folder / "bad.json").write_text("{}")
-    await chat.errs(f"/load {folder}/bad.json", "not a saved chat")
-    await chat.errs(f"/load {folder}/none.json", "cannot read")
-    assert chat.app.chat.system is None
-    await chat.hears(f"/load {folder}/a.json", "loaded 2 messages")
-    assert chat.texts == chat.shown == ["hello", answer] and chat.app.chat.system == "Be brief."
-    kept = chat.app.recorder.store.recent()
-    assert len(kept) == 2 and kept[0].system == "Be brief."
-    assert (await chat.ask("and on")) and len(
-        chat.app.recorder.store.path(chat.app.recorder.store.recent()[0].leaf)
-    ) == 4

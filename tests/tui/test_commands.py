@@ -16,12 +16,13 @@ from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app
 from tests.tui.test_chat_commands import SCENES as TALK
+from tests.tui.test_file_commands import SCENES as FILES
 
 OF_NO_CONVERSATION = {"help", "spec", "draft", "model", "set", "system", "race", "stats", "theme", "exit"}
 
 
 def test_every_command_is_tried_and_told_of() -> None:
-    assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys()
+    assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys() | FILES.keys()
     assert all(f"test_{name}" in globals() for name in OF_NO_CONVERSATION)
     assert all(
         f"/{command.name} {command.arguments}".rstrip() in SlashCommands.help and command.summary in SlashCommands.help
