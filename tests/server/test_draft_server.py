@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
@@ -15,9 +16,11 @@ from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
 from edgespec.core.arrays import Logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.drafters.remote.drafter import RemoteDrafter
 from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, encode, split
 from edgespec.drafters.remote.mirror import Mirror
+from edgespec.drafters.sampling import RequestDraw
 from edgespec.server.draft_guesses import AcceptanceRate, list_path, measure_reach, rank_guesses
 from tests.draft_server import PROMPT, DraftServer, V, load_letters, until
 
@@ -144,6 +147,10 @@ def test_a_path_ends_where_it_is_improbable(server: DraftServer) -> None:
     (least, whole), (least_cut, cut) = paths.values()
     assert whole == 8 and least < 0.3
     assert 0 < cut < whole and least_cut < 0.3
+    tree = DraftTree()
+    drafter.begin(PROMPT, RequestDraw(Sampler(SamplingParams(temperature=1.5), V), np.random.default_rng(0)))
+    list(drafter.expand(tree, text, Budget(8, 8, reach=0.3)))
+    assert max(tree.depths) == 8, "how many tokens are drawn must not depend on them"
     drafter.close()
     remote.close()
 

@@ -65,11 +65,12 @@ class RemoteDrafter(Drafter):
         if not self._epoch or self._is_late():
             return
         depth, nodes = min(limit.depth, MAX_DEPTH), min(max(limit.depth, limit.nodes), MAX_NODES)
-        cut = self._make_cut(text, depth, limit.reach)
+        reach = 0.0 if self.is_drawn else limit.reach  # whether a drawn token comes in time must not depend on it
+        cut = self._make_cut(text, depth, reach)
         found = self._link.find(cut)
         self._number += 1
         change = self._mirror.change_to(text)
-        self._link.ask(Ask(self._number, change, depth, nodes, limit.reach, found is not None), self._epoch)
+        self._link.ask(Ask(self._number, change, depth, nodes, reach, found is not None), self._epoch)
         if found is None and (found := self._wait(cut)) is None:
             self._late = self._number
         elif not found.tokens:
