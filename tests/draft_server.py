@@ -26,7 +26,7 @@ from edgespec.server.draft_model import DraftModel, ServedDraft
 from edgespec.server.guard import Rules
 from edgespec.server.listeners import listen_tcp
 
-PATIENT = Patience(first_steps=1e9, least_s=20.0, most_s=20.0)
+PATIENT = Patience(least_s=20.0, most_s=20.0)
 """Waits for every draft, so that answers do not depend on the clock."""
 V = 257
 PROMPT = [*b"the rain in"]

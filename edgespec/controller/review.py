@@ -162,11 +162,12 @@ class Review:
     def record(self, round_: RoundPlan, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
         cost, rows = self._cost, step.n_drafted + 1
+        round_.share_drafting(step.draft_s)
         drafting_s = round_.charged_s
         is_unread = any(each.drafter.is_lazy for each in round_.asked)  # the forward's time contains the chain's
         if round_.asked:
             if not is_unread:
-                self._record_drafting(round_, step)
+                self._record_drafting(round_)
             self.regret.add_reading(round_.reading_s / cost.seconds(1))
         if step.n_peer_rows is not None:
             forward_s = step.forward_s(1 + cost.n_peers)
@@ -175,6 +176,7 @@ class Review:
             cost.model.observe(rows + step.n_peer_rows, round_.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
         # after the round, so that a plain round is one step also where it has changed what a step is known to take.
+        # Of a drafter that runs ahead it is the measured time.
         plain_s = cost.seconds(1)
         steps = (drafting_s + cost.seconds(rows)) / plain_s
         self._count_passed(plain_s)
@@ -198,14 +200,10 @@ class Review:
                     self._stats.exploration.charge(-gain)
         return len(step.tokens) - steps
 
-    def _record_drafting(self, round_: RoundPlan, step: Step) -> None:
-        """Share the seconds of drafting out among the drafters of the round, by what each was seen to take."""
-        seen_s = sum(each.seen_s for each in round_.asked)
+    def _record_drafting(self, round_: RoundPlan) -> None:
         for asked in round_.asked:
             if asked.n_read <= len(asked.units):
-                part = asked.seen_s / seen_s if len(round_.asked) > 1 and seen_s else 1.0
-                expected_s = round_.profile_s(asked)
-                self._cost.model.observe_drafting(asked.drafter.name, step.draft_s * part, expected_s)
+                self._cost.model.observe_drafting(asked.drafter.name, asked.seen_s, round_.profile_s(asked))
 
     def _learn_path(self, drafter: Drafter, emitted: Sequence[int]) -> None:
         """Proposals after the first wrong best one were made for another text and are not counted."""

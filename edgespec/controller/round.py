@@ -39,7 +39,7 @@ class Asked:
 
 
 class RoundPlan:
-    """Kept until the round's Step is recorded. Seconds are the usual ones of the cost model, not measured ones."""
+    """Kept until the round's Step is recorded. Seconds are those of the cost model, but for `charged_s`."""
 
     def __init__(
         self,
@@ -76,12 +76,18 @@ class RoundPlan:
 
     @property
     def charged_s(self) -> float:
-        """`drafting_s`, with the measured seconds of drafters whose time varies, twice the usual ones at most."""
-        unit_s, seconds = self._cost.model.unit_s, 0.0
+        """`drafting_s`, with the measured seconds of drafters that run ahead."""
+        unit_s = self._cost.model.unit_s
+        return sum(
+            each.seen_s if each.drafter.runs_ahead else sum(unit_s(each.drafter.name, n) for n in each.units)
+            for each in self.asked
+        )
+
+    def share_drafting(self, seconds: float) -> None:
+        """Share the measured seconds of drafting out among the drafters, by what each was seen to take."""
+        seen_s = sum(each.seen_s for each in self.asked)
         for each in self.asked:
-            usual_s = sum(unit_s(each.drafter.name, n) for n in each.units)
-            seconds += min(each.seen_s, 2 * usual_s) if each.drafter.runs_ahead else usual_s
-        return seconds
+            each.seen_s = seconds * (each.seen_s / seen_s if seen_s else 1.0 / len(self.asked))
 
     def profile_s(self, asked: Asked) -> float:
         """Seconds of its units by the profile."""

@@ -79,8 +79,8 @@ class Drafter(Protocol):
     runs_ahead: bool = False
 
     def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        """The target starts to read `text`, and `begin` follows, unless that is cancelled. For drafters that can read
-        on another machine meanwhile.
+        """The target starts to read `text`; `begin` may follow, with the same `text` and `draw`. For drafters that can
+        read on another machine meanwhile.
         """
         return
 

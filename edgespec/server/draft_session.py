@@ -125,7 +125,9 @@ class DraftSession:
         elif isinstance(message, Ask) and self._mirror.tokens and not message.depth:
             self._change_text(message)
             self._known, self._guess = [], None
-            await self._run_units(self._make_probe(()))
+            probe = self._make_probe(())
+            if await self._run_units(probe):
+                await self._send(describe_tree(self._number, (), probe.tree, self._cache.drafter.name, is_guess=True))
             return False
         elif isinstance(message, Ask) and self._mirror.tokens:
             emitted = message.change.ids if message.change.keep == len(self._mirror.tokens) else None
@@ -237,5 +239,6 @@ def _expand(
     drafter.begin(text, draw)  # it may have read what was guessed wrongly
     for _ in drafter.expand(tree, text, limit):
         yield
-        if measure_reach(tree, drafter.name) < limit.reach:
+        # How many tokens are drawn must not depend on them, nor whether they come in time.
+        if draw is None and measure_reach(tree, drafter.name) < limit.reach:
             return

@@ -16,7 +16,6 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.remote.drafter import RemoteDrafter
-from edgespec.drafters.remote.link import Patience
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
@@ -51,39 +50,6 @@ def test_nobody_waits_long_for_a_slow_server() -> None:
         return bool(sum(1 for _ in drafter.expand(tree, text, Budget(3, 3))) and len(tree))
 
     until(drafts_again)
-    drafter.close()
-    remote.close()
-    server.close()
-
-
-def test_after_a_round_without_a_draft_the_first_one_is_not_waited_for() -> None:
-    """Drafting starts at the price of a message; what comes of it is used in the next round."""
-    model = Slow()
-    server = DraftServer(lambda: ToyRuntimeModel("tree", model, LoadOptions(context_size=256)))
-    remote = server.connect(Patience(first_steps=0.0, least_s=20.0, most_s=1000.0))
-    drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
-    text, tree = [*PROMPT, 32], DraftTree()
-    drafter.begin(text, None)
-    for _ in range(2):
-        drafter.observe(Round(text, (32,), NO_DRAFT, (), 0, None))
-    assert sum(1 for _ in drafter.expand(tree, text, Budget(3, 3))) == 1 and not len(tree)
-    model.gate.set()
-
-    def has_rest() -> bool:
-        """After the first token of the late draft."""
-        expected = LetterModel().logits(text)
-        following = [*text, int(expected.argmax())]
-        for _ in drafter.expand(tree, following, Budget(3, 3)):
-            pass
-        return len(tree) > 0
-
-    until(has_rest)
-    assert tree.depths[-1] == 2, "a draft of three tokens without its first one"
-    for _ in range(2):
-        drafter.observe(Round(text, (32,), NO_DRAFT, (), 0, None))
-    again = DraftTree()
-    drafter.begin(PROMPT, None)
-    assert sum(1 for _ in drafter.expand(again, text, Budget(3, 3))) == 1 and again.depths[-1] == 3, "a new text"
     drafter.close()
     remote.close()
     server.close()

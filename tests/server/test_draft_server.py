@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,17 +46,25 @@ def send(channel: socket.socket, data: bytes) -> None:
     channel.sendall(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-def receive(channel: socket.socket, n: int) -> list[Message]:
-    """The first `n` messages."""
+def receive(channel: socket.socket, is_enough: Callable[[list[Drafted]], bool]) -> list[Drafted]:
+    """The drafts up to the first one with which there are enough."""
+    found: list[Drafted] = []
+    for message in receive_all(channel):
+        assert isinstance(message, Drafted)
+        found.append(message)
+        if is_enough(found):
+            break
+    return found
+
+
+def receive_all(channel: socket.socket) -> Iterator[Message]:
     response = http.client.HTTPResponse(channel, method="POST")
     response.begin()
     assert response.status == 200, response.read()
     received = bytearray()
-    found: list[Message] = []
-    while len(found) < n and (data := response.read1(2**16)):
+    while data := response.read1(2**16):
         received += data
-        found += split(received)
-    return found
+        yield from split(received)
 
 
 def begin(text: Sequence[int]) -> Begin:
@@ -84,7 +92,7 @@ def begin(text: Sequence[int]) -> Begin:
 def test_malformed_messages(server: DraftServer, data: bytes, told: str) -> None:
     connection, channel = open_session(server)
     send(channel, data)
-    (fault,) = receive(channel, 1)
+    fault = next(receive_all(channel))
     assert told in str(fault)
     connection.close()
     until(lambda: server.model.describe()["in_use"] == 0)
@@ -117,21 +125,32 @@ def test_sessions_that_are_refused(server: DraftServer, query: str, status: int)
 def test_what_is_guessed_is_sent_before_it_is_asked_for(server: DraftServer) -> None:
     connection, channel = open_session(server)
     send(channel, encode(begin(PROMPT)))
-    first = receive(channel, 1)[0]
-    assert isinstance(first, Drafted) and first.is_guess and first.number == 1
+    first = receive(channel, lambda found: True)[0]
+    assert first.is_guess and first.number == 1
     assert len(first.emitted) == 1 and first.depth == 4
     connection.close()
 
 
-def test_an_ask_of_depth_zero_has_no_reply(server: DraftServer) -> None:
+def test_an_ask_of_depth_zero_is_answered_by_a_guess(server: DraftServer) -> None:
     connection, channel = open_session(server)
-    mirror, text = Mirror(), list(PROMPT)
-    send(channel, encode(Begin(1, mirror.change_to(text), None, 0)))
-    for number, depth in ((2, 0), (3, 3)):
-        text.append(97)
-        send(channel, encode(Ask(number, mirror.change_to(text), depth, depth)))
-    replies = [each for each in receive(channel, 3) if isinstance(each, Drafted) and each.number > 1]
-    assert replies and {each.number for each in replies} == {3} and not replies[0].is_guess
+    mirror = Mirror()
+    send(channel, encode(Begin(1, mirror.change_to(PROMPT), None, 0)))
+    send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 0, 0)))
+    last = receive(channel, lambda found: found[-1].number == 2)[-1]
+    assert last.is_guess and not last.emitted and last.depth == 1
+    connection.close()
+
+
+def test_what_is_guessed_of_drawn_tokens_is_as_long_as_wanted(server: DraftServer) -> None:
+    """Also after a generation of best tokens, whose paths end where they are improbable."""
+    connection, channel = open_session(server)
+    mirror, sampling = Mirror(), SamplingParams(temperature=1.5)
+    send(channel, encode(Begin(1, mirror.change_to(PROMPT), None, 0)))
+    send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 8, 8, 0.99)))
+    send(channel, encode(Begin(3, mirror.change_to(PROMPT), sampling, 1)))
+    found = receive(channel, lambda found: [each.number for each in found].count(3) == 2)
+    assert [each.depth for each in found if each.number == 3] == [8, 8]
+    assert [each.depth for each in found if not each.is_guess] == [1]
     connection.close()
 
 
@@ -181,10 +200,13 @@ def test_the_server_reads_the_text_while_nobody_asks() -> None:
     drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
     text = [*PROMPT, 97]
     drafter.begin(text, None)
-    for _ in range(100):
+
+    def has_read() -> bool:
         text.append(97)
         drafter.observe(Round(text, (97,), NO_DRAFT, (), 0, None))
-    until(lambda: model.longest[0] > len(PROMPT) + 90)
+        return model.longest[0] > len(PROMPT) + 90
+
+    until(has_read)
     drafter.close()
     remote.close()
     server.close()

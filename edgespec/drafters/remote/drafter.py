@@ -22,7 +22,7 @@ from edgespec.drafters.remote.messages import MAX_DEPTH, MAX_NODES, Ask, Begin, 
 from edgespec.drafters.remote.mirror import Mirror
 
 _ROUNDS = 9  # latest rounds whose time counts
-_UNTOLD = 32  # tokens; the server is told of more while it is not asked, and reads them
+_MAX_UNTOLD = 32  # tokens that the server may lack while it is not asked
 _POLL_S = 0.05  # between two looks whether the generation was cancelled
 
 
@@ -44,6 +44,7 @@ class RemoteDrafter(Drafter):
         self._mirror = Mirror()
         self._number = 0  # of the last message
         self._late = 0  # number of an Ask without a reply, for which nobody waits any more
+        self._told = 0  # number of the last Ask of depth 0
         self._announced: Sequence[int] = ()  # a text that a generation will start from
 
     def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
@@ -83,9 +84,9 @@ class RemoteDrafter(Drafter):
     def observe(self, done: Round) -> Sequence[Outcome]:
         self._clock.arrive()
         if self._link.epoch != self._epoch:
-            self._start(done.text)
-        elif self._epoch and len(done.text) - len(self._mirror.tokens) > _UNTOLD:
-            self._number += 1
+            self._start(done.text[:-1])
+        elif self._epoch and len(done.text) - len(self._mirror.tokens) > _MAX_UNTOLD and self._has_come(self._told):
+            self._told = self._number = self._number + 1
             self._link.send(Ask(self._number, self._mirror.change_to(done.text), 0, 0), self._epoch)
         return ()
 
@@ -94,7 +95,7 @@ class RemoteDrafter(Drafter):
 
     def _start(self, text: Sequence[int]) -> None:
         """Send the text if there is a connection; a new one knows nothing of it."""
-        self._late = 0
+        self._late = self._told = 0
         if self._link.epoch != self._epoch:
             self._epoch, self._mirror = self._link.epoch, Mirror()
         if self._epoch:
@@ -104,14 +105,18 @@ class RemoteDrafter(Drafter):
 
     def _is_late(self) -> bool:
         """Whether a reply is still to come that was not waited for."""
-        if self._late and self._link.find(lambda each: each if each.number >= self._late else None) is not None:
+        if self._has_come(self._late):
             self._late = 0
         return self._late > 0
+
+    def _has_come(self, number: int) -> bool:
+        """Whether the server has said something of the message `number`, or of a later one; of 0 it has."""
+        return not number or self._link.find(lambda each: each if each.number >= number else None) is not None
 
     def _make_cut(self, text: Sequence[int], depth: int, reach: float) -> Callable[[Drafted], Drafted | None]:
         """What a draft says after `text`: a reply to the next message, or what was made for the last one.
 
-        What is known already counts if it is half as deep as what is asked for.
+        What is known already counts if it is half as deep as what is asked for, or ends where it is improbable.
         """
         last, base = self._number, len(self._mirror.tokens)
         emitted = list(text[base:]) if list(text[:base]) == self._mirror.tokens else None
@@ -161,17 +166,14 @@ class RoundClock:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._since_s = 0.0  # when a draft was handed over, or else the last round ended; 0 before the first
-        self._has_asked = self._is_first = False  # whether this round has asked; whether the last one has not
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
 
     def begin(self) -> None:
         self._since_s = 0.0
-        self._has_asked = self._is_first = False
 
     def leave(self) -> None:
-        """The target verifies from now on, in a round that has asked."""
+        """The target verifies from now on."""
         self._since_s = perf_counter()
-        self._has_asked = True
 
     def arrive(self) -> None:
         """The target has verified."""
@@ -179,15 +181,10 @@ class RoundClock:
         if self._since_s:
             self._rounds.append(now - self._since_s)
         self._since_s = now
-        self._has_asked, self._is_first = False, not self._has_asked
 
     @property
     def patience_s(self) -> float:
         """Seconds that a round may wait."""
-        patience = self._patience
         if not self._rounds:
-            return patience.most_s
-        usual_s = median(self._rounds)
-        if self._is_first:
-            return min(patience.most_s, patience.first_steps * usual_s)
-        return min(patience.most_s, max(patience.least_s, patience.steps * usual_s))
+            return self._patience.most_s
+        return min(self._patience.most_s, max(self._patience.least_s, self._patience.steps * median(self._rounds)))

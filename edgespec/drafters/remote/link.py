@@ -40,12 +40,10 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0  # between two attempts to connect
 class Patience:
     """How long a round waits for a draft: `steps` times the time of the target's rounds, within limits in seconds.
 
-    `most_s` also holds while that time is not known. After a round that asked for nothing it waits `first_steps` times
-    that time: the server has guessed nothing yet, and what it drafts now may be used in the next round.
+    `most_s` also holds while that time is not known.
     """
 
     steps: float = 3.0
-    first_steps: float = 0.05
     least_s: float = 0.02
     most_s: float = 1.0
 

@@ -19,7 +19,8 @@ Both sides hold the text. Begin and Ask replace what follows its first `keep` to
 tokens as int32, so that a difference ends the session. Begin starts a generation: with `sampling` the draft is drawn at
 random, else its best tokens are proposed. Ask wants a draft after the text, of `depth` tokens on a path and about
 `nodes` in all; a path may end where its probability falls below `reach`. The server replies with a Drafted of the same
-number, unless `is_held`: the client has a draft already. An Ask of depth 0 wants none: the server only reads the text.
+number, unless `is_held`: the client has a draft already. An Ask of depth 0 wants none: the server reads the
+text, and sends its best next token as a guess when it has.
 
 After a Begin and after other Asks the server guesses what the target will emit next, and sends drafts for that, too: a
 Drafted that is_guess continues the text of the Begin or Ask of its number by `emitted`, and then by its own tokens.
