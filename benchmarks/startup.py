@@ -1,4 +1,4 @@
-"""Seconds until `edgespec --help` has answered, measured as a whole process.
+"""Seconds until `edgespec --help` has answered and until `import edgespec` is done, measured as whole processes.
 
     uv run python -m benchmarks.startup [--repeats 15]
 
@@ -34,11 +34,13 @@ def measure_process(command: Sequence[str], repeats: int) -> float:
 @click.command()
 @click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
 def main(repeats: int) -> None:
-    """Time `edgespec --help` and an empty Python program."""
-    help_s = measure_process([str(Path(sys.executable).with_name("edgespec")), "--help"], repeats)
-    print_result(
-        "startup", {"help_s": help_s, "bare_python_s": measure_process([sys.executable, "-c", "pass"], repeats)}
-    )
+    """Time `edgespec --help`, `import edgespec` and an empty Python program."""
+    commands = {
+        "help_s": [str(Path(sys.executable).with_name("edgespec")), "--help"],
+        "import_s": [sys.executable, "-c", "import edgespec"],
+        "bare_python_s": [sys.executable, "-c", "pass"],
+    }
+    print_result("startup", {name: measure_process(command, repeats) for name, command in commands.items()})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -10,7 +9,6 @@ import pytest
 
 import edgespec
 
-MAX_IMPORT_US = 20_000
 HEAVY = ("llama_cpp", "mlx", "mlx_lm", "starlette", "pydantic", "textual", "click")
 
 
@@ -33,14 +31,11 @@ def test_no_runtime_is_imported_by_the_interface_itself() -> None:
     assert child.stderr.strip() == ""
 
 
-def test_importing_takes_less_than_20_ms() -> None:
-    def measure() -> int:
-        command = [sys.executable, "-X", "importtime", "-c", "import edgespec"]
-        child = subprocess.run(command, capture_output=True, text=True, check=True)
-        (cumulative,) = re.findall(r"\|\s*(\d+) \| edgespec$", child.stderr, re.MULTILINE)
-        return int(cumulative)
-
-    assert min(measure() for _ in range(5)) < MAX_IMPORT_US
+def test_importing_loads_no_other_module_of_the_package() -> None:
+    """benchmarks.startup has the time."""
+    code = "import sys, edgespec; sys.exit(str([name for name in sys.modules if name.startswith('edgespec.')] or ''))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == ""
 
 
 def test_every_public_name_exists() -> None:

@@ -96,16 +96,13 @@ def test_the_plan_of_a_divided_model(worker: WorkerProcess, cli: Cli) -> None:
     done = cli("plan", "--workers", worker.address, "--threads", "1", "--json")
     plan = json.loads(done.stdout)
     (lent,) = plan["workers"]
-    assert (lent["address"], lent["layers"], plan["layers_here"], lent["is_this_machine"]) == (
-        worker.address,
-        3,
-        3,
-        True,
-    )
+    assert (lent["address"], lent["is_this_machine"]) == (worker.address, True)
+    assert lent["layers"] + plan["layers_here"] == 6 and min(lent["layers"], plan["layers_here"]) > 0
     assert plan["network_bytes_per_row"] == 2 * 4 * 256 and plan["network_ms"] == lent["round_trip_ms"] > 0
     assert plan["speedup_without_network"].keys() == plan["speedup_at_acceptance"].keys()
     text = cli("plan", "--workers", worker.address, "--no-speed").stdout
-    assert f"  layers: 3 here\n          3 on {worker.address} (this machine's memory, round trip " in text
+    lines = rf"  layers: \d here\n          \d on {re.escape(worker.address)} \(this machine's memory, round trip "
+    assert re.search(lines, text)
     assert "  network: " in text and "ms in every forward, however many rows it has, and 2 KiB for each row" in text
 
 
@@ -113,7 +110,9 @@ def test_run_over_a_worker(worker: WorkerProcess, cli: Cli) -> None:
     options = ["run", "def fib(n):", "--max-tokens", "30", "--temperature", "0", "--threads", "1", "--no-memory"]
     divided = cli(*options, "--workers", worker.address)
     assert divided.stdout == cli(*options).stdout
-    assert f"note: 3 layers here, 3 on {worker.address}; the network adds " in divided.stderr
+    assert re.search(
+        rf"^note: \d layers? here, \d on {worker.address}; the network adds ", divided.stderr, re.MULTILINE
+    )
 
 
 def test_workers_compute_with_llama_cpp(worker: WorkerProcess, cli: Cli) -> None:

@@ -125,7 +125,7 @@ def test_another_draft_is_opened_while_a_worker_serves_the_target(engine: Engine
 
 
 def test_a_worker_that_takes_long_is_waited_for() -> None:
-    engine = EngineProcess(max_silence_s=1.0)
+    engine = EngineProcess(max_silence_s=4.0)
     try:
         with started_worker() as worker:
             engine.open(config(worker.address), Heard()).result()
@@ -135,7 +135,7 @@ def test_a_worker_that_takes_long_is_waited_for() -> None:
                     n_pieces += 1
                     if n_pieces == 3:
                         worker.send(signal.SIGSTOP)
-                        sleep(2.5)
+                        sleep(6)
                         worker.send(signal.SIGCONT)
             assert isinstance(event, Finished) and len(event.tokens) == 800
     finally:
