@@ -105,7 +105,7 @@ def test_texts_that_differ_are_noticed() -> None:
 def test_the_rest_of_a_draft(emitted: list[int], tokens: list[int], parents: list[int]) -> None:
     found = TREE.after(emitted)
     assert found is not None and (list(found.tokens), list(found.parents)) == (tokens, parents)
-    assert TREE.depth - found.depth == len(emitted) - 1
+    assert TREE.measure()[0] - found.measure()[0] == len(emitted) - 1
 
 
 @pytest.mark.parametrize("emitted", [[], [8], [9, 7], [9, 2], [9, 1, 3, 4], [9, 1, 3, 4, 1]])

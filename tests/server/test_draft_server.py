@@ -127,7 +127,7 @@ def test_what_is_guessed_is_sent_before_it_is_asked_for(server: DraftServer) -> 
     send(channel, encode(begin(PROMPT)))
     first = receive(channel, lambda found: True)[0]
     assert first.is_guess and first.number == 1
-    assert len(first.emitted) == 1 and first.depth == 4
+    assert len(first.emitted) == 1 and first.measure()[0] == 4
     connection.close()
 
 
@@ -137,7 +137,7 @@ def test_an_ask_of_depth_zero_is_answered_by_a_guess(server: DraftServer) -> Non
     send(channel, encode(Begin(1, mirror.change_to(PROMPT), None, 0)))
     send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 0, 0)))
     last = receive(channel, lambda found: found[-1].number == 2)[-1]
-    assert last.is_guess and not last.emitted and last.depth == 1
+    assert last.is_guess and not last.emitted and last.measure()[0] == 1
     connection.close()
 
 
@@ -149,8 +149,8 @@ def test_what_is_guessed_of_drawn_tokens_is_as_long_as_wanted(server: DraftServe
     send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 8, 8, 0.99)))
     send(channel, encode(Begin(3, mirror.change_to(PROMPT), sampling, 1)))
     found = receive(channel, lambda found: [each.number for each in found].count(3) == 2)
-    assert [each.depth for each in found if each.number == 3] == [8, 8]
-    assert [each.depth for each in found if not each.is_guess] == [1]
+    assert [each.measure()[0] for each in found if each.number == 3] == [8, 8]
+    assert [each.measure()[0] for each in found if not each.is_guess] == [1]
     connection.close()
 
 

@@ -110,23 +110,18 @@ class Drafted:
     q: Sequence[tuple[Ints, Probs]] | None = None
     is_guess: bool = False
 
-    @property
-    def depth(self) -> int:
-        """Tokens on its longest path."""
-        return self._measure()[0]
-
-    def is_enough(self, depth: int, reach: float) -> bool:
-        """Whether its longest path has `depth` tokens, or ends where it is less probable than `reach`."""
-        found, probability = self._measure()
-        return found >= depth or (found > 0 and probability < reach)
-
-    def _measure(self) -> tuple[int, float]:
+    def measure(self) -> tuple[int, float]:
         """(tokens, probability) of its longest path, of several the most probable."""
         paths = {-1: (0, 1.0)}
         for node, parent in enumerate(self.parents):
             above, probability = paths.get(parent, (0, 1.0))
             paths[node] = above + 1, probability * self.confidences[node]
         return max(paths.values())
+
+    def is_enough(self, depth: int, reach: float) -> bool:
+        """Whether its longest path has `depth` tokens, or ends where it is less probable than `reach`."""
+        found, probability = self.measure()
+        return found >= depth or (found > 0 and probability < reach)
 
     def after(self, emitted: Sequence[int]) -> Drafted | None:
         """What it says where the text goes on with `emitted`; None if nothing. A drawn chain is taken whole."""
