@@ -41,7 +41,7 @@ class DrafterSet:
     def announce(self, text: Sequence[int]) -> None:
         """The target starts to read `text`."""
         for drafter in self:
-            self._call(drafter, partial(_announce, drafter, text, self._draw), None)
+            self._call(drafter, partial(drafter.announce, text, self._draw), None)
 
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
         """Where rows are not cheap, drafters that only fill rows are left out of a generation that has others."""
@@ -158,10 +158,6 @@ class DrafterSet:
         for token, q in zip(tokens, tree.q[start:], strict=True):
             if q is None or q.shape != (self._vocab_size,) or not q[token] > 0:
                 raise ValueError(f"token {token} is not drawn from the distribution that it gave")
-
-
-def _announce(drafter: Drafter, text: Sequence[int], draw: TokenDraw | None) -> None:
-    drafter.announce(text, draw)  # which somebody else's drafter may lack
 
 
 def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:

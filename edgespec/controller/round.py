@@ -71,17 +71,15 @@ class RoundPlan:
     @property
     def drafting_s(self) -> float:
         """Seconds of the units that drafters have been asked for, without reading."""
-        unit_s = self._cost.model.unit_s
-        return sum(unit_s(each.drafter.name, n) for each in self.asked for n in each.units)
+        return sum(map(self._usual_s, self.asked))
 
     @property
     def charged_s(self) -> float:
         """`drafting_s`, with the measured seconds of drafters that run ahead."""
-        unit_s = self._cost.model.unit_s
-        return sum(
-            each.seen_s if each.drafter.runs_ahead else sum(unit_s(each.drafter.name, n) for n in each.units)
-            for each in self.asked
-        )
+        return sum(each.seen_s if each.drafter.runs_ahead else self._usual_s(each) for each in self.asked)
+
+    def _usual_s(self, asked: Asked) -> float:
+        return sum(self._cost.model.unit_s(asked.drafter.name, n) for n in asked.units)
 
     def share_drafting(self, seconds: float) -> None:
         """Share the measured seconds of drafting out among the drafters, by what each was seen to take."""

@@ -100,12 +100,3 @@ def describe_tree(number: int, emitted: Sequence[int], tree: DraftTree, source: 
         q = [(np.flatnonzero(each).astype(np.int32), each[each != 0]) for each in tree.q if each is not None]
     confidences = [votes[source] for votes in tree.votes]
     return Drafted(number, tuple(emitted), list(tree.tokens), list(tree.parents), confidences, q, is_guess)
-
-
-def measure_reach(tree: DraftTree, source: str) -> float:
-    """The probability of the longest path, by the confidences of `source`; 1 without one."""
-    node, reached = tree.deepest(source), 1.0
-    while node >= 0:
-        reached *= tree.votes[node][source]
-        node = tree.parents[node]
-    return reached

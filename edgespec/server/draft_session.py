@@ -22,6 +22,7 @@ from edgespec.drafters.remote.messages import (
     Fault,
     Message,
     encode,
+    measure_path,
     split,
 )
 from edgespec.drafters.remote.mirror import Mirror
@@ -32,7 +33,6 @@ from edgespec.server.draft_guesses import (
     describe_tree,
     list_candidates,
     list_path,
-    measure_reach,
     rank_guesses,
 )
 from edgespec.server.draft_model import Cache, DraftModel
@@ -240,5 +240,6 @@ def _expand(
     for _ in drafter.expand(tree, text, limit):
         yield
         # How many tokens are drawn must not depend on them, nor whether they come in time.
-        if draw is None and measure_reach(tree, drafter.name) < limit.reach:
+        confidences = [votes[drafter.name] for votes in tree.votes]
+        if draw is None and measure_path(tree.parents, confidences)[1] < limit.reach:
             return

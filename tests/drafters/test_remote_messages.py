@@ -19,6 +19,7 @@ from edgespec.drafters.remote.messages import (
     Fault,
     Message,
     encode,
+    measure_path,
     split,
 )
 from edgespec.drafters.remote.mirror import Mirror
@@ -105,7 +106,8 @@ def test_texts_that_differ_are_noticed() -> None:
 def test_the_rest_of_a_draft(emitted: list[int], tokens: list[int], parents: list[int]) -> None:
     found = TREE.after(emitted)
     assert found is not None and (list(found.tokens), list(found.parents)) == (tokens, parents)
-    assert TREE.measure()[0] - found.measure()[0] == len(emitted) - 1
+    whole, rest = (measure_path(each.parents, each.confidences)[0] for each in (TREE, found))
+    assert whole - rest == len(emitted) - 1
 
 
 @pytest.mark.parametrize("emitted", [[], [8], [9, 7], [9, 2], [9, 1, 3, 4], [9, 1, 3, 4, 1]])

@@ -18,10 +18,10 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.drafters.remote.drafter import RemoteDrafter
-from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, encode, split
+from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, encode, measure_path, split
 from edgespec.drafters.remote.mirror import Mirror
 from edgespec.drafters.sampling import RequestDraw
-from edgespec.server.draft_guesses import AcceptanceRate, list_path, measure_reach, rank_guesses
+from edgespec.server.draft_guesses import AcceptanceRate, list_path, rank_guesses
 from tests.draft_server import PROMPT, DraftServer, V, load_letters, until
 
 
@@ -127,7 +127,7 @@ def test_what_is_guessed_is_sent_before_it_is_asked_for(server: DraftServer) -> 
     send(channel, encode(begin(PROMPT)))
     first = receive(channel, lambda found: True)[0]
     assert first.is_guess and first.number == 1
-    assert len(first.emitted) == 1 and first.measure()[0] == 4
+    assert len(first.emitted) == 1 and measure_path(first.parents, first.confidences)[0] == 4
     connection.close()
 
 
@@ -137,7 +137,7 @@ def test_an_ask_of_depth_zero_is_answered_by_a_guess(server: DraftServer) -> Non
     send(channel, encode(Begin(1, mirror.change_to(PROMPT), None, 0)))
     send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 0, 0)))
     last = receive(channel, lambda found: found[-1].number == 2)[-1]
-    assert last.is_guess and not last.emitted and last.measure()[0] == 1
+    assert last.is_guess and not last.emitted and measure_path(last.parents, last.confidences)[0] == 1
     connection.close()
 
 
@@ -149,8 +149,8 @@ def test_what_is_guessed_of_drawn_tokens_is_as_long_as_wanted(server: DraftServe
     send(channel, encode(Ask(2, mirror.change_to([*PROMPT, 97]), 8, 8, 0.99)))
     send(channel, encode(Begin(3, mirror.change_to(PROMPT), sampling, 1)))
     found = receive(channel, lambda found: [each.number for each in found].count(3) == 2)
-    assert [each.measure()[0] for each in found if each.number == 3] == [8, 8]
-    assert [each.measure()[0] for each in found if not each.is_guess] == [1]
+    assert [measure_path(each.parents, each.confidences)[0] for each in found if each.number == 3] == [8, 8]
+    assert [measure_path(each.parents, each.confidences)[0] for each in found if not each.is_guess] == [1]
     connection.close()
 
 
@@ -162,7 +162,8 @@ def test_a_path_ends_where_it_is_improbable(server: DraftServer) -> None:
         tree = DraftTree()
         drafter.begin(PROMPT, None)
         list(drafter.expand(tree, text, Budget(8, 8, reach=reach)))
-        paths[reach] = measure_reach(tree, "remote"), max(tree.depths)
+        depth, probability = measure_path(tree.parents, [votes["remote"] for votes in tree.votes])
+        paths[reach] = probability, depth
     (least, whole), (least_cut, cut) = paths.values()
     assert whole == 8 and least < 0.3
     assert 0 < cut < whole and least_cut < 0.3

@@ -110,17 +110,9 @@ class Drafted:
     q: Sequence[tuple[Ints, Probs]] | None = None
     is_guess: bool = False
 
-    def measure(self) -> tuple[int, float]:
-        """(tokens, probability) of its longest path, of several the most probable."""
-        paths = {-1: (0, 1.0)}
-        for node, parent in enumerate(self.parents):
-            above, probability = paths.get(parent, (0, 1.0))
-            paths[node] = above + 1, probability * self.confidences[node]
-        return max(paths.values())
-
     def is_enough(self, depth: int, reach: float) -> bool:
         """Whether its longest path has `depth` tokens, or ends where it is less probable than `reach`."""
-        found, probability = self.measure()
+        found, probability = measure_path(self.parents, self.confidences)
         return found >= depth or (found > 0 and probability < reach)
 
     def after(self, emitted: Sequence[int]) -> Drafted | None:
@@ -154,6 +146,15 @@ class Fault:
 
 
 Message = Begin | Ask | Drafted | Fault
+
+
+def measure_path(parents: Sequence[int], confidences: Sequence[float]) -> tuple[int, float]:
+    """(tokens, probability) of the longest path of a draft, of several the most probable; (0, 1.0) without tokens."""
+    paths = {-1: (0, 1.0)}
+    for node, parent in enumerate(parents):
+        above, probability = paths.get(parent, (0, 1.0))
+        paths[node] = above + 1, probability * confidences[node]
+    return max(paths.values())
 
 
 def encode(message: Message) -> bytes:
