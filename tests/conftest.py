@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.fast_mlx import hasten_mlx
 
 hasten_mlx()
+os.environ["EDGESPEC_MODEL"] = "python-6m"  # what opens where a test names no model, whatever packages are installed
 
 TESTS = Path(__file__).parent
 MARKERS = {

@@ -77,12 +77,13 @@ def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, 
     from edgespec.memory.texts import SpaceKey
     from edgespec.planner.plan import LoadConfig
     from edgespec.planner.vocabulary import open_vocabulary
-    from edgespec.registry.schema import DEFAULT_ALIAS, load_registry
+    from edgespec.registry.schema import load_registry
     from edgespec.registry.tokenizer_compat import identify_tokenizer
     from edgespec.tui.settings import read_last_model
 
-    model = model or read_last_model() or DEFAULT_ALIAS
-    with open_vocabulary(LoadConfig(model), load_registry(), Hub.from_environment()) as tokenizer:
+    registry = load_registry()
+    model = model or read_last_model() or registry.default
+    with open_vocabulary(LoadConfig(model), registry, Hub.from_environment()) as tokenizer:
         click.echo(f"with the tokenizer of {model}; --model takes another", err=True)
         identity = identify_tokenizer(tokenizer)
         with open_store() as store:

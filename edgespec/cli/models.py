@@ -132,7 +132,7 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         fit = {"does not fit": "no", None: "?"}.get(row["fit"], row["fit"])
         table.append((row["name"], f"~{size}" if row["estimated"] else size, fit, "yes" if row["here"] else "", about))
     header, *lines = format_table(table, frozenset({1}))
-    from edgespec.registry.schema import DEFAULT_ALIAS
+    from edgespec.registry.schema import EMBEDDED_ALIAS
 
     titles = {"cache": "Downloaded:", "elsewhere": "Other programs' models; --model PATH loads them:"}
     yield header
@@ -142,7 +142,7 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             shown = row["origin"]
             yield f"\n{titles[shown]}"
         yield line
-    if not any(row["here"] and row["origin"] != "elsewhere" and row["name"] != DEFAULT_ALIAS for row in rows):
+    if not any(row["here"] and row["origin"] != "elsewhere" and row["name"] != EMBEDDED_ALIAS for row in rows):
         yield "\nNo models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download."
 
 

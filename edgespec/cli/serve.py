@@ -98,9 +98,9 @@ _EMBEDDED = "embedded"
 def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> int:
     """Serve models at /v1 like OpenAI (chat, completions, responses) and Anthropic (messages).
 
-    Without REF, a small embedded model answers. The first request loads a model. The page at / is a chat.
+    Without REF, the small model of `edgespec chat` answers. The first request loads a model. The page at / is a chat.
     """
-    from edgespec.registry.schema import DEFAULT_ALIAS
+    from edgespec.registry.schema import EMBEDDED_ALIAS
     from edgespec.server.app import application
     from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models
@@ -114,7 +114,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     policy = Policy(*(options[name] for name in limits))
     configs, keep_alive_s, remotes = _read_configs(models, options)
     preload = _check_preload(options["preload"], configs, policy)
-    aliases = {DEFAULT_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
+    aliases = {EMBEDDED_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
     app = application(Models(configs, policy, metrics, aliases, keep_alive_s, remotes), rules, metrics, preload)
     # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
@@ -153,20 +153,21 @@ def _read_configs(
     """
     from edgespec.cli.serving_config import ModelTable, read_config
     from edgespec.errors import InvalidRequest
+    from edgespec.registry.schema import load_registry
 
     config: Path | None = options["config"]
     found = read_config(config) if config is not None else {}
     tables = {name: table for name, table in found.items() if isinstance(table, ModelTable)}
     remotes = {name: table for name, table in found.items() if not isinstance(table, ModelTable)}
     configs = {name: table.config for name, table in tables.items()}
-    for text in models or (() if found else ("",)):
+    for text in models or (() if found else (load_registry().default,)):
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = public_name(text), text
         if not name or name in configs or name in remotes:
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
-        configs[name] = load_config(reference or None, options)
+        configs[name] = load_config(reference, options)
     if options["memory"] is False:  # for the tables too
         configs = {name: replace(each, memory=None) for name, each in configs.items()}
         remotes = {name: replace(each, remembers=False) for name, each in remotes.items()}
@@ -190,7 +191,9 @@ def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Pol
 
 def public_name(reference: str) -> str:
     """The name that clients use: for a file, its name without the folder, so that clients see no local path."""
-    if not reference:
+    from edgespec.registry.schema import EMBEDDED_ALIAS
+
+    if reference == EMBEDDED_ALIAS:
         return _EMBEDDED
     path = PurePath(reference)
     if path.suffix == ".gguf":

@@ -22,7 +22,7 @@ from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.draft_request import AUTO
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
 from edgespec.registry.resolve import LocalMlx
-from edgespec.registry.schema import DEFAULT_ALIAS, Entry, Registry
+from edgespec.registry.schema import Entry, Registry
 
 _PREFERENCE = (
     "eagle3", "dspark", "dflash", "mtp", "gemma4-assistant", "eagle", "medusa", "hydra", "pard", "model", "self",
@@ -44,7 +44,7 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, InvalidRequest.
     """
     backend = choose_backend(request, registry, hub)
-    reference = parse_reference(request.model or DEFAULT_ALIAS)
+    reference = parse_reference(request.model or registry.default)
     entry = registry.get(reference.name) if isinstance(reference, Alias) else None
     pair = require_pair(entry, backend) if entry is not None else None
     if entry is not None and pair is not None and not _is_here(pair.target, hub):

@@ -69,7 +69,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class PackagedFile:
-    """A file shipped inside the package; `path` is relative to its assets folder, with forward slashes."""
+    """A file in edgespec's assets, `folder/file`, or in another Python package, `package/file`."""
 
     path: str
 

@@ -28,7 +28,7 @@ from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.planner.workers import Network, check_drafts, find_network, keep_local
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
-from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Registry, SamplingDefaults
+from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, 
     own_head = find_head(facts)
     if own_head is not None and not own_head.in_target:
         raise refuse_target(str(request.model), own_head)
-    target = PlannedModel(parse_reference(request.model or DEFAULT_ALIAS), resolved.target, facts)
+    target = PlannedModel(parse_reference(request.model or registry.default), resolved.target, facts)
     finder = DraftFinder(
         backend, target, own_head, resolved, registry, hub, request.fetch_heads, request.memory is not None
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -31,7 +30,8 @@ from edgespec.hub.reference import (
     is_gguf_name,
     parse_reference,
 )
-from edgespec.registry.schema import DEFAULT_ALIAS, Acceptance, Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.schema import Acceptance, Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.shipped import find_packaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LocalGguf:
 
 @dataclass(frozen=True, slots=True)
 class PackagedGguf:
-    """A GGUF file shipped with edgespec, which both runtimes open."""
+    """A GGUF file of a Python package, which both runtimes open."""
 
     path: Path
 
@@ -96,12 +96,12 @@ class ResolvedPair:
 
 
 def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> ResolvedPair:
-    """The sources that `text` names for `backend`; None names the embedded pair.
+    """The sources that `text` names for `backend`; None names the registry's default.
 
     A repository that is the target of an alias gets that alias's draft. For cached models no request is sent. Raises
     UnknownModel, InvalidModelFile, HubError.
     """
-    reference = parse_reference(text) if text is not None else Alias(DEFAULT_ALIAS)
+    reference = parse_reference(registry.default if text is None else text)
     entry = _find_entry(reference, backend, registry)
     if entry is None:
         return ResolvedPair(str(reference), resolve_source(reference, backend, hub), None, SamplingDefaults())
@@ -135,8 +135,8 @@ def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Sour
             raise UnknownModel(f"{name!a} is an alias; a file or repository is required here.", hint=FORMS)
         case LocalPath(path):
             return _resolve_local(path, backend)
-        case PackagedFile(path):
-            return _resolve_packaged(path)
+        case PackagedFile():
+            return _resolve_packaged(reference)
         case HubRepo() | HubQuant() | HubFile():
             return _resolve_hub(reference, backend, hub)
         case _:
@@ -169,11 +169,12 @@ def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> 
 
 
 def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
-    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`.
+    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`, but not
+    where its GGUF file alone comes in an installed package.
 
     Raises UnknownModel, HubError.
     """
-    reference = parse_reference(text) if text is not None else Alias(DEFAULT_ALIAS)
+    reference = parse_reference(registry.default if text is None else text)
     if isinstance(reference, LocalPath):
         path = reference.path
         is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
@@ -181,9 +182,10 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
     if isinstance(reference, HubRepo):
         return "mlx" if (hub.find_cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
     entry = _find_entry(reference, "llamacpp", registry)
-    if isinstance(reference, Alias) and entry is not None and entry.mlx and (prefer_mlx or not entry.gguf):
-        return "mlx"
-    return "llamacpp"
+    if not isinstance(reference, Alias) or entry is None or entry.mlx is None:
+        return "llamacpp"
+    is_nearer = entry.gguf is not None and isinstance(entry.gguf.target, PackagedFile) and entry.gguf != entry.mlx
+    return "mlx" if entry.gguf is None or (prefer_mlx and not is_nearer) else "llamacpp"
 
 
 def _find_entry(reference: Reference, backend: FileBackend, registry: Registry) -> Entry | None:
@@ -231,16 +233,10 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
     return LocalGguf(path.with_name(list_parts(path.name)[0]))
 
 
-def find_assets() -> Path:
-    """The folder of the files that are shipped inside the package."""
-    return Path(str(importlib.resources.files("edgespec"))) / "assets"
-
-
-def _resolve_packaged(path: str) -> Source:
-    """The packaged GGUF file, which both runtimes open."""
-    place = find_assets() / Path(*path.split("/"))
-    if not place.is_file():
-        raise InvalidModelFile(f"The embedded model {path} is missing.", hint="Install edgespec again.")
+def _resolve_packaged(reference: PackagedFile) -> Source:
+    place = find_packaged(reference)
+    if place is None:
+        raise UnknownModel(f"No installed package has {reference}.", hint="Install that package, or edgespec again.")
     return PackagedGguf(place)
 
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.reference import Alias, Reference, parse_reference
+from edgespec.hub.reference import Alias, PackagedFile, Reference, parse_reference
 from edgespec.registry.about import ABOUT_KEYS, About, find_about_error, read_about
 from edgespec.registry.merge import Table, merge_tables
 from edgespec.registry.originals import Originals, find_originals_error
-from edgespec.registry.shipped import FILE_NAME, read_shipped
+from edgespec.registry.shipped import FILE_NAME, find_packaged, read_shipped
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
     from edgespec.core.sampling import SamplingParams
 
-DEFAULT_ALIAS = "python-6m"
+EMBEDDED_ALIAS = "python-6m"
 NO_DRAFT = "ngram"
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
@@ -31,8 +31,8 @@ Acceptance = tuple[float, float]
 
 _HEAD_KEYS = ("head", "head_kind", "head_verified", "with_head")
 _ENTRY_KEYS = ("description", "gguf", "mlx", "sampling", "originals", *ABOUT_KEYS)
-_PAIR_KEYS = ("target", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
-_REFERENCES = ("target", "draft", "pard", "head", "with_head")
+_PAIR_KEYS = ("target", "package", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
+_REFERENCES = ("target", "package", "draft", "pard", "head", "with_head")
 # Key: whether it must be an integer, minimum, maximum.
 _SAMPLING: dict[str, tuple[bool, float, float]] = {
     "temperature": (False, 0.0, 100.0),
@@ -73,6 +73,7 @@ class SamplingDefaults:
 class Pair:
     """A target and its draft models.
 
+    target      a file of a Python package where `package` names one that is installed
     draft       None: n-gram drafting
     pard        a PARD model, which drafts several tokens in one forward
     pard_token  its mask token; None where its own files name it
@@ -121,6 +122,18 @@ class Registry:
     """All known aliases, in file order."""
 
     entries: Mapping[str, Entry]
+
+    @property
+    def default(self) -> str:
+        """What is opened where no model is named: the reference in EDGESPEC_MODEL, else the first model for chats whose
+        package is installed, else the embedded pair.
+        """
+        if named := os.environ.get("EDGESPEC_MODEL"):
+            return named
+        packaged = (
+            alias for alias, each in self.entries.items() if each.gguf and isinstance(each.gguf.target, PackagedFile)
+        )
+        return next((alias for alias in packaged if alias != EMBEDDED_ALIAS), EMBEDDED_ALIAS)
 
     def get(self, alias: str) -> Entry:
         """The entry of `alias`. Raises UnknownModel, which names the nearest aliases."""
@@ -221,6 +234,8 @@ def _check_pair(origin: str, where: str, value: object) -> Table:
             raise _schema_error(origin, where, f"{key}: {error.message.removesuffix('.')}") from None
         if isinstance(reference, Alias):
             raise _schema_error(origin, where, f"{key} is another alias ({text}); name a file or a repository")
+        if key == "package" and not isinstance(reference, PackagedFile):
+            raise _schema_error(origin, where, f"package is {text!a}, not package:NAME/FILE")
         table[key] = reference
     for key in ("verified", "head_verified"):
         if not isinstance(table.get(key, False), bool):
@@ -275,8 +290,9 @@ def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
         raise _schema_error(origin, f"[{alias}.{name}]", "head and head_kind need each other")
     draft = pair.get("draft", NO_DRAFT)
     verified = bool(pair.get("verified", False))
+    package = pair.get("package")
     return Pair(
-        pair["target"],
+        pair["target"] if package is None or find_packaged(package) is None else package,
         None if draft == NO_DRAFT else draft,
         verified,
         pair.get("acceptance"),

@@ -17,7 +17,8 @@ from edgespec.errors import BackendError, InvalidRequest
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubRepo, LocalPath, parse_reference
 from edgespec.planner.plan import Plan, Reporter
-from edgespec.registry.resolve import HubMlx, LocalMlx, PackagedGguf, Source, find_assets, resolve_source
+from edgespec.registry.resolve import HubMlx, LocalMlx, PackagedGguf, Source, resolve_source
+from edgespec.registry.shipped import name_packaged
 
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import LeadingTeam
@@ -87,7 +88,7 @@ def write_source(source: Source) -> dict[str, str]:
         case HubMlx(model):
             return {"reference": str(HubRepo(model.repo, model.revision)), "commit": model.commit}
         case PackagedGguf(path):
-            return {"reference": f"package:{path.relative_to(find_assets()).as_posix()}"}
+            return {"reference": str(name_packaged(path))}
         case LocalMlx(path):
             return {"reference": str(LocalPath(path.resolve()))}
         case _:

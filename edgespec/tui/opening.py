@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from edgespec.conversations import Conversation
-from edgespec.registry.schema import DEFAULT_ALIAS
+from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import ModelInfo
 
 _CODE = (
@@ -82,7 +82,7 @@ class Opening(VerticalScroll):
 def _describe(model_info: ModelInfo | None) -> Content:
     if model_info is None:
         return Content.assemble(("No model is open", "bold $foreground"), "\nCtrl+G lists models; F5 tries again.")
-    if model_info.name == DEFAULT_ALIAS:
+    if model_info.name == EMBEDDED_ALIAS:
         purpose = (
             "Completes Python code that you begin. A very small pair of models that comes with edgespec; "
             "Ctrl+G lists models that answer questions."
@@ -97,7 +97,7 @@ def _describe(model_info: ModelInfo | None) -> Content:
 
 
 def _select_examples(model_info: ModelInfo) -> Sequence[str]:
-    if model_info.name == DEFAULT_ALIAS:
+    if model_info.name == EMBEDDED_ALIAS:
         return _CODE
     return _TEXTS if model_info.chat_template is None else _QUESTIONS
 

@@ -1,4 +1,4 @@
-"""Limits of size: lines of a file and of a function, attributes of a class."""
+"""Limits of size: lines of a function, attributes of a class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from tests.models import REPOSITORY
 
 PACKAGE = REPOSITORY / "edgespec"
-MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_CLASS_ATTRIBUTES = 12
 
@@ -35,11 +34,6 @@ def test_functions_fit_on_a_screen() -> None:
     }
     long = {name: count for name, count in lines.items() if count > MAX_FUNCTION_LINES}
     assert not long
-
-
-def test_files_are_short() -> None:
-    lines = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert not {name: count for name, count in lines.items() if count > MAX_FILE_LINES}
 
 
 def test_classes_have_few_attributes() -> None:

@@ -23,6 +23,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return {**kept, "HF_HOME": str(tmp_path / "hf"), "EDGESPEC_CONFIG_DIR": str(tmp_path / "config"),
             "EDGESPEC_CACHE_DIR": str(tmp_path / "cache"), "EDGESPEC_DATA_DIR": str(tmp_path / "data"),
+            "EDGESPEC_MODEL": "python-6m",
             "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}  # fmt: skip
 
 

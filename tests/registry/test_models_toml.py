@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
 from edgespec.registry.originals import ROLES, Originals
-from edgespec.registry.schema import DEFAULT_ALIAS, Registry, load_registry
+from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, load_registry
 
 FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]
 FAMILIES += ["qwen3.8-27b-q4", "gemma-3-27b-q4", "gemma-4-31b-q4", "gpt-oss-20b", "mistral-small-24b-q4"]
@@ -35,11 +35,11 @@ def test_the_shipped_file_covers_every_family(tmp_path: Path) -> None:
         for pair in (entry.gguf, entry.mlx):
             assert pair is None or pair.target != pair.draft
         if entry.mlx:
-            assert isinstance(entry.mlx.target, PackagedFile if entry.alias == DEFAULT_ALIAS else HubRepo)
+            assert isinstance(entry.mlx.target, PackagedFile if entry.alias == EMBEDDED_ALIAS else HubRepo)
 
 
 def test_the_default_is_the_embedded_pair(tmp_path: Path) -> None:
-    pair = shipped(tmp_path).get(DEFAULT_ALIAS).pair("llamacpp")
+    pair = shipped(tmp_path).get(EMBEDDED_ALIAS).pair("llamacpp")
     assert pair is not None
     assert pair.target == PackagedFile("python-6m/target.gguf")
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
@@ -47,15 +47,15 @@ def test_the_default_is_the_embedded_pair(tmp_path: Path) -> None:
 
 def test_the_acceptance_of_a_pair_is_kept(tmp_path: Path) -> None:
     def acceptance(text: str) -> tuple[float, float] | None:
-        pair = load(tmp_path, text).get(DEFAULT_ALIAS).pair("llamacpp")
+        pair = load(tmp_path, text).get(EMBEDDED_ALIAS).pair("llamacpp")
         assert pair is not None
         return pair.acceptance
 
     shipped_ = acceptance("")
     assert shipped_ is not None and 0 < shipped_[0] < shipped_[1] < 1
-    assert acceptance(f"[{DEFAULT_ALIAS}.gguf]\nverified = false\n") == shipped_
-    assert acceptance(f'[{DEFAULT_ALIAS}.gguf]\ndraft = "a/b"\n') is None, "another draft"
-    assert acceptance(f"[{DEFAULT_ALIAS}.gguf]\nacceptance = [0.25, 1]\n") == (0.25, 1.0)
+    assert acceptance(f"[{EMBEDDED_ALIAS}.gguf]\nverified = false\n") == shipped_
+    assert acceptance(f'[{EMBEDDED_ALIAS}.gguf]\ndraft = "a/b"\n') is None, "another draft"
+    assert acceptance(f"[{EMBEDDED_ALIAS}.gguf]\nacceptance = [0.25, 1]\n") == (0.25, 1.0)
 
 
 def test_the_70b_pair_names_its_files(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_pard_model_has_a_reference_and_a_mask_token(tmp_path: Path) -> None:
     assert pard('[x.gguf]\ntarget = "a/b"\n') == (None, None)
     assert pard('[x.gguf]\ntarget = "a/b"\npard = "c/d:Q8_0"\n') == (HubQuant("c/d", "Q8_0"), None)
     assert pard('[x.gguf]\ntarget = "a/b"\npard = "/p.gguf"\npard_token = 0\n') == (LocalPath(Path("/p.gguf")), 0)
-    mine = f'[{DEFAULT_ALIAS}.gguf]\npard = "/p.gguf"\npard_token = 4095\n'
-    assert pard(mine, DEFAULT_ALIAS) == (LocalPath(Path("/p.gguf")), 4095), "over the shipped pair"
-    assert load(tmp_path, mine).get(DEFAULT_ALIAS).gguf.draft == PackagedFile("python-6m/draft.gguf")  # type: ignore[union-attr]
+    mine = f'[{EMBEDDED_ALIAS}.gguf]\npard = "/p.gguf"\npard_token = 4095\n'
+    assert pard(mine, EMBEDDED_ALIAS) == (LocalPath(Path("/p.gguf")), 4095), "over the shipped pair"
+    assert load(tmp_path, mine).get(EMBEDDED_ALIAS).gguf.draft == PackagedFile("python-6m/draft.gguf")  # type: ignore[union-attr]
 
 
 def test_another_pard_model_does_not_inherit_the_mask_token(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubRepo, PackagedFile, parse_reference
+from edgespec.hub.reference import HubFile, HubRepo, PackagedFile, parse_reference
 from edgespec.registry.resolve import (
     HubGguf,
     HubMlx,
@@ -23,7 +23,8 @@ from edgespec.registry.resolve import (
     resolve_pair,
     resolve_source,
 )
-from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
+from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, SamplingDefaults, load_registry
+from edgespec.registry.shipped import name_packaged
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import write_gguf
 from tests.hub.hubserver import HubServer
@@ -159,9 +160,37 @@ def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: 
     assert find_tokenizer_mismatch(*headers) is None
     assert fetch_source(pair.target, hub) == pair.target.path
     assert not server.log
-    with pytest.raises(InvalidModelFile, match=r"embedded model python-6m/absent\.gguf is missing"):
+    with pytest.raises(UnknownModel, match=r"No installed package has package:python-6m/absent\.gguf"):
         resolve_source(parse_reference("package:python-6m/absent.gguf"), "llamacpp", hub)
     assert resolve_pair(None, "mlx", registry, hub) == pair, "one form of the weights for both runtimes"
+
+
+def test_the_target_in_an_installed_package(
+    hub: Hub, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces the download, also where MLX is preferred, and becomes the model that opens without a name."""
+    monkeypatch.delenv("EDGESPEC_MODEL")
+    text = (
+        '[wrapped.gguf]\ntarget = "hf:nobody/model-GGUF/m.gguf"\npackage = "package:wrapped_weights/m.gguf"\n'
+        '[wrapped.mlx]\ntarget = "nobody/model-mlx"\n'
+    )
+    (tmp_path / "models.toml").write_text(text)
+    assert load_registry(tmp_path / "models.toml").get("wrapped").gguf.target == HubFile("nobody/model-GGUF", "m.gguf")  # type: ignore[union-attr]
+    folder = tmp_path / "wrapped_weights"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
+    path = write_gguf(folder / "m.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = load_registry(tmp_path / "models.toml")
+    assert resolve_pair("wrapped", "llamacpp", registry, hub).target == PackagedGguf(path)
+    assert name_packaged(path) == PackagedFile("wrapped_weights/m.gguf")
+    assert detect_backend("wrapped", registry, hub, prefer_mlx=True) == "llamacpp"
+    only = Registry({alias: registry.entries[alias] for alias in (EMBEDDED_ALIAS, "wrapped")})
+    assert only.default == "wrapped"
+    assert Registry({EMBEDDED_ALIAS: registry.entries[EMBEDDED_ALIAS]}).default == EMBEDDED_ALIAS
+    monkeypatch.setenv("EDGESPEC_MODEL", "elsewhere")
+    assert only.default == "elsewhere"
+    assert not server.log
 
 
 def test_a_pard_model_and_its_mask_token(hub: Hub, tmp_path: Path, registry: Registry) -> None:
