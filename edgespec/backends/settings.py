@@ -40,6 +40,15 @@ class RuntimeSettings:
             batch_threads=options.batch_threads or self.batch_threads,
         )
 
+    @property
+    def chosen(self) -> dict[str, bool | int | None]:
+        """The choices by the names of their options; None where the runtime decides."""
+        return {
+            "flash_attention": self.flash_attention,
+            "threads": self.threads,
+            "batch_threads": self.batch_threads,
+        }
+
     def describe(self) -> list[str]:
         """One line for each measured setting, such as 'flash attention off: 1.30x at 3,000 tokens'."""
         lines = []
@@ -107,5 +116,5 @@ class Adjustable(Protocol):
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
         """The fastest settings, measured for about `seconds` on sessions of their own.
 
-        None where nothing could be measured: everything is set, or there is no time or memory. Raises Cancelled.
+        The runtime's own where there is no time or memory to measure, None where everything is set. Raises Cancelled.
         """

@@ -108,6 +108,7 @@ def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, list[st
         "backend": info.backend,
         "model": info.name,
         "draft": info.draft,
+        **({"settings": info.settings.chosen} if info.settings else {}),
         **({"exact_width": info.exact_width} if info.exact_width else {}),
         "seed": finished.seed,
         "metrics": finished.metrics.to_dict(),

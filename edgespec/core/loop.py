@@ -25,10 +25,8 @@ from edgespec.core.protocols import (
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
-PlainTime = Callable[[float, int, int | None], float | None]
-"""Callable(seconds, n_drafted, n_peer_rows): estimated seconds of a plain round; None where that is unknown.
-
-`seconds` have passed since the last round, without the controller's time; `n_peer_rows` as in Step."""
+RowCost = Callable[[int], float | None]
+"""Callable(n_drafted): plain steps that take as long as a forward with a draft; None where that is unknown."""
 
 
 def speculate(
@@ -40,7 +38,7 @@ def speculate(
     max_tokens: int,
     stop: frozenset[int],
     emit: TokenSink = lambda token, source: False,
-    plain_time: PlainTime = lambda seconds, n_drafted, n_peer_rows: None,
+    row_cost: RowCost = lambda n_drafted: None,
     check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
     """Yield PrefillProgress, then Steps, with a Yield after each forward is started.
@@ -70,16 +68,15 @@ def speculate(
     if not text.has_ended:
         controller.begin(prompt)
     t2 = perf_counter()
-    own_s, reader_s = t2 - t1, 0.0  # the controller's time since its last step, and the time of the reader of steps
+    own_s = t2 - t1  # the controller's time since its last step
     while not text.has_ended:
         check()
         index += 1
-        step = yield from _round(session, controller, verifier, text, index, own_s, reader_s, plain_time)
+        step = yield from _round(session, controller, verifier, text, index, own_s, row_cost)
         t1 = perf_counter()
         controller.record(step)
-        t2 = perf_counter()
+        own_s = perf_counter() - t1
         yield step
-        own_s, reader_s = t2 - t1, perf_counter() - t2
 
 
 def _round(
@@ -89,13 +86,9 @@ def _round(
     text: _Text,
     index: int,
     own_s: float,
-    reader_s: float,
-    plain_time: PlainTime,
+    row_cost: RowCost,
 ) -> Generator[Yield, None, Step]:
-    """Draft, forward, verify and commit once; extends `text`.
-
-    `own_s` and `reader_s` have passed since the last round: the controller's, and those of the reader of steps.
-    """
+    """Draft, forward, verify and commit once; extends `text`. `own_s` is the controller's time since the last round."""
     t0 = perf_counter()
     draft = controller.propose(text.tokens, Budget(depth=text.room - 1, nodes=session.draft_limit))
     decision = controller.decision
@@ -117,7 +110,6 @@ def _round(
     t5 = perf_counter()
     verify_s, sample_s, commit_s = forward_s + waited_s + peer_wait_s, t3 - t2 - waited_s, t5 - t4
     n_peer_rows = None if peer_wait_s else scores.peer_rows
-    drafting_s = t1 - t0 + t4 - t3
     return Step(
         index,
         tokens,
@@ -125,13 +117,13 @@ def _round(
         n_accepted,
         n_tested,
         t5,
-        draft_s=own_s + drafting_s,
+        draft_s=own_s + (t1 - t0) + (t4 - t3),
         verify_s=verify_s,
         sample_s=sample_s,
         commit_s=commit_s,
         decision=decision,
         n_peer_rows=n_peer_rows,
-        plain_s=plain_time(reader_s + t5 - t0 - drafting_s, len(draft), n_peer_rows),
+        plain_steps=row_cost(len(draft)) if len(draft) else 1.0,
     )
 
 

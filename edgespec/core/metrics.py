@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 import numpy as np
 
@@ -19,8 +21,8 @@ class Metrics:
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
-    times_plain        tokens_per_second over that of plain decoding with the same peers, at most tau; None where the
-                       latter is unknown
+    times_plain        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
+                       where that is unknown
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase
     ttft_s             request to first token
@@ -56,29 +58,63 @@ class Metrics:
         return asdict(self)
 
 
-class PlainEstimate:
-    """Seconds that plain decoding would have taken for the tokens of some steps."""
+_RECENT_PLAIN = 15  # plain rounds that a drafted one is compared with
+_MIN_PLAIN = 3  # fewer are not compared with
+_CURVE_WEIGHT = 4  # of the measured curve, in drafted rounds that were compared
+
+
+class SpeedupEstimate:
+    """Estimates the speed of one answer over that of plain decoding, from the answer's own rounds.
+
+    A round without a draft is a plain step, and drafting took the rest of its time. A round with a draft is as many
+    plain steps as the measured curve says of its rows (`Step.plain_steps`), corrected by the plain rounds just before
+    it. So a machine that is busy for a while slows down both sides of the ratio, which is
+
+        tau * rounds / plain steps * (1 - share of the time in drafting)
+
+    A draft's forward takes no less than a plain step: tau * (1 - share) is the bound.
+    """
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._n_unknown = 0  # tokens of the steps before the first with an estimate
+        self._at_s: float | None = None
+        self._seconds = self._drafting_s = 0.0
+        self._tokens = self._n_plain = self._n_drafted = self._n_unknown = 0
+        self._steps = 0.0  # plain steps of the drafted rounds, by the curve
+        self._plain: deque[float] = deque(maxlen=_RECENT_PLAIN)  # seconds of the latest plain rounds
+        self._compared: list[float] = []  # drafted rounds over recent plain ones, as multiples of the curve
 
     def add(self, step: Step) -> None:
-        """Add the next step, which is not the first one."""
-        if step.plain_s is None:
-            self._n_unknown += len(step.tokens)
-        else:
-            self._seconds += step.plain_s * (self._n_unknown + len(step.tokens))
-            self._n_unknown = 0
+        """Adds the next step of the answer, the first one included."""
+        if self._at_s is not None:
+            gap_s = step.at_s - self._at_s
+            self._seconds += gap_s
+            self._drafting_s += step.draft_s
+            self._tokens += len(step.tokens)
+            self._add_round(step, gap_s - step.draft_s)
+        self._at_s = step.at_s
 
-    def compare(self, seconds: float, tau: float | None) -> float | None:
-        """Speed over that of plain decoding, of steps that took `seconds`; None where that is unknown.
+    def _add_round(self, step: Step, seconds: float) -> None:
+        if not step.n_drafted:
+            self._n_plain += 1
+            self._plain.append(seconds)
+            return
+        self._n_drafted += 1
+        self._n_unknown += step.plain_steps is None
+        steps = step.plain_steps or 1.0
+        self._steps += steps
+        if len(self._plain) >= _MIN_PLAIN and (usual_s := median(self._plain)) > 0:
+            self._compared.append(seconds / usual_s / steps)
 
-        A forward of more rows takes no less time, so a ratio above `tau` is an error of the estimate.
-        """
-        if self._n_unknown or not self._seconds or not seconds or tau is None:
+    @property
+    def speedup(self) -> float | None:
+        """None before the second step, and while the cost of a drafted round is unknown."""
+        n = len(self._compared)
+        if self._seconds <= 0 or (self._n_unknown and n < _MIN_PLAIN):
             return None
-        return min(self._seconds / seconds, tau)
+        weight = n / (n + (0 if self._n_unknown else _CURVE_WEIGHT)) if n else 0.0
+        steps = self._steps * (max(median(self._compared), 0.0) ** weight if n else 1.0)
+        steps = self._n_plain + max(steps, self._n_drafted)
+        return self._tokens / steps * max(0.0, 1 - self._drafting_s / self._seconds)
 
 
 class Meter:
@@ -89,7 +125,7 @@ class Meter:
         self._prompt_tokens = prompt_tokens
         self._started_s = started_s
         self._steps: list[Step] = []
-        self._plain = PlainEstimate()
+        self._speedup = SpeedupEstimate()
         self._reasoning = 0
         self._read_s: float | None = None
         self._cached = 0
@@ -102,8 +138,7 @@ class Meter:
         """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
         self._steps.append(step)
         self._reasoning += reasoning
-        if step.index:
-            self._plain.add(step)
+        self._speedup.add(step)
 
     def metrics(self) -> Metrics:
         steps = self._steps
@@ -135,7 +170,7 @@ class Meter:
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
-            times_plain=self._plain.compare(float(gaps.sum()), tau),
+            times_plain=self._speedup.speedup,
             cached_tokens=self._cached,
             reasoning_tokens=self._reasoning,
         )

@@ -265,7 +265,8 @@ class Step:
     decision     the controller's; None for step 0
     n_peer_rows  rows of other generations in the same forward; None if a peer's step reports that forward, or if the
                  seconds include something else, such as a prompt
-    plain_s      estimated seconds of a token of plain decoding with the same peers; None where that is unknown
+    plain_steps  steps of plain decoding, with the same peers, that take as long as a forward of this many rows; None
+                 where that is unknown
     """
 
     index: int
@@ -280,7 +281,7 @@ class Step:
     commit_s: float = 0.0
     decision: Decision | None = None
     n_peer_rows: int | None = 0
-    plain_s: float | None = None
+    plain_steps: float | None = None
 
     def forward_s(self, n_generations: int) -> float:
         """Seconds of a forward shared by `n_generations`, with the sampling of each, assumed equal."""

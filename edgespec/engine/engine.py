@@ -35,7 +35,6 @@ from edgespec.engine.drafting import (
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.grammar_compiler import GrammarCompiler
-from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.slot_memory import begin_text, keep_text, take_notices
@@ -75,7 +74,6 @@ class Engine:
         reads = speculation.draft_max and self._drafters.reads_text
         self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
         self._draft_stats: DraftStats | None = None
-        self._plain_rounds = PlainRounds()
         self._has_warned = False
         self._is_closed = False
 
@@ -120,7 +118,7 @@ class Engine:
                 yield YIELD
             begin_text(slot, self.memory, request.memory)
             known = self._draft_stats.costs if self._draft_stats else None
-            costs = ForwardCost(known, slot.target, self._plain_rounds)
+            costs = ForwardCost(known, slot.target)
             chosen, verifier = self._choose_controller(generation, spec, slot, sampler, constraint, costs)
             controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)

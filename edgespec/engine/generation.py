@@ -15,7 +15,6 @@ from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
 from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt
-from edgespec.engine.plain_rounds import PlainRounds
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece, TextStream
@@ -71,7 +70,7 @@ class Generation:
             max_tokens=session.capabilities.context_size if request.max_tokens is None else request.max_tokens,
             stop=ends,
             emit=self._emit,
-            plain_time=costs.plain_time,
+            row_cost=costs.plain_steps,
             check=check,
         ):
             if request.reports_steps or not isinstance(event, Step):
@@ -117,21 +116,18 @@ class Generation:
 class ForwardCost:
     """Usual seconds of a session's forwards, beside the sessions that share them now."""
 
-    def __init__(self, costs: CostModel | None, session: Session, rounds: PlainRounds) -> None:
-        """`costs` is None where nothing has been measured. `rounds` are shared by the generations of an engine."""
+    def __init__(self, costs: CostModel | None, session: Session) -> None:
+        """`costs` is None where nothing has been measured."""
         self._costs = costs
         self._session = session
-        self._rounds = rounds
-        rounds.expect(costs.profile if costs else None)
-        self._follows_plain = False
 
-    def plain_time(self, seconds: float, n_drafted: int, n_peer_rows: int | None) -> float | None:
-        """See core.loop.PlainTime. A plain round counts as measured if it follows another, without peers' drafts."""
-        n_peers = self._session.peers.sessions
-        if self._follows_plain and n_drafted == 0 and n_peer_rows == n_peers:
-            self._rounds.add(n_peers, self._session.position, seconds)
-        self._follows_plain = n_drafted == 0
-        return self._rounds.estimate(n_peers, self._session.position)
+    def plain_steps(self, n_drafted: int) -> float | None:
+        """The core.loop.RowCost of this session, beside the rows that the others have in the forward."""
+        if self._costs is None:
+            return None
+        self._costs.move_to(self._session.position)
+        rows = 1 + self._session.peers.rows
+        return self._costs.seconds(rows + n_drafted) / self._costs.seconds(rows)
 
     def seconds_by_rows(self) -> Callable[[int], float]:
         """Forward time by number of rows of this session; constant where nothing has been measured."""

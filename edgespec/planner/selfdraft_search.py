@@ -23,7 +23,7 @@ from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.planner.draft_eval import DraftEval, Evaluator
 from edgespec.text.chat_template import encode_prompt
 
-EVALUATION_S = 10.0  # when a model is loaded
+EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 _NOTES = "choices.json"
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from edgespec.backends import BackendName
 from edgespec.backends.devices import DeviceMemory
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
@@ -31,6 +32,7 @@ class ModelInfo:
     devices             accelerators with their free memory
     max_concurrency     answers that can be generated at the same time
     no_batching_reason  why answers do not share forwards; None where they do
+    settings            of the runtime, as measured at the first load; None where it has none to choose
     exact_width         rows of every forward, where --exact fixes them; else None
     remembered          about how many tokens of the user's earlier texts the memory has; None where it is off
     """
@@ -48,6 +50,7 @@ class ModelInfo:
     devices: tuple[DeviceMemory, ...]
     max_concurrency: int
     no_batching_reason: str | None
+    settings: RuntimeSettings | None = None
     exact_width: int | None = None
     remembered: int | None = None
 

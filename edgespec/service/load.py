@@ -45,7 +45,7 @@ from edgespec.service.settings import apply_settings, choose_settings
 if TYPE_CHECKING:
     from edgespec.drafters.remote.draft import RemoteDraft
 
-_PROFILE_S = 1.5  # of measuring a new pair of models, or a known one under new settings
+_PROFILE_S = 0.6  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Loader:
             undo.pop_all()
         versions = [f"version {each.card.version}" if each.card else each.server for each in loaded]
         store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
-        info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit)
+        info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit, settings)
         key = replace(key, exact_width=planned.options.exact_width)
         planned = replace(asked, drafters=tuple(loaded))
         return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings, config, planned)
@@ -274,7 +274,12 @@ class Loader:
 
 
 def _describe(
-    engine: Engine, name: str, backend: BackendName, sampling: SamplingDefaults, fit: Fit | None
+    engine: Engine,
+    name: str,
+    backend: BackendName,
+    sampling: SamplingDefaults,
+    fit: Fit | None,
+    settings: RuntimeSettings | None = None,
 ) -> ModelInfo:
     target = engine.target
     return ModelInfo(
@@ -291,6 +296,7 @@ def _describe(
         devices=(),
         max_concurrency=engine.max_concurrency,
         no_batching_reason=target.no_batching_reason,
+        settings=settings,
         exact_width=target.width if isinstance(target, FixedWidthModel) else None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -30,11 +31,14 @@ from edgespec.service.activity import Activity
 from edgespec.service.client import ModelInfo, no_model, require_model
 from edgespec.service.learn import Learner, open_learner
 from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.power import is_on_battery
+from edgespec.service.self_draft import search_when_idle
 from edgespec.service.stream import Stream
 from edgespec.service.worker import Work, Worker
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between two looks for another version of an adapted draft
 
 
@@ -63,12 +67,12 @@ class Notices:
 class LocalEngine:
     """An EngineClient. Commands of one process use it directly; EngineProcess runs one in a process of its own."""
 
-    def __init__(self, after_turn: Callable[[], None] = lambda: None) -> None:
-        """`after_turn`: see Worker."""
+    def __init__(self, after_turn: Callable[[], None] = lambda: None, *, uses_idle_time: bool = False) -> None:
+        """`after_turn`: see Worker. `uses_idle_time`: whether to search for a self-draft between answers."""
         self.loaded: LoadedModel | None = None
         self._learner: Learner | None = None
         self._activity = Activity()
-        self._worker = Worker(after_turn, self._set_idle)
+        self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
         self._devices: tuple[DeviceMemory, ...] = ()
@@ -76,6 +80,8 @@ class LocalEngine:
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_following = False  # whether one is being loaded
         self._is_closed = False
+        self._searched: LoadedModel | None = None  # the model for which a self-draft was searched
+        self._has_answered = False
 
     @property
     def model_info(self) -> ModelInfo | None:
@@ -126,6 +132,7 @@ class LocalEngine:
             try:
                 yield from self.require_loaded().engine.generate(request, check, speculation)
             finally:
+                self._has_answered = True
                 self._refresh_devices()
 
         return self.submit(work, shares=True)
@@ -241,11 +248,22 @@ class LocalEngine:
         learner, self._learner = self._learner, None
         if learner is not None:
             learner.close()
-        loaded, self.loaded = self.loaded, None
+        loaded, self.loaded, self._has_answered = self.loaded, None, False
         if loaded is not None:
             self._reader.call(lambda: None)  # what reads a prompt of this model ends first
             loaded.save_stats()
             loaded.engine.close()
+
+    def _search(self, check: CheckCancelled) -> None:
+        """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
+        loaded = self.loaded
+        if loaded is None or loaded is self._searched or not self._has_answered or is_on_battery():
+            return
+        try:
+            search_when_idle(loaded, check)
+        except EdgespecError as refusal:
+            _log.debug("no self-draft was searched: %s", refusal.message)
+        self._searched = loaded
 
     def _set_idle(self, is_idle: bool) -> None:
         self._activity.set(not is_idle)

@@ -36,7 +36,7 @@ def serve(link: Connection, output: Output, door: Door | None) -> None:
     faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
     use_door(door)
     outbox = _Outbox(link)
-    client = LocalEngine(after_turn=outbox.flush_after_turn)
+    client = LocalEngine(after_turn=outbox.flush_after_turn, uses_idle_time=True)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()
     _Server(link, client, outbox).run()
 

@@ -11,7 +11,7 @@ from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.planner.plan import Plan
 
-_SETTINGS_S = 1.0  # of measuring at the first load
+_SETTINGS_S = 0.4  # of measuring at the first load
 
 
 def choose_settings(
@@ -19,8 +19,9 @@ def choose_settings(
 ) -> RuntimeSettings | None:
     """Have `target` use the stored settings, or measure them; None where the runtime's own are used.
 
-    With `seconds` they are measured for that long, known or not; stored ones stay where that is too short. Raises
-    CacheError, Cancelled.
+    With `seconds` they are measured for that long, known or not; stored ones stay where that is too short. The first
+    load stores the runtime's own where its time is too short: another setting is another rounding, so a model keeps
+    what it began with until somebody measures again. Raises CacheError, Cancelled.
     """
     if not isinstance(target, Adjustable):
         return None
@@ -28,7 +29,7 @@ def choose_settings(
     settings = store.load(planned.backend, planned.options)
     if settings is None or seconds is not None:
         measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds, check)
-        if measured is not None:
+        if measured is not None and (settings is None or measured.describe()):
             store.save(planned.backend, planned.options, measured)
             settings = measured
     if settings is not None:

@@ -23,6 +23,8 @@ from edgespec.service.stream import Stream
 T = TypeVar("T")
 Work = Callable[[CheckCancelled], Iterator[T | Yield]]
 
+_IDLE_S = 2.0  # without a job, before what is done when idle begins
+
 # Some of llama.cpp's pre-tokenizers recurse for every character of a word. Only pages that are touched take memory.
 _STACK_BYTES = 512 * 2**20
 
@@ -60,14 +62,20 @@ class Worker:
     """Starts its thread at once."""
 
     def __init__(
-        self, after_turn: Callable[[], None] = lambda: None, set_idle: Callable[[bool], None] = lambda is_idle: None
+        self,
+        after_turn: Callable[[], None] = lambda: None,
+        set_idle: Callable[[bool], None] = lambda is_idle: None,
+        when_idle: Callable[[CheckCancelled], None] | None = None,
     ) -> None:
         """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
-        nothing to do and when it has again. Where one of them raises, the jobs and all later ones end with that error.
+        nothing to do and when it has again. `when_idle` is called once in each idle time of two seconds; the check that
+        it is given raises Cancelled when a job arrives. Where one of them raises anything else, the jobs and all later
+        ones end with that error.
         """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
         self._set_idle = set_idle
+        self._when_idle = when_idle
         self._signed_s = inf  # when the thread last gave a sign of life; inf: it waits, or does what may take long
         self._submitted: queue.Queue[_Job[Any] | None] = queue.Queue()
         self._waiting: deque[_Job[Any] | None] = deque()
@@ -133,7 +141,7 @@ class Worker:
             self._signed_s = inf
             if not waiting and not self._running:
                 self._set_idle(True)
-                waiting.append(self._submitted.get())
+                waiting.append(self._await_job())
                 self._set_idle(False)
             with suppress(queue.Empty):
                 while True:
@@ -147,6 +155,18 @@ class Worker:
                 self._signed_s = monotonic()
             self._running = [job for job in self._running if job.advance()]
             self._after_turn()
+
+    def _await_job(self) -> _Job[Any] | None:
+        if self._when_idle is not None:
+            with suppress(queue.Empty):
+                return self._submitted.get(timeout=_IDLE_S)
+            with suppress(Cancelled):
+                self._when_idle(self._check_idle)
+        return self._submitted.get()
+
+    def _check_idle(self) -> None:
+        if not self._submitted.empty():
+            raise Cancelled
 
     def _sign(self) -> None:
         if self._signed_s != inf:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from edgespec.core.metrics import PlainEstimate
+from edgespec.core.metrics import SpeedupEstimate
 from edgespec.core.protocols import PrefillProgress, Step
 
 _RECENT_STEPS = 16  # that the current speed is averaged over
@@ -89,7 +89,7 @@ class LiveStats:
     speeds: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
     acceptance_rates: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
     taus: deque[float] = field(default_factory=partial(deque, maxlen=_HISTORY))
-    _plain: PlainEstimate = field(default_factory=PlainEstimate)
+    _speedup: SpeedupEstimate = field(default_factory=SpeedupEstimate)
 
     def add(self, step: Step) -> None:
         """Count the next step. Step 0 is the prefill, which emits the first token."""
@@ -97,12 +97,12 @@ class LiveStats:
             self.first_token_s = step.at_s
         self.tokens += len(step.tokens)
         self.context_used += len(step.tokens)
+        self._speedup.add(step)
         if step.index == 0:
             return
         self.forwards += 1
         self.acceptance.add(step)
         self.times.add(step)
-        self._plain.add(step)
         self.steps.append(step)
         self.speeds.append(self.recent_speed or 0.0)
         self.taus.append(float(len(step.tokens)))
@@ -140,15 +140,15 @@ class LiveStats:
     @property
     def times_plain(self) -> float | None:
         """Mean speed over the estimated speed of plain decoding; None while that is unknown."""
-        return self._plain.compare((self.tokens - 1) / self.mean_speed, self.tau) if self.mean_speed else None
+        return self._speedup.speedup
 
     @property
     def plain_speed(self) -> float | None:
-        """Speed of plain decoding for this answer, beside the drawing of the screen: what `times_plain` compares with.
-        The usual one while that is unknown.
-        """
+        """Speed of plain decoding in this answer, which `times_plain` compares with; before it, the usual one."""
         mean, gain = self.mean_speed, self.times_plain
-        return mean / gain if mean and gain else self.usual_plain_speed
+        if mean and gain:
+            return mean / gain
+        return None if self.tokens else self.usual_plain_speed
 
     @property
     def tau(self) -> float | None:

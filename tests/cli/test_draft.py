@@ -30,22 +30,10 @@ def test_drafts_of_the_model_itself(cli: Cli) -> None:
         assert " accepted (" in done.stderr and draft.split(":")[0] in done.stderr, draft
 
 
-def test_auto_tries_once_and_remembers(cli: Cli) -> None:
-    given = ("run", "def add(a, b):", "--model", str(TARGET), *SHORT)
-    first, second = cli(*given), cli(*given)
-    assert "Searching for a self-draft of the model" in first.stderr
-    assert "Searching" not in second.stderr
-    told = [
-        next(line for line in run.stderr.splitlines() if "self-draft is expected" in line or "Drafting by" in line)
-        for run in (first, second)
-    ]
-    assert told[0] == told[1]
-    other = cli(*given[:-4], "--threads", "2", "--ctx", "256")
-    assert "Searching" in other.stderr  # what pays depends on the setting
-
-
-def test_the_embedded_pair_has_a_draft_and_tries_nothing(cli: Cli) -> None:
-    assert "Searching" not in cli("run", "def add(a, b):", *SHORT).stderr
+def test_one_answer_searches_no_self_draft(cli: Cli) -> None:
+    done = cli("run", "def add(a, b):", "--model", str(TARGET), *SHORT, "--ctx", "1024", "--json")
+    assert "self-draft" not in done.stderr and "Searching" not in done.stderr
+    assert json.loads(done.stdout)["settings"].keys() == {"flash_attention", "threads", "batch_threads"}
 
 
 def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
 
 def test_statistics_name_only_drafters_that_drafted() -> None:
     steps = [
-        Step(i, (1, 1), n_drafted, 1, 1, i / 10, decision=decision, plain_s=0.075)
+        Step(i, (1, 1), n_drafted, 1, 1, i / 10, decision=decision, plain_steps=1.6)
         for i, (decision, n_drafted) in enumerate(
             [(None, 0), (Decision("none", ""), 0), (Decision("model", ""), 0), (Decision("ngram", ""), 2)]
         )
@@ -48,7 +48,7 @@ def test_statistics_name_only_drafters_that_drafted() -> None:
         meter.add(step)
     drafters = {"ngram": "ngram", "model": "a draft", "pard": "another"}
     assert "(200%; ngram)" in format_summary(meter.metrics(), steps, drafters, "stop")
-    assert "1.50x plain, " in format_summary(meter.metrics(), steps, drafters, "stop")
+    assert "1.67x plain, " in format_summary(meter.metrics(), steps, drafters, "stop")
     both = replace(steps[2], n_drafted=4, decision=Decision("model+pard", ""))
     assert "; a draft, another, ngram)" in format_summary(meter.metrics(), [steps[0], both, steps[3]], drafters, "stop")
     assert "plain" not in format_summary(meter.metrics(), steps, {}, "stop")

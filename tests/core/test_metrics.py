@@ -44,29 +44,14 @@ def test_by_hand() -> None:
     assert metrics.commit_s == pytest.approx(0.15)
 
 
-def test_estimated_time_of_plain_decoding() -> None:
+def test_cached_and_reasoning_tokens() -> None:
     meter = Meter(5, 10.0)
     meter.add_progress(PrefillProgress(5, 5, 3), at_s=11.5)
     assert meter.metrics().prefill_s == 1.5
     meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0), reasoning=1)
     meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0), reasoning=2)
-    assert meter.metrics().times_plain is None
-    meter.add(Step(2, (4,), 0, 0, 0, at_s=15.0, plain_s=0.9))
     metrics = meter.metrics()
-    assert metrics.times_plain == pytest.approx(4 * 0.9 / 3), "the first estimate serves for the tokens before it"
     assert (metrics.cached_tokens, metrics.reasoning_tokens) == (3, 3)
-    meter.add(Step(3, (4, 5), 1, 1, 1, at_s=16.0, plain_s=0.5))
-    assert meter.metrics().times_plain == pytest.approx((4 * 0.9 + 2 * 0.5) / 4)
-    meter.add(Step(4, (4,), 0, 0, 0, at_s=17.0))
-    assert meter.metrics().times_plain is None, "not known of all of it"
-
-
-def test_no_ratio_to_plain_decoding_is_above_tau() -> None:
-    meter = Meter(5, 10.0)
-    meter.add(Step(0, (7,), 0, 0, 0, at_s=12.0))
-    meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0, plain_s=0.5))
-    meter.add(Step(2, (4,), 0, 0, 0, at_s=13.5, plain_s=5.0))
-    assert meter.metrics().times_plain == meter.metrics().tau == 2.0
 
 
 def test_nothing_yet() -> None:

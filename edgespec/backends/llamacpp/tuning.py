@@ -19,12 +19,13 @@ from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
 from edgespec.errors import BackendError
 
 _SHORT = 128  # cells for threads alone
-_ROWS = (1, 4)  # of a forward: without a draft, and with a usual one
+_ROWS = (1, 4)  # of a forward whose threads are chosen: without a draft, and with a usual one
 _MAX_ROUNDS = 25
-_MIN_ROUNDS = 3  # to choose another number of threads
-_MIN_GAIN = 1.05  # of speed, for a setting other than llama.cpp's
+_MIN_ROUNDS = 3  # to choose anything
+_MIN_GAIN = 1.05  # of speed, for another number of threads
+_MIN_FLASH_GAIN = 1.1  # for another kind of attention, which changes the rounding: a close measurement decides nothing
 _MAX_GAIN = 1.6  # fewer threads that gain more have shown that the cores were not idle
-_MAX_STEP = 0.5  # of the time for the measurement, that a forward of one row may take
+_MAX_STEP_S = 0.25  # of a forward of one row, in the shortest measurement; longer ones allow longer steps
 
 
 class SettingsMeasurement:
@@ -52,14 +53,14 @@ class SettingsMeasurement:
             try:
                 return self._measure(lengths, fewer, closing)
             except BackendError:  # no memory for the contexts
-                return None
+                return RuntimeSettings()
 
     def _measure(self, lengths: Sequence[int], fewer: Sequence[int], closing: ExitStack) -> RuntimeSettings | None:
         settings, started = RuntimeSettings(), perf_counter()
         cells = lengths[0] + ROOM if lengths else _SHORT
         session = self._open(settings, cells, closing)
-        if self._time_step(session) > _MAX_STEP * self._seconds:
-            return None
+        if self._time_step(session) > max(_MAX_STEP_S, self._seconds / 4):
+            return settings
         if lengths and extend_cache(session, lengths[0]) < lengths[0]:
             lengths = ()  # llama.cpp cannot copy cells of this model
         if not (lengths or fewer):
@@ -70,7 +71,7 @@ class SettingsMeasurement:
             other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
             self._time_step(other)
             speeds = {n: self._compare_at(n, session, other, until.pop(0)) for n in lengths}
-            is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_GAIN
+            is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_FLASH_GAIN
             settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
             session = other if is_faster else session
         if fewer:
@@ -92,23 +93,19 @@ class SettingsMeasurement:
         return self._time(session, 1, 1)
 
     def _compare_at(self, length: int, default: LlamaSession, other: LlamaSession, until: float) -> float:
-        """The speed of `other` over that of `default` after `length` tokens: the mean over the numbers of rows."""
+        """The speed of `other` over that of `default` in forwards of one row after `length` tokens."""
         for session in (default, other):
             session.rewind(length)
             extend_cache(session, length)
             self._time(session, length, 1)  # warm-up
         arms = (default, other)
-        times: dict[int, list[tuple[float, ...]]] = {}
-        for n in range(_MAX_ROUNDS):
-            for rows in _ROWS:
-                self._check()
-                order = (0, 1) if n % 2 else (1, 0)
-                taken = {arm: self._time(arms[arm], length, rows) for arm in order}
-                times.setdefault(rows, []).append((taken[0], taken[1]))
-            if perf_counter() > until:
-                break
-        gains = [median(a / b for a, b in pairs) for pairs in times.values()]
-        return math.prod(gains) ** (1 / len(gains))
+        gains: list[float] = []
+        while len(gains) < _MIN_ROUNDS or (len(gains) < _MAX_ROUNDS and perf_counter() < until):
+            self._check()
+            order = (0, 1) if len(gains) % 2 else (1, 0)
+            taken = {arm: self._time(arms[arm], length, 1) for arm in order}
+            gains.append(taken[0] / taken[1])
+        return median(gains)
 
     def _compare_threads(
         self, session: LlamaSession, rows: int, fewer: Sequence[int], until: float
