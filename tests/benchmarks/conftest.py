@@ -28,7 +28,7 @@ def run_module(tmp_path: Path) -> Run:
     def run(module: str, *arguments: object) -> Process:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("EDGESPEC_", "HF_"))}
         environment |= {f"EDGESPEC_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "CACHE", "DATA")}
-        environment |= {"HF_HOME": str(tmp_path / "hf")}
+        environment |= {"HF_HOME": str(tmp_path / "hf"), "EDGESPEC_MODEL": "python-6m"}
         command = [sys.executable, "-m", module, *map(str, arguments)]
         return subprocess.run(
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=MAX_S, check=False

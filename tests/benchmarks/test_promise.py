@@ -20,3 +20,10 @@ def test_promise(program: Program) -> None:
         assert row["host_us"]["plain arm, plain"] > 0
         assert row["said"]["prompts"] <= 2 and sorted(row["said"]["error"]) == row["said"]["error"]
         assert set(row["host_us"]) <= {"plain arm, plain", *(f"autopilot, {kind}" for kind in KINDS)}
+
+
+@pytest.mark.parametrize("by", ["chat", "run"])
+def test_what_is_said_of_an_answer_is_compared_with_what_is_measured(program: Program, by: str) -> None:
+    result = program("benchmarks.said_speedup", "--by", by, "--answers", 2, "--tokens", 16, "--busy", 1)
+    assert result["answers"] == 2 and result["beyond_the_bound"] == 0
+    assert all(row["stated"] > 0 and row["measured"] > 0 for row in result["rows"])

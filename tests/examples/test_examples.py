@@ -23,7 +23,7 @@ def run(source: Path, folder: Path) -> str:
     folders = {f"EDGESPEC_{name}_DIR": str(folder / name) for name in ("CACHE", "CONFIG", "DATA")}
     child = subprocess.run(
         [sys.executable, str(source)],
-        env={**kept, **folders, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"},
+        env={**kept, **folders, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "EDGESPEC_MODEL": "python-6m"},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -53,7 +53,13 @@ def run(environment: Path, tmp_path: Path) -> Run:
     others = ("HF_", "EDGESPEC_", "XDG_", "PYTHONPATH", "VIRTUAL_ENV")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     folders = {f"EDGESPEC_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
-    variables = {**kept, **folders, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    variables = {
+        **kept,
+        **folders,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_MODEL": "python-6m",
+    }
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "bin" / "edgespec"), *arguments]

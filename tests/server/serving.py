@@ -97,7 +97,7 @@ def serving(
     for name in ("CONFIG", "CACHE", "DATA"):
         environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
     environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-    environment |= variables
+    environment |= {"EDGESPEC_MODEL": "python-6m"} | variables
     limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     ports = [] if port is None else ["--port", str(port)]
     child = subprocess.Popen([*limit, *COMMAND, "serve", *ports, *arguments], stdout=subprocess.PIPE, text=True,
