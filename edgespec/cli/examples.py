@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "doctor": (("edgespec doctor", "check this machine"),),
     "recommend": (
         ("edgespec recommend", "the models that suit this machine"),
-        ("edgespec recommend --task code --max-size 10", "for code, at most 10 GiB to download"),
+        ("edgespec recommend --for code --max-size 10", "for code, at most 10 GiB to download"),
         ("edgespec recommend qwen 8b", "search the hub as well"),
     ),
     "list": (("edgespec list", "aliases, downloads, models of other programs"),),

@@ -42,6 +42,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, fetch, plan
+    from edgespec.planner.report import describe_faster
     from edgespec.registry.resolve import HubGguf, HubMlx
     from edgespec.registry.schema import load_registry
 
@@ -49,6 +50,8 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
+    if told := describe_faster(planned.metadata, measure=False):
+        reporter.notice(f"{told}.")
     for source in planned.sources:
         if verify and isinstance(source, HubGguf | HubMlx):
             hub.verify(source.model, lambda name: click.echo(f"checking {name}", err=True))
@@ -107,7 +110,7 @@ def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -
 
     size, fit = entry.target.size, entry.fit
     if size is None and entry.name in registry.entries:
-        guess = guess_facts(registry.entries[entry.name].about)
+        guess = guess_facts(registry.entries[entry.name].about, entry.target.reference)
         size = guess.weights if guess else None
         fit = rate_fit(guess.needed, 0, memory) if guess else None
     return {

@@ -14,6 +14,9 @@ from edgespec.cli.options import draft_option, load_config, load_options, worker
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import LoadConfig, Plan
+    from edgespec.registry.schema import Registry
 
 
 @click.command("plan")
@@ -26,27 +29,64 @@ if TYPE_CHECKING:
 def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
     """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
 
-    The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine.
+    The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine. Where the
+    header of an alias cannot be read, offline, it is estimated from what the registry says.
     """
-    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
+    from edgespec.hub.errors import HubUnreachable
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import plan
-    from edgespec.planner.report import describe_plan, describe_settings, describe_speed, format_plan
+    from edgespec.planner.report import describe_plan, describe_settings, format_plan
     from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
-    hub = Hub.from_environment()
-    reporter = TerminalReporter()
-    planned = plan(request, load_registry(), hub, reporter)
-    for told in planned.findings:
-        reporter.notice(told)
-    facts = describe_plan(planned) | describe_settings(planned, hub)
-    if not no_speed:
-
-        def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
-            yield describe_speed(planned, check)
-
-        (speeds,) = run_work(work)
-        facts |= speeds
+    registry, hub, reporter = load_registry(), Hub.from_environment(), TerminalReporter()
+    try:
+        planned = plan(request, registry, hub, reporter)
+    except HubUnreachable:
+        facts = _estimate(request, registry, hub, measure=not no_speed)
+        if facts is None:
+            raise
+    else:
+        for told in planned.findings:
+            reporter.notice(told)
+        facts = describe_plan(planned) | describe_settings(planned, hub)
+        if not no_speed:
+            facts |= _measure(planned)
     click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(format_plan(facts)))
+
+
+def _measure(planned: Plan) -> dict[str, Any]:
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.planner.report import describe_speed
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
+        yield describe_speed(planned, check, report_activity)
+
+    (speeds,) = run_work(work)
+    report_activity("")
+    return speeds
+
+
+def _estimate(request: LoadConfig, registry: Registry, hub: Hub, *, measure: bool) -> dict[str, Any] | None:
+    """By the registry alone; None where `request` does not name an alias."""
+    from edgespec.backends import prefers_mlx
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.planner.memory import read_memory
+    from edgespec.planner.recommend import Recommender
+    from edgespec.planner.report import describe_alias
+
+    backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
+    assert backend != "toy"
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | None]:
+        memory = read_memory(backend)
+        recommender = Recommender(registry, replace(hub, offline=True), backend, memory, report_activity, check)
+        found = recommender.foresee(request.model or registry.default, measure=measure)
+        yield describe_alias(found, memory) if found else None
+
+    (facts,) = run_work(work)
+    report_activity("")
+    return facts

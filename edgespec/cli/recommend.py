@@ -19,7 +19,12 @@ _GIB = 2**30
 
 @click.command("recommend")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option("--task", type=click.Choice(["chat", "code", "reasoning"]), help="What the model is for.")
+@click.option(
+    "--for",
+    "use",
+    type=click.Choice(["chat", "code", "agents", "documents", "reasoning"]),
+    help="What the model is for; says which drafter suits it.",
+)
 @click.option(
     "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
 )
@@ -29,21 +34,21 @@ _GIB = 2**30
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def recommend_command(
     words: tuple[str, ...],
-    task: str | None,
+    use: str | None,
     max_size: float | None,
     backend: str,
     again: bool,
     no_speed: bool,
     as_json: bool,
 ) -> None:
-    """List models for this machine: those of the registry, and with TEXT or --task those of a search of the hub.
+    """List models for this machine: those of the registry, and with TEXT or --for those of a search of the hub.
 
-    Only headers are read. The order: models that fit in the free memory at 10 tokens/s or more, the largest first;
-    slower ones, the fastest first; those whose speed is not known; those that do not fit.
+    Only headers are read. The order: models that fit in the free memory at 20 tokens/s or more (50 ms a token), the
+    largest first; slower ones, the fastest first; those whose speed is not known; those that do not fit.
 
-    Speeds are extrapolated from a measurement of this machine; DRAFTED is the range with the draft model, at low and
-    high acceptance. QUALITY follows from the number of parameters alone: toy, simple (from 1 billion), fair (3), good
-    (7), strong (20), best (60).
+    Speeds are extrapolated from a measurement of this machine with weights of each type; DRAFTED is the range with
+    the draft model, at low and high acceptance. QUALITY follows from the number of parameters alone: toy, simple (from
+    1 billion), fair (3), good (7), strong (20), best (60).
     """
     from edgespec.backends import prefers_mlx
     from edgespec.cli.engine import run_work
@@ -51,12 +56,13 @@ def recommend_command(
     from edgespec.hub.hub import Hub
     from edgespec.planner.candidates import Query
     from edgespec.planner.memory import read_memory
-    from edgespec.planner.recommend import Recommender
+    from edgespec.planner.recommend import DRAFTERS, TASKS, Recommender
     from edgespec.registry.schema import load_registry
 
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
     assert chosen != "toy"
-    query = Query(" ".join(words), task, None if max_size is None else int(max_size * _GIB))  # type: ignore[arg-type]
+    task = TASKS[use] if use else None  # type: ignore[index]
+    query = Query(" ".join(words), task, None if max_size is None else int(max_size * _GIB))
     registry, hub = load_registry(), Hub.from_environment()
 
     def work(check: CheckCancelled) -> Iterator[Recommendations]:
@@ -67,7 +73,9 @@ def recommend_command(
     report_activity("")
     if as_json:
         models = [each.to_dict() for each in found.models]
-        click.echo(json.dumps({"models": models, "notices": list(found.notices)}, ensure_ascii=False))
+        types = {name: round(cost, 2) for name, cost in found.speed.compare_types().items()}
+        result = {"models": models, "notices": list(found.notices), "advice": found.advice, "weight_cost": types}
+        click.echo(json.dumps(result, ensure_ascii=False))
         return
     for notice in found.notices:
         click.echo(f"note: {notice}", err=True)
@@ -75,6 +83,13 @@ def recommend_command(
         click.echo("No model matches.")
         return
     click.echo("\n".join(_format(found.models)))
+    if costs := found.speed.compare_types():
+        told = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
+        click.echo(f"Time of a weight on this machine, by type: {told}.", err=True)
+    for advice in found.advice:
+        click.echo(advice, err=True)
+    if use is not None:
+        click.echo(f"Drafts for {use}: {DRAFTERS[use]}.", err=True)  # type: ignore[index]
     click.echo("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.", err=True)
 
 

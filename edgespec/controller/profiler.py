@@ -33,10 +33,16 @@ _BLOCKS = (1, 2, 4, 8, 16)  # measured lengths of a block
 _REPEATS = 5
 
 
-def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambda: None) -> dict[int, float]:
+def measure_rows(
+    session: Session,
+    seconds: float,
+    check: CheckCancelled = lambda: None,
+    clock: Callable[[], float] = perf_counter,
+) -> dict[int, float]:
     """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
-    One row is measured twice at least, even after `seconds`. Raises Cancelled, BackendError.
+    One row is measured twice at least, even after `seconds`. `clock` times the forwards. Raises Cancelled and
+    BackendError.
     """
     limits = session.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
@@ -51,7 +57,7 @@ def measure_rows(session: Session, seconds: float, check: CheckCancelled = lambd
             if session.draft_limit < rows - 1 or session.position + rows > limits.context_size:
                 _fill(session, tokens[:start])
             if session.draft_limit >= rows - 1:
-                times.setdefault(rows, []).append(_time_forward(session, tokens, rows))
+                times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
             if perf_counter() >= until and len(times.get(1, ())) >= 2:
                 break
         if perf_counter() >= until:
@@ -243,11 +249,13 @@ def _fill(session: Session, tokens: Sequence[int]) -> None:
     read_prompt(session, tokens)
 
 
-def _time_forward(session: Session, tokens: Sequence[int], rows: int) -> float:
+def _time_forward(
+    session: Session, tokens: Sequence[int], rows: int, clock: Callable[[], float] = perf_counter
+) -> float:
     """Seconds of a round whose draft is rejected; the context grows by one token."""
     at = session.position
-    started = perf_counter()
+    started = clock()
     draft = Draft.chain(tokens[at + 1 : at + rows]) if rows > 1 else NO_DRAFT
     session.forward(tokens[at], draft).argmax()
     session.commit(())
-    return perf_counter() - started
+    return clock() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgespec.backends import FileBackend
 from edgespec.hub.hub import Hub
@@ -32,6 +32,7 @@ class Candidate:
 
     name        an alias or a repository, as `--model` takes it
     draft       a draft model of the registry
+    draft_about  what the registry says of that draft's weights, where another entry has them
     draft_by    what drafts besides n-grams: 'model', or the kind of a trained head; else empty
     acceptance  of the draft model; None where nothing was measured
     downloads   of the last month, of a repository that a search has found; None of an alias
@@ -46,6 +47,7 @@ class Candidate:
     description: str
     acceptance: Acceptance | None = None
     downloads: int | None = None
+    draft_about: About = field(default_factory=About)
 
 
 def list_candidates(registry: Registry, backend: FileBackend, query: Query) -> Iterable[Candidate]:
@@ -57,7 +59,7 @@ def list_candidates(registry: Registry, backend: FileBackend, query: Query) -> I
             continue
         chosen = backend if entry.pair(backend) else _OTHER[backend]
         if pair := entry.pair(chosen):
-            yield _from_registry(entry, pair, chosen)
+            yield _from_registry(entry, pair, chosen, registry)
 
 
 def search_candidates(hub: Hub, backend: FileBackend, query: Query) -> list[Candidate]:
@@ -67,9 +69,21 @@ def search_candidates(hub: Hub, backend: FileBackend, query: Query) -> list[Cand
     return [_from_hub(each, backend) for each in found]
 
 
-def _from_registry(entry: Entry, pair: Pair, backend: FileBackend) -> Candidate:
+def _from_registry(entry: Entry, pair: Pair, backend: FileBackend, registry: Registry) -> Candidate:
     by = "model" if pair.draft else pair.head_kind or ("mtp" if pair.with_head else "")
-    return Candidate(entry.alias, backend, pair.target, pair.draft, by, entry.about, entry.description, pair.acceptance)
+    weights = entry.originals.draft if pair.draft else None
+    others = (each.about for each in registry.entries.values() if weights and each.originals.target == weights)
+    return Candidate(
+        entry.alias,
+        backend,
+        pair.target,
+        pair.draft,
+        by,
+        entry.about,
+        entry.description,
+        pair.acceptance,
+        draft_about=next(others, About()),
+    )
 
 
 def _from_hub(found: FoundRepo, backend: FileBackend) -> Candidate:

@@ -228,6 +228,7 @@ def _suggest(fit: Fit, caches: int) -> str:
     options = []
     if fit.draft and fit.draft.total >= short:
         options.append("--draft ngram (no draft model)")
+        options.append("--draft layerskip:2 (a copy of the target's first two layers)")
     of_context = sum(each.kv + each.compute for each in (fit.target, fit.draft) if each)
     if fit.context > 1 and of_context >= short:
         options += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]

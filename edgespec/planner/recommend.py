@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
-from edgespec.controller.cost_model import choose_chain_length
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
 from edgespec.hub.errors import HubUnreachable
@@ -22,19 +21,31 @@ from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubFile, HubQuant, HubRepo, Reference
 from edgespec.planner.candidates import Candidate, Query, list_candidates, search_candidates
 from edgespec.planner.catalogue import FitLevel, rate_fit
-from edgespec.planner.machine_speed import Rate, load_rate, measure_rate
+from edgespec.planner.machine_speed import COMMON, FasterType, MachineSpeed, load_speed, measure_speed
 from edgespec.planner.model_facts import ModelFacts, guess_facts, read_facts
-from edgespec.registry.about import About
+from edgespec.planner.speed import ASSUMED, SpeedEstimate
+from edgespec.registry.about import About, Task
 from edgespec.registry.resolve import HubGguf, HubMlx, resolve_source
-from edgespec.registry.schema import Acceptance, Registry
+from edgespec.registry.schema import Registry
 from edgespec.units import gib
 
-FAST_ENOUGH = 10.0  # tokens/s, faster than most people read
-ASSUMED: Acceptance = (0.5, 0.8)  # acceptance per draft token if the registry states none
+FAST_ENOUGH = 20.0  # tokens/s, 50 ms a token
 _OVERSIZE = 1.5  # of the memory: headers of larger models are not read
 _REQUESTS = 8  # at a time
 _WORDS = ((1, "toy"), (3, "simple"), (7, "fair"), (20, "good"), (60, "strong"))  # below so many billion parameters
 
+Use = Literal["chat", "code", "agents", "documents", "reasoning"]
+TASKS: dict[Use, Task] = {
+    "chat": "chat", "code": "code", "agents": "code", "documents": "chat", "reasoning": "reasoning",
+}  # fmt: skip
+_LOOKUPS = "edits of a file ran at 2.11 times plain decoding with it, at 1.59 without (1B Q4_0)"
+DRAFTERS: dict[Use, str] = {  # figures of docs/benchmarks.md
+    "chat": "a small draft model or a trained head, which `auto` takes: 1.39 times plain decoding (1B Q8_0)",
+    "code": f"`auto`, which has the lookup in earlier texts (suffix): {_LOOKUPS}",
+    "agents": f"`--draft ngram+suffix`, the lookups in this and in earlier texts: {_LOOKUPS}",
+    "documents": "`--draft ngram`: a draft model reads the document too, and RAG ran at 1.01 with one (1B Q8_0)",
+    "reasoning": "a trained head or a draft model, which `auto` takes: 1.50 times plain decoding in maths (1B Q8_0)",
+}
 Group = Literal["fast", "slow", "unknown", "too large"]
 GROUPS: dict[Group, str] = {
     "fast": f"Fit, and fast enough ({FAST_ENOUGH:.0f} tokens/s or more)",
@@ -48,20 +59,33 @@ GROUPS: dict[Group, str] = {
 class Recommendation:
     """A model with what is expected of it here.
 
-    facts    None where nothing says how large it is
-    missing  bytes to download, with the draft model; 0 if it is here, None where nothing says
-    plain    tokens/s of plain decoding; None where it cannot be estimated
-    drafted  tokens/s with the draft model, at low and high acceptance; None without one, or not estimated
-    problem  why nothing could be read from the hub, else empty
+    facts     None where nothing says how large it is
+    missing   bytes to download, with the draft model; 0 if it is here, None where nothing says
+    expected  None where the speed cannot be estimated
+    faster    another type of weights of about the same size that is much faster here
+    problem   why nothing could be read from the hub, else empty
     """
 
     candidate: Candidate
     facts: ModelFacts | None
     missing: int | None
     fit: FitLevel | None = None
-    plain: float | None = None
-    drafted: tuple[float, float] | None = None
+    expected: SpeedEstimate | None = None
+    faster: FasterType | None = None
     problem: str = ""
+
+    @property
+    def plain(self) -> float | None:
+        """Tokens/s of plain decoding; None where it cannot be estimated."""
+        return 1 / self.expected.rows[1] if self.expected else None
+
+    @property
+    def drafted(self) -> tuple[float, float] | None:
+        """Tokens/s with the draft model, at low and high acceptance; None without one, or not estimated."""
+        if self.expected is None or self.plain is None or self.expected.draft_s is None:
+            return None
+        low, high = (self.expected.speculative(each)[1] for each in self.candidate.acceptance or ASSUMED)
+        return self.plain * low, self.plain * high
 
     @property
     def group(self) -> Group:
@@ -105,6 +129,7 @@ class Recommendation:
             "estimated_sizes": facts is None or not facts.exact,
             "plain_tokens_per_second": self.plain,
             "drafted_tokens_per_second": self.drafted,
+            "faster_type": {"name": self.faster.name, "gain": round(self.faster.gain, 2)} if self.faster else None,
             "draft": candidate.draft_by or "ngram",
             "hub_downloads": candidate.downloads,
             "problem": self.problem or None,
@@ -113,10 +138,20 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """In order; `notices` say what could not be asked."""
+    """In order; `notices` say what could not be asked, `speed` is what is measured of this machine."""
 
     models: Sequence[Recommendation]
     notices: Sequence[str] = ()
+    speed: MachineSpeed = field(default_factory=MachineSpeed)
+
+    @property
+    def advice(self) -> list[str]:
+        """Sentences that name the models for which a file with another type of weights would be much faster."""
+        by_types: dict[tuple[str, str], list[Recommendation]] = {}
+        for each in self.models:
+            if each.faster is not None:
+                by_types.setdefault((each.faster.instead_of, each.faster.name), []).append(each)
+        return [_advise(models) for models in by_types.values()]
 
 
 @dataclass(slots=True)
@@ -134,7 +169,7 @@ class Recommender:
     report: Callable[[str], None] = lambda text: None
     check: CheckCancelled = lambda: None
     measures_again: bool = False
-    _rates: dict[str, Rate | None] = field(default_factory=dict)
+    _speed: MachineSpeed = field(default_factory=load_speed)
     _unreachable: str = ""  # why the hub is not asked
 
     def recommend(self, query: Query, *, measure: bool = True) -> Recommendations:
@@ -160,26 +195,39 @@ class Recommender:
         kept = [each for each in sized if limit is None or each[0].missing is None or each[0].missing <= limit]
         if measure:
             self._measure([facts for each, draft in kept for facts in (each.facts, draft) if facts])
-        return Recommendations(sorted((self._judge(*each) for each in kept), key=_rank), notices)
+        return Recommendations(sorted((self._judge(*each) for each in kept), key=_rank), notices, self._speed)
+
+    def foresee(self, alias: str, *, measure: bool = True) -> Recommendation | None:
+        """What is expected of one alias of the registry; None where there is no such alias. Raises Cancelled."""
+        found = (each for each in list_candidates(self.registry, self.backend, Query(alias)) if each.name == alias)
+        for candidate in found:
+            sized, draft = self._size(candidate)
+            if measure:
+                self._measure([facts for facts in (sized.facts, draft) if facts])
+            return self._judge(sized, draft)
+        return None
 
     def _size(self, candidate: Candidate) -> tuple[Recommendation, ModelFacts | None]:
         """The sizes of a model and of its draft, from headers if they may fit; else from files or parameters."""
         self.check()
-        guessed, draft = guess_facts(candidate.about), None
-        guess = Recommendation(candidate, guessed, guessed.weights if guessed else None)
+        guessed, draft = guess_facts(candidate.about, candidate.target), None
+        if candidate.draft is not None:
+            draft = guess_facts(candidate.draft_about, candidate.draft)
+        weights = [each.weights for each in (guessed, draft) if each]
+        guess = Recommendation(candidate, guessed, sum(weights) if guessed else None)
         is_huge = guessed is not None and guessed.weights > _OVERSIZE * self.memory.usable
         if (is_huge or self._unreachable) and not self._is_here(candidate.target):
-            return guess, None
+            return guess, draft
         try:
             facts, missing = self._read(candidate.target, candidate.backend, candidate.about)
             if candidate.draft is not None:
-                draft, more = self._read(candidate.draft, candidate.backend, About())
+                draft, more = self._read(candidate.draft, candidate.backend, candidate.draft_about)
                 missing += more
         except HubUnreachable as error:
             self._unreachable = self._unreachable or error.message
-            return guess, None
+            return guess, draft
         except EdgespecError as error:
-            return Recommendation(candidate, guessed, guess.missing, problem=error.message), None
+            return replace(guess, problem=error.message), draft
         return Recommendation(candidate, facts, missing), draft
 
     def _is_here(self, reference: Reference) -> bool:
@@ -195,45 +243,34 @@ class Recommender:
         size = source.model.size
         missing = 0 if self._is_here(reference) else size
         if size > _OVERSIZE * self.memory.usable:
-            return guess_facts(about, size), missing
+            return guess_facts(about, reference, size), missing
         return read_facts(source, self.hub), missing
 
     def _measure(self, models: Sequence[ModelFacts]) -> None:
-        """Measure the types of weights of those that may fit, unless their rates are stored."""
-        kinds = {each.kind for each in models if each.kind and each.needed <= self.memory.usable}
-        for kind in sorted(kinds):
-            self.check()
-            if self.measures_again or self._find_rate(kind) is None:
-                self.report(f"measuring this machine with {kind} weights, once …")
-                self._rates[kind] = measure_rate(kind, self.check)
-
-    def _find_rate(self, kind: str | None) -> Rate | None:
-        if kind is not None and kind not in self._rates:
-            self._rates[kind] = load_rate(kind)
-        return self._rates[kind] if kind is not None else None
+        """Measure the common types of weights and those of the models that may fit, unless that was done before."""
+        kinds = {kind for each in models if each.needed <= self.memory.usable for kind in each.read}
+        self._speed = measure_speed(COMMON | kinds, self.report, self.check, again=self.measures_again)
 
     def _judge(self, sized: Recommendation, draft: ModelFacts | None) -> Recommendation:
-        candidate, target = sized.candidate, sized.facts
+        target = sized.facts
         if target is None:
             return sized
         fit = rate_fit(target.needed, draft.needed if draft else 0, self.memory)
-        plain, drafted = (None, None) if fit == "does not fit" else self._foretell(target, draft, candidate.acceptance)
-        return Recommendation(candidate, target, sized.missing, fit, plain, drafted, sized.problem)
+        # on several devices a part is computed elsewhere; MLX has weights of other types
+        is_split = 0 < self.memory.own_device_bytes < target.needed
+        if fit == "does not fit" or is_split or sized.candidate.backend == "mlx":
+            return replace(sized, fit=fit)
+        drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does
+        expected, faster = self._speed.estimate(target.read, drafted), self._speed.find_faster(target.read)
+        return replace(sized, fit=fit, expected=expected, faster=faster)
 
-    def _foretell(
-        self, target: ModelFacts, draft: ModelFacts | None, acceptance: Acceptance | None
-    ) -> tuple[float | None, tuple[float, float] | None]:
-        """(tokens/s plain, with drafts at low and high acceptance)."""
-        rate = self._find_rate(target.kind)
-        if rate is None or 0 < self.memory.own_device_bytes < target.needed:  # then a part is computed elsewhere
-            return None, None
-        rows = rate.forward_s(target.read)
-        plain, draft_rate = 1 / rows[1], self._find_rate(draft.kind) if draft else None
-        if draft is None or draft_rate is None or target.mixture:  # rows of a mixture read more than one row does
-            return plain, None
-        draft_s = draft_rate.forward_s(draft.read)[1]
-        low, high = (choose_chain_length(rows, draft_s, each)[1] for each in acceptance or ASSUMED)
-        return plain, (plain * low, plain * high)
+
+def _advise(models: Sequence[Recommendation]) -> str:
+    """One sentence for models that have the same type of weights and the same faster one."""
+    gains = [each.faster for each in models if each.faster is not None]
+    best = max(gains, key=lambda each: each.gain)
+    names = [each.candidate.name for each in models]
+    return f"{best} of {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
 
 
 def _rank(model: Recommendation) -> tuple[int, float, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from edgespec.backends.devices import Memory
+from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.profiler import CONTEXTS, choose_contexts
@@ -12,20 +15,25 @@ from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
+from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.cache import snapshot_path
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import shorten_names
 from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.machine_speed import count_weights, find_main_type, find_similar, load_speed, measure_speed
 from edgespec.planner.memory import estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
-from edgespec.planner.speed import estimate_speed
+from edgespec.planner.recommend import Recommendation
+from edgespec.planner.speed import ASSUMED, SpeedEstimate, estimate_speed, read_by_type
 from edgespec.registry.adapted import Card
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
-from edgespec.registry.schema import Registry
+from edgespec.registry.schema import Acceptance, Registry
 from edgespec.units import gib, significant
 
 _TABLE_ROWS = (1, 4, 16)
-_ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
+_USUAL_COST = (1 / 50, 1 / 10)  # of a draft token, in plain steps: c of Leviathan et al. (2023)
+_SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target
+_ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
 
 
 def report_plan(
@@ -97,44 +105,113 @@ def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
     return {"settings": stored.to_dict() if stored is not None else None}
 
 
-def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
-    """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled."""
+def describe_speed(
+    planned: Plan, check: CheckCancelled, report: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled.
+
+    `report` is told in words what is being done.
+    """
     target = planned.metadata
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
     if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
+    report(f"measuring blocks of the shape of {shorten_names(planned.name)} …")
     try:
         expected = estimate_speed(target, draft, planned.options, check)
     except CacheError as error:  # the plan is valid without a speed
         return {"not_foretold": error.message.removesuffix(".")}
     if expected is None:
         return {"not_foretold": "a few of its blocks do not fit in memory, or llama.cpp does not support them"}
+    read = read_by_type(target, -1, count_blocks(target) or 1)
     alone = expected
     if planned.network is not None:
         expected = expected.with_network(planned.network.wait_s)
-    low, high = expected.plain
-    plain = {
-        "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
-        "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
+    facts = _describe_forwards(expected, read) | {
         "seconds_by_context": expected.by_context(choose_contexts(CONTEXTS, planned.fit.context)),
         "mixture": bool(target.own("expert_count")),
+        "faster_type": describe_faster(target, report, check),
     }
     if planned.self_draft is not None:
-        return plain | {"drafts_not_foretold": "`edgespec draft build` measures self-drafts"}
+        return facts | {"drafts_not_foretold": "`edgespec draft build` measures self-drafts"}
     if draft is None and models:
-        return plain | {"drafts_not_foretold": f"`edgespec bench` measures {' and '.join(models)}"}
-    chains = {a: expected.speculative(a) for a in planned.acceptance or _ASSUMED}
-    return plain | {
+        return facts | {"drafts_not_foretold": f"`edgespec bench` measures {' and '.join(models)}"}
+    facts |= _describe_drafts(expected, planned.acceptance)
+    if planned.network is not None:
+        without = {a: round(alone.speculative(a)[1], 2) for a in planned.acceptance or ASSUMED}
+        facts["speedup_without_network"] = without
+    return facts
+
+
+def describe_faster(
+    target: ModelMetadata,
+    report: Callable[[str], None] = lambda text: None,
+    check: CheckCancelled = lambda: None,
+    *,
+    measure: bool = True,
+) -> str | None:
+    """A sentence on another type of weights that would be much faster, at about the same size; None where none is.
+
+    Without `measure`, only what is stored of this machine is used. Raises Cancelled.
+    """
+    if not isinstance(target, Header):
+        return None
+    read = read_by_type(target, -1, count_blocks(target) or 1)
+    main = find_main_type(read)
+    similar = find_similar(main) if main else frozenset()
+    if not similar:
+        return None
+    speed = measure_speed(similar | read.keys(), report, check) if measure else load_speed()
+    faster = speed.find_faster(read)
+    return None if faster is None else f"{faster} of this model"
+
+
+def describe_alias(found: Recommendation, memory: Memory) -> dict[str, Any]:
+    """A plan of an alias whose files cannot be read, by what the registry says of it."""
+    facts, candidate = found.facts, found.candidate
+    described = {
+        "name": candidate.name,
+        "backend": candidate.backend,
+        "draft": {"": "ngram", "model": str(candidate.draft)}.get(candidate.draft_by, candidate.draft_by),
+        "estimated": True,
+        "download_bytes": found.missing,
+        "weights_bytes": facts.weights if facts else None,
+        "needed_bytes": facts.needed if facts else None,
+        "free_bytes": memory.usable,
+        "fits": found.fit != "does not fit",
+    }
+    if facts is None or found.expected is None:
+        return described
+    faster = None if found.faster is None else f"{found.faster} of this model"
+    described |= _describe_forwards(found.expected, facts.read) | {"mixture": facts.mixture, "faster_type": faster}
+    if candidate.draft is not None and found.expected.draft_s is None:
+        return described | {"drafts_not_foretold": "`edgespec plan` measures the draft model"}
+    return described | _describe_drafts(found.expected, candidate.acceptance)
+
+
+def _describe_forwards(expected: SpeedEstimate, read: Mapping[str, float]) -> dict[str, Any]:
+    """What forwards without drafts take, and what they read."""
+    low, high = expected.plain
+    read_bytes = sum(read.values())
+    return {
+        "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
+        "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
+        "bytes_per_token": round(read_bytes),
+        "bytes_per_second": float(f"{read_bytes / expected.rows[1]:.3g}"),
+        "operations_per_byte": round(2 * count_weights(read) / read_bytes, 2) if read_bytes else None,
+    }
+
+
+def _describe_drafts(expected: SpeedEstimate, acceptance: Acceptance | None) -> dict[str, Any]:
+    """What chains of drafts gain, and why they do not."""
+    chains = {a: expected.speculative(a) for a in acceptance or ASSUMED}
+    return {
         "drafted_token_cost": round(expected.draft_s / expected.rows[1], 3) if expected.draft_s else None,
-        "acceptance_known": planned.acceptance is not None,
+        "acceptance_known": acceptance is not None,
         "speculation_pays_from_acceptance": expected.pays_from,
+        "pays_with_free_drafts_from": replace(expected, draft_s=None).pays_from,
         "speedup_at_acceptance": {a: round(speedup, 2) for a, (_, speedup) in chains.items()},
-        **(
-            {"speedup_without_network": {a: round(alone.speculative(a)[1], 2) for a in chains}}
-            if planned.network
-            else {}
-        ),
         "drafts_at_acceptance": {a: depth for a, (depth, _) in chains.items()},
     }
 
@@ -142,6 +219,12 @@ def describe_speed(planned: Plan, check: CheckCancelled) -> dict[str, Any]:
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     """The lines of the text report."""
     yield f"{shorten_names(facts['name'])} on {facts['backend']}, drafted by {shorten_names(facts['draft'])}"
+    yield from _format_memory_of_alias(facts) if facts.get("estimated") else _format_memory(facts)
+    yield from _format_speed(facts)
+
+
+def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
+    """Memory, settings and workers."""
     scratch = facts["needed_bytes"] - facts["weights_bytes"] - facts["kv_bytes"] - facts["draft_bytes"]
     yield (
         f"  target: weights {gib(facts['weights_bytes'])}, "
@@ -167,23 +250,56 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
     if not facts["fits"] and facts["fits_without_draft"]:
         added = " and ".join([models] * bool(facts["draft_models"]) + ["head"] * bool(heads))
-        yield f"  fits without the {added}; `run` with --draft auto leaves out what does not fit"
+        yield f"  fits without the {added}, which --draft auto leaves out"
+        yield "  --draft ngram needs no memory, --draft layerskip:2 that of the target's first two layers"
     if "workers" in facts:
         yield from _format_workers(facts)
+
+
+def _format_memory_of_alias(facts: dict[str, Any]) -> Iterator[str]:
+    """Of an alias whose files were not read."""
+    if facts["weights_bytes"] is None:
+        yield "  size: not stated in the registry"
+        return
+    yield f"  the hub cannot be asked; estimated from the registry: weights about {gib(facts['weights_bytes'])}"
+    fits = "fits" if facts["fits"] else "DOES NOT FIT"
+    yield f"  {fits}: needs about {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
+
+
+def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
+    """The lines on speed, with and without drafts."""
     if "plain_tokens_per_second" not in facts:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
     low, high = facts["plain_tokens_per_second"]
     condition = "" if facts["fits"] else " with enough memory"
     yield f"  plain decoding{condition}: {significant(low)} to {significant(high)} tokens/s"
+    if facts["operations_per_byte"]:
+        rate, each = facts["bytes_per_second"] / 1e9, facts["operations_per_byte"]
+        yield (
+            f"  a token reads {gib(facts['bytes_per_token'])} of weights: {significant(rate)} GB/s, "
+            f"{each:.1f} operations a byte, and n times as many in a forward of n rows"
+        )
+    if facts["faster_type"]:
+        yield f"  {facts['faster_type']}"
     costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in facts["cost_of_rows"].items())
-    yield f"  cost of a forward of n rows, in plain steps: {costs}"
-    yield from (f"  {line}" for line in _format_contexts(facts["seconds_by_context"]))
+    yield f"  cost of a forward of n rows, T(n), in plain steps: {costs}"
+    yield from _judge_rows(facts["cost_of_rows"])
+    if "seconds_by_context" in facts:
+        yield from (f"  {line}" for line in _format_contexts(facts["seconds_by_context"]))
     if facts["mixture"]:
         yield "  measured with the same experts for all rows; rows that route to other experts cost more"
     if "drafts_not_foretold" in facts:
         yield f"  {facts['drafts_not_foretold']} once the model is downloaded"
         return
+    yield from _format_drafts(facts)
+
+
+def _format_drafts(facts: dict[str, Any]) -> Iterator[str]:
+    """What drafts cost and gain."""
+    cost = facts["drafted_token_cost"]
+    if cost is not None:
+        yield f"  cost of a draft token, c, in plain steps: {cost:.3f}{_judge_cost(cost)}"
     registered = ("the registry's low figure", "the registry's high figure")
     sources = registered if facts["acceptance_known"] else ("assumed", "assumed")
     for (acceptance, speedup), source in zip(facts["speedup_at_acceptance"].items(), sources, strict=False):
@@ -192,10 +308,31 @@ def format_plan(facts: dict[str, Any]) -> Iterator[str]:
         if "speedup_without_network" in facts:
             result += f"; without the network's time {facts['speedup_without_network'][acceptance]:.2f}x"
         yield f"  if {float(acceptance):.0%} of draft tokens are accepted ({source}): {result}"
-    if facts["speculation_pays_from_acceptance"] is None:
-        yield "  speculation cannot pay with this quantization on this machine"
-    else:
+    if facts["speculation_pays_from_acceptance"] is not None:
         yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+    elif facts["pays_with_free_drafts_from"] is not None:
+        slow = "is as slow as its target" if cost >= _SLOW_DRAFT else "is too slow for its target"
+        free = f"drafts that cost nothing, such as n-grams, pay from {facts['pays_with_free_drafts_from']:.0%}"
+        yield f"  speculation cannot pay with this draft model, which {slow}; {free}"
+    else:
+        yield "  speculation cannot pay with this type of weights on this machine"
+
+
+def _judge_rows(costs: Mapping[Any, float]) -> Iterator[str]:
+    """What four rows say of drafts; `costs` by rows, whose keys are text after a way through JSON."""
+    four = {int(n): cost for n, cost in costs.items()}.get(4)
+    if four is not None and four > _ROWS_COST:
+        yield "  four rows cost much more than one: computing takes the time here, and drafts save only reading"
+    elif four is not None and four < _ROWS_PAY:
+        yield "  four rows cost little more than one: reading the weights takes the time here, and drafts save that"
+
+
+def _judge_cost(cost: float) -> str:
+    """What follows from a cost outside of the usual range."""
+    low, high = _USUAL_COST
+    if cost > high:
+        return "; 1/50 to 1/10 is usual, and a smaller draft model would gain more"
+    return "; 1/50 to 1/10 is usual, and a larger draft model may be right more often" if cost < low else ""
 
 
 def _format_workers(facts: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measur
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 
+ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 _TOLERANCE = 0.2  # relative, of a speed that is scaled from a few blocks
 _PROFILE_S = 3.0
 _CONTEXT = 2048  # of the measured blocks
@@ -129,13 +131,18 @@ def _bytes(header: Header, first: int, end: int) -> int:
 
 def read_bytes(header: Header, first: int, end: int) -> float:
     """The part of `_bytes` that a forward of one row reads: only the routed experts, and no embedding table."""
+    return sum(read_by_type(header, first, end).values())
+
+
+def read_by_type(header: Header, first: int, end: int) -> dict[str, float]:
+    """`read_bytes` by type of the weights."""
     chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
     untied = any(tensor.name == "output.weight" for tensor in header.tensors)
-    return sum(
-        tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
-        for tensor in header.tensors
-        if first <= block_of(tensor) < end and not (untied and tensor.name == "token_embd.weight")
-    )
+    read: defaultdict[str, float] = defaultdict(float)
+    for tensor in header.tensors:
+        if first <= block_of(tensor) < end and not (untied and tensor.name == "token_embd.weight"):
+            read[tensor.type.name] += tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
+    return dict(read)
 
 
 def find_pattern(header: Header) -> tuple[int, int]:

@@ -18,7 +18,9 @@ from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf import read_header
 from edgespec.formats.gguf_reader import FileSource
+from edgespec.planner.report import _describe_drafts, _describe_forwards, _format_speed
 from edgespec.planner.speed import SpeedEstimate, estimate_speed, find_pattern
+from edgespec.units import GIB
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET, hybrid, llama, mamba, sliding_window
 
@@ -60,6 +62,35 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     assert "settings of llama.cpp: not measured yet" in done.stdout
     assert "llama.cpp" not in cli("plan", "--backend", "mlx", "--no-speed").stdout
     assert cli("plan", "no-such-model").returncode == 3
+
+
+def test_an_alias_that_cannot_be_read_is_planned_from_the_registry(cli: Cli) -> None:
+    done = cli("plan", "llama-3.2-3b-q4", "--backend", "llamacpp", "--no-speed", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["estimated"] and facts["draft"].endswith("Llama-3.2-1B-Instruct-Q4_0.gguf")
+    assert 1.5 * GIB < facts["weights_bytes"] < facts["needed_bytes"] < 3 * GIB
+    told = cli("plan", "llama-3.2-3b-q4", "--no-speed").stdout
+    assert "the hub cannot be asked; estimated from the registry" in told and "speed: no estimate" in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "draft_s", "said"),
+    [
+        ({1: 1.0, 2: 1.5, 4: 2.5}, 0.985, "draft model, which is as slow as its target; drafts that cost nothing"),
+        ({1: 1.0, 2: 1.5, 4: 2.5}, 0.6, "which is too slow for its target"),
+        ({1: 1.0, 2: 2.1, 4: 4.2}, 0.05, "cannot pay with this type of weights on this machine"),
+        ({1: 1.0, 2: 1.1, 4: 1.2}, 0.2, "c, in plain steps: 0.200; 1/50 to 1/10 is usual, and a smaller"),
+        ({1: 1.0, 2: 1.1, 4: 1.2}, 0.01, "0.010; 1/50 to 1/10 is usual, and a larger"),
+        ({1: 1.0, 2: 1.1, 4: 1.2}, 0.05, "four rows cost little more than one: reading"),
+        ({1: 1.0, 2: 1.5, 4: 2.5}, 0.05, "four rows cost much more than one: computing"),
+    ],
+)
+def test_the_cause_is_named(rows: dict[int, float], draft_s: float, said: str) -> None:
+    expected = SpeedEstimate(rows, draft_s)
+    facts = _describe_forwards(expected, {"Q4_0": 9e8}) | _describe_drafts(expected, None)
+    told = "\n".join(_format_speed({**facts, "fits": True, "mixture": False, "faster_type": None}))
+    assert said in told and "0.9 GB/s, 3.6 operations a byte" in told
+    assert ("is usual" in told) == (not 1 / 50 <= draft_s <= 1 / 10)
 
 
 def test_an_interrupt_is_one_word(environment: dict[str, str], tmp_path: Path) -> None:

@@ -33,15 +33,17 @@ def test_the_registry_answers_offline_and_says_so(cli: Cli) -> None:
     embedded = next(line.split() for line in lines if line.startswith("python-6m"))
     assert embedded == ["python-6m", "toy", "here", "draft", "model", "MIT"]
     assert any(line.endswith(":") for line in lines) and "~" in done.stdout
-    reasoning = json.loads(cli("recommend", "qwen3", "--task", "reasoning", "--no-speed", "--json").stdout)
+    reasoning = json.loads(cli("recommend", "qwen3", "--for", "reasoning", "--no-speed", "--json").stdout)
     names = [each["name"] for each in reasoning["models"]]
     assert names and all(name.startswith("qwen3") for name in names) and reasoning["notices"]
+    told = cli("recommend", "--for", "agents", "--no-speed").stderr
+    assert "Drafts for agents: `--draft ngram+suffix`" in told
     assert "No model matches." in cli("recommend", "nothing-like-it", "--no-speed").stdout
 
 
 def test_a_search_of_the_hub(cli: Cli, server: HubServer) -> None:
     online = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
-    done = cli("recommend", "me/python", "--task", "code", "--no-speed", "--json", **online)
+    done = cli("recommend", "me/python", "--for", "code", "--no-speed", "--json", **online)
     (found,) = json.loads(done.stdout)["models"]
     assert (found["name"], found["origin"], found["license"], found["hub_downloads"]) == (
         "me/python-GGUF",
@@ -55,6 +57,6 @@ def test_a_search_of_the_hub(cli: Cli, server: HubServer) -> None:
 
 
 def test_wrong_values(cli: Cli) -> None:
-    for wrong in (["--task", "cooking"], ["--max-size", "0"], ["--max-size", "big"]):
+    for wrong in (["--for", "cooking"], ["--max-size", "0"], ["--max-size", "big"]):
         done = cli("recommend", *wrong)
         assert done.returncode == 2 and "hint: Run `edgespec recommend --help`." in done.stderr

@@ -6,28 +6,71 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.controller.store import save_entry
 from edgespec.planner import machine_speed
-from edgespec.planner.machine_speed import Rate, load_rate, measure_rate
+from edgespec.planner.machine_speed import MachineSpeed, load_speed, measure_speed, save_speed
+
+SPEED = MachineSpeed({"Q4_0": {1: 1e-10, 4: 2e-10}, "Q4_1": {1: 1.6e-10, 4: 5e-10}, "Q8_0": {1: 0.9e-10, 4: 1.5e-10}})
 
 
-def test_a_rate_is_measured_on_a_shape_of_the_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_WIDTH": 256, "_FEED_FORWARD": 512, "_BLOCKS": 2, "_PROFILE_S": 0.05}.items():
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_types_are_measured_on_a_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_WIDTH": 256, "_FEED_FORWARD": 512, "_BYTES": 2**20, "_PROFILE_S": 0.05}.items():
         monkeypatch.setattr(machine_speed, name, value)
-    rate = machine_speed._measure("Q4_K", tmp_path)
-    assert 1 in rate.rows and all(seconds > 0 for seconds in rate.rows.values())
+    rates = machine_speed._measure(["Q4_1", "Q4_K"], tmp_path)
+    assert [*rates] == ["Q4_1", "Q4_K"] and not [*tmp_path.glob("*.gguf")]
+    assert all(1 in rate and all(seconds > 0 for seconds in rate.values()) for rate in rates.values())
+    few, many = (machine_speed._make_header(kind).own("block_count") or 0 for kind in ("F16", "Q4_0"))
+    assert few < many, "about as many bytes of each type"
 
 
-def test_a_rate_is_stored_for_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(machine_speed, "run_in_child", lambda *_args, check: Rate({1: 1e-10, 2: 2e-10}))
-    assert load_rate("Q4_K") is None and measure_rate("I8") is None
-    assert measure_rate("Q4_K") == load_rate("Q4_K") == Rate({1: 1e-10, 2: 2e-10})
-    assert load_rate("Q8_0") is None
+def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def measure(_work: object, types: list[str], _folder: Path, **_more: object) -> dict[str, dict[int, float]]:
+        asked.append(types)
+        return {kind: {1: 1e-10, 2: 2e-10} for kind in types}
+
+    monkeypatch.setattr(machine_speed, "run_in_child", measure)
+    told: list[str] = []
+    assert load_speed() == MachineSpeed() and measure_speed(["I8"]) == MachineSpeed()
+    assert measure_speed(["Q4_K"], told.append) == load_speed() == MachineSpeed({"Q4_K": {1: 1e-10, 2: 2e-10}})
+    assert told == ["measuring this machine once: Q4_K weights (1 of 1) …"]
+    measure_speed(["Q4_K", "Q8_0"])
+    measure_speed(["Q4_K"], again=True)
+    assert asked == [["Q4_K"], ["Q8_0"], ["Q4_K"]] and load_speed().rates.keys() == {"Q4_K", "Q8_0"}
     monkeypatch.setattr(machine_speed, "_VERSION", 0)
-    assert load_rate("Q4_K") is None
+    assert load_speed() == MachineSpeed(), "another shape"
 
 
-def test_the_time_of_a_round_grows_with_the_bytes() -> None:
-    rate = Rate({1: 1e-10, 4: 3e-10})
-    small, large = rate.forward_s(1e9), rate.forward_s(2e9)
-    assert large[1] - small[1] == pytest.approx(0.1) and large[4] - small[4] == pytest.approx(0.3)
+def test_a_damaged_store_reads_as_empty() -> None:
+    for rate in ({"2": 1e-10}, {"1": 0}, {"1": "fast"}, []):
+        entry = {"setting": machine_speed._setting(), "rates": {"Q4_0": rate}}
+        save_entry(machine_speed._path(), entry, "rates")
+        assert load_speed() == MachineSpeed()
+    save_speed(SPEED)
+    assert load_speed() == SPEED
+
+
+def test_the_time_of_a_round_grows_with_the_bytes_of_each_type() -> None:
+    small, large = SPEED.estimate({"Q4_0": 1e9}), SPEED.estimate({"Q4_0": 1e9, "Q8_0": 1e9, "F32": 1e3})
+    assert small is not None and large is not None and small.draft_s is None
+    assert large.rows[1] - small.rows[1] == pytest.approx(0.09, rel=1e-4)
+    assert large.rows[4] - small.rows[4] == pytest.approx(0.15, rel=1e-4)
+    assert SPEED.estimate({"Q5_K": 1e9}) is None and SPEED.estimate({}) is None
+    pair = SPEED.estimate({"Q4_0": 1e9}, {"Q8_0": 1e8})
+    assert pair is not None and pair.draft_s == pytest.approx(0.009, rel=0.1)
+
+
+def test_a_much_faster_type_of_the_same_size_is_named() -> None:
+    faster = SPEED.find_faster({"Q4_1": 1e9, "F32": 1e5})
+    assert faster is not None and (faster.name, faster.instead_of) == ("Q4_0", "Q4_1")
+    assert faster.gain == pytest.approx(1.6 * 20 / 18, rel=0.01), "Q4_0 has fewer bytes, too"
+    assert "Q4_0 weights are 1.8 times as fast as Q4_1 weights on this machine" in str(faster)
+    assert SPEED.find_faster({"Q4_0": 1e9}) is None and SPEED.find_faster({"Q8_0": 1e9}) is None
+    assert SPEED.find_faster({"MXFP4": 1e9}) is None, "its model was trained so"
+    assert [*SPEED.compare_types()] == ["Q4_0", "Q8_0", "Q4_1"]

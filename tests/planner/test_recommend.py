@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
-from edgespec.controller.store import save_entry
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import HubRepo
-from edgespec.planner import machine_speed
 from edgespec.planner.candidates import Query
+from edgespec.planner.machine_speed import MachineSpeed, save_speed
 from edgespec.planner.recommend import Recommendation, Recommendations, Recommender
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
@@ -57,9 +56,7 @@ def served(root: Path) -> Path:
 
 def set_rate(byte_s: float) -> None:
     """Store a measurement of Q8_0 weights, whose rows cost little."""
-    rate = {str(rows): byte_s * (1 + rows / 100) for rows in range(1, 9)}
-    path, setting = machine_speed._path("Q8_0"), machine_speed._setting()
-    save_entry(path, {"setting": setting, "rate": rate}, "rate")
+    save_speed(MachineSpeed({"Q8_0": {rows: byte_s * (1 + rows / 100) for rows in range(1, 9)}}))
 
 
 def recommend(hub: Hub, tmp_path: Path, query: Query = Query(), memory: Memory | None = None) -> Recommendations:  # noqa: B008
@@ -154,3 +151,18 @@ def test_what_is_downloaded_is_here(hub: Hub, served: Path, tmp_path: Path) -> N
     offline = Hub(hub.endpoint, hub.cache_dir, offline=True)
     coder = by_name(recommend(offline, tmp_path))["coder"]
     assert coder.missing == 0 and coder.facts is not None and coder.facts.exact
+
+
+def test_the_registry_foretells_a_pair_and_another_type_of_weights(hub: Hub, tmp_path: Path) -> None:
+    """Offline: the small model's own entry says how large the draft is, and the names of the files say their types."""
+    save_speed(MachineSpeed({"Q4_0": {1: 1e-10, 2: 1.1e-10, 4: 1.2e-10}, "Q4_K": {1: 1.6e-10, 2: 2e-10, 4: 3e-10}}))
+    offline, roomy = Hub(hub.endpoint, hub.cache_dir, offline=True), Memory(RESERVE_BYTES + 100 * GIB)
+    recommender = Recommender(load_registry(tmp_path / "models.toml"), offline, "llamacpp", roomy)
+    found = recommender.recommend(Query("8b"), measure=False)
+    (told,) = found.advice
+    assert told.startswith("Q4_0 weights are 1.6 times as fast as Q4_K weights") and told.endswith("of llama-8b-q4.")
+    pair = recommender.foresee("qwen3-4b-q4", measure=False)
+    assert pair is not None and pair.facts is not None and pair.facts.kind == "Q4_0" and not pair.facts.exact
+    assert pair.drafted is not None and pair.plain is not None and pair.drafted[1] > pair.plain
+    assert pair.missing is not None and pair.missing > pair.facts.weights and pair.faster is None
+    assert recommender.foresee("qwen3", measure=False) is None, "no alias is called so"

@@ -10,10 +10,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.controller.store import save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
-from edgespec.planner.machine_speed import _path, _setting
+from edgespec.planner.machine_speed import COMMON, MachineSpeed, save_speed
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
@@ -36,8 +35,8 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama.cpp"))
-    for kind in ("Q4_K", "Q8_0"):  # so that nothing is measured
-        save_entry(_path(kind), {"setting": _setting(), "rate": {"1": 1e-10, "2": 1.1e-10}}, "rate")
+    types = COMMON | {"MXFP4"}  # all of the registry's, so that nothing is measured
+    save_speed(MachineSpeed({kind: {1: 1e-10, 2: 1.1e-10} for kind in types}))
     return put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
 
 
