@@ -105,6 +105,7 @@ def list_command(as_json: bool) -> None:
 
 def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -> dict[str, Any]:
     """Size and fit of what is not downloaded are estimates."""
+    from edgespec.hub.reference import PackagedFile
     from edgespec.planner.catalogue import rate_fit
     from edgespec.planner.model_facts import guess_facts
 
@@ -122,6 +123,7 @@ def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -
         "estimated": not entry.target.here,
         "fit": fit,
         "here": entry.here,
+        "packaged": isinstance(entry.target.reference, PackagedFile),
     }
 
 
@@ -135,8 +137,6 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         fit = {"does not fit": "no", None: "?"}.get(row["fit"], row["fit"])
         table.append((row["name"], f"~{size}" if row["estimated"] else size, fit, "yes" if row["here"] else "", about))
     header, *lines = format_table(table, frozenset({1}))
-    from edgespec.registry.schema import EMBEDDED_ALIAS
-
     titles = {"cache": "Downloaded:", "elsewhere": "Other programs' models; --model PATH loads them:"}
     yield header
     shown = "alias"
@@ -145,7 +145,7 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             shown = row["origin"]
             yield f"\n{titles[shown]}"
         yield line
-    if not any(row["here"] and row["origin"] != "elsewhere" and row["name"] != EMBEDDED_ALIAS for row in rows):
+    if not any(row["here"] and row["origin"] != "elsewhere" and not row["packaged"] for row in rows):
         yield "\nNo models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download."
 
 

@@ -70,22 +70,13 @@ def _measure(planned: Plan) -> dict[str, Any]:
 
 
 def _estimate(request: LoadConfig, registry: Registry, hub: Hub, *, measure: bool) -> dict[str, Any] | None:
-    """By the registry alone; None where `request` does not name an alias."""
-    from edgespec.backends import prefers_mlx
+    """By the registry alone; None where that says nothing."""
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import report_activity
-    from edgespec.planner.memory import read_memory
-    from edgespec.planner.recommend import Recommender
-    from edgespec.planner.report import describe_alias
-
-    backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
-    assert backend != "toy"
+    from edgespec.planner.report import estimate_alias
 
     def work(check: CheckCancelled) -> Iterator[dict[str, Any] | None]:
-        memory = read_memory(backend)
-        recommender = Recommender(registry, replace(hub, offline=True), backend, memory, report_activity, check)
-        found = recommender.foresee(request.model or registry.default, measure=measure)
-        yield describe_alias(found, memory) if found else None
+        yield estimate_alias(request, registry, hub, check, report_activity, measure=measure)
 
     (facts,) = run_work(work)
     report_activity("")

@@ -158,10 +158,11 @@ def measure_speed(
     if not missing:
         return stored
     with tempfile.TemporaryDirectory(prefix="edgespec-") as name:
-        folder = Path(name)
+        folder, at = Path(name), missing[0]
 
         def tell() -> None:
-            at = next((path.stem for path in folder.glob("*.gguf")), missing[0])
+            nonlocal at
+            at = next((path.stem for path in folder.glob("*.gguf")), at)
             report(f"measuring this machine once: {at} weights ({missing.index(at) + 1} of {len(missing)}) …")
 
         tell()

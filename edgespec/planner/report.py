@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgespec.backends.devices import Memory
+from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.cost_model import Profile
@@ -17,13 +17,15 @@ from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.formats.metadata import ModelMetadata
 from edgespec.hub.cache import snapshot_path
+from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.hub.reference import shorten_names
 from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.draft_request import AUTO
 from edgespec.planner.machine_speed import count_weights, find_main_type, find_similar, load_speed, measure_speed
-from edgespec.planner.memory import estimate_head
+from edgespec.planner.memory import estimate_head, read_memory
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
-from edgespec.planner.recommend import Recommendation
+from edgespec.planner.recommend import Recommender
 from edgespec.planner.speed import ASSUMED, SpeedEstimate, estimate_speed, read_by_type
 from edgespec.registry.adapted import Card
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
@@ -40,7 +42,14 @@ def report_plan(
     request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
 ) -> Iterator[str]:
     """The report as text, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
-    planned = plan(request, registry, hub, reporter)
+    try:
+        planned = plan(request, registry, hub, reporter)
+    except HubUnreachable:
+        estimated = estimate_alias(request, registry, hub, check)
+        if estimated is None:
+            raise
+        yield "\n".join(format_plan(estimated))
+        return
     for told in planned.findings:
         reporter.notice(told)
     facts = describe_plan(planned) | describe_settings(planned, hub)
@@ -167,8 +176,27 @@ def describe_faster(
     return None if faster is None else f"{faster} of this model"
 
 
-def describe_alias(found: Recommendation, memory: Memory) -> dict[str, Any]:
-    """A plan of an alias whose files cannot be read, by what the registry says of it."""
+def estimate_alias(
+    request: LoadConfig,
+    registry: Registry,
+    hub: Hub,
+    check: CheckCancelled,
+    report: Callable[[str], None] = lambda text: None,
+    *,
+    measure: bool = True,
+) -> dict[str, Any] | None:
+    """A plan by what the registry alone says of an alias, for whoever cannot read its header.
+
+    None where `request` names no alias, or asks for drafters or workers. Raises Cancelled.
+    """
+    backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
+    if backend == "toy" or request.draft != AUTO or request.load.workers:
+        return None
+    memory = read_memory(backend)
+    recommender = Recommender(registry, replace(hub, offline=True), backend, memory, report, check)
+    found = recommender.foresee(request.model or registry.default, measure=measure)
+    if found is None:
+        return None
     facts, candidate = found.facts, found.candidate
     described = {
         "name": candidate.name,

@@ -86,7 +86,8 @@ def test_aliases_then_downloads_then_other_programs(hub: Hub, root: Path, tmp_pa
     downloads = [f"hf:{REPO}/{letter}-Q8_0.gguf" for letter in "bca"]
     assert [entry.name for entry in found] == [*aliases, *downloads, "lm studio: me/r/x"]
     assert [entry.origin for entry in found] == ["alias"] * len(aliases) + ["cache"] * 3 + ["elsewhere"]
-    assert {entry.name for entry in found if entry.here} == {"python-6m", "first", *downloads, "lm studio: me/r/x"}
+    here = {"python-6m", "smollm2-135m", "first", *downloads, "lm studio: me/r/x"}
+    assert {entry.name for entry in found if entry.here} == here
     assert {entry.fit for entry in found if not entry.here} == {None}
 
 
