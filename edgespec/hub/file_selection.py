@@ -16,7 +16,7 @@ Kind = Literal["gguf", "mlx"]
 
 # The choice for a reference without a quantisation: Q4_K_M, then the nearest in size.
 PREFERRED = [
-    "Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_S", "Q4_K_L", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_S",
+    "Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_S",
     "Q5_K_M", "Q5_0", "Q3_K_L", "Q3_K_M", "Q6_K", "Q8_0", "BF16", "F16", "F32",
 ]  # fmt: skip
 MLX_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
