@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr
-from multiprocessing import active_children, get_context, resource_tracker
+from multiprocessing import get_context, resource_tracker
 from typing import Any, TypeVar
 
 from edgespec.core.protocols import CheckCancelled
@@ -37,7 +37,7 @@ def run_in_child(
                 check()
                 on_poll()
             except Cancelled:
-                for process in active_children():
+                for process in pool._processes.values():  # other children of this process go on, such as an engine
                     process.terminate()
                 raise
         try:
