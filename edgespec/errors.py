@@ -56,6 +56,10 @@ class PromptTooLong(ContextOverflow):
         return partial(type(self), hint=self.hint, n_prompt=self.n_prompt, n_context=self.n_context), (self.message,)
 
 
+class NotReady(InvalidRequest):
+    """Work for an engine that is busy, or has no model open."""
+
+
 class RegistryError(EdgespecError):
     """A models.toml that does not follow the schema."""
 

@@ -147,10 +147,19 @@ class Plan:
         return next((each.self_draft for each in self.drafters if each.self_draft is not None), None)
 
 
-def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, network: Network | None = None) -> Plan:
+def plan(
+    request: LoadConfig,
+    registry: Registry,
+    hub: Hub,
+    reporter: Reporter,
+    network: Network | None = None,
+    *,
+    freed: int = 0,
+) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
-    `network` has the workers where the target is open on them already: they serve it, and answer nobody else.
+    `network` has the workers where the target is open on them already: they serve it, and answer nobody else. `freed`
+    are bytes that a model will have freed before the load.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -170,6 +179,7 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, 
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     own = read_memory(backend)
+    own = replace(own, ram_available=own.ram_available + freed)
     network, memory = find_network(options, backend, facts, own, network)
     drafters, left_out = keep_local(drafters, network, leave_out=request.draft == AUTO)
     for told in left_out:

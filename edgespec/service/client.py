@@ -14,7 +14,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request
 from edgespec.engine.prompts import RawText
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest, NotReady
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
@@ -78,7 +78,7 @@ class EngineClient(Protocol):
         """Why the engine has ended by itself while no stream was there to tell it; once for each end."""
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
-        """Open a model. The present one is closed first, since two may not fit in memory."""
+        """Open a model in place of the present one, which stays open where that fails."""
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open another draft for the model. On failure the present draft stays."""
@@ -126,4 +126,4 @@ def require_model(client: EngineClient) -> ModelInfo:
 
 def no_model() -> InvalidRequest:
     """The error of work that needs an open model where there is none."""
-    return InvalidRequest("no model is open.", hint="/model chooses one.")
+    return NotReady("no model is open.", hint="/model chooses one.")

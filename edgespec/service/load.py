@@ -82,6 +82,21 @@ class Loader:
             undo.pop_all()
         return loaded
 
+    def fits_beside(self, opened: LoadedModel, config: LoadConfig) -> bool:
+        """Whether a model can be loaded while another one stays open. Downloads what is missing.
+
+        Raises what `load` raises before it reads weights; DoesNotFit where the model does not fit in the place of
+        `opened` either. On devices with memory of their own a model is split by what is free, so it needs the place.
+        """
+        if config.backend == "toy":
+            return True
+        freed = opened.info.fit.needed if opened.info.fit is not None else 0
+        planned = self._plan(config, opened.planned, freed)
+        for source in planned.sources:
+            self._fetch(source)
+        has_own_place = count_ranks() == 1 and not planned.fit.memory.own_device_bytes
+        return has_own_place and planned.fit.headroom >= freed
+
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
         if loaded.info.backend == "toy":
@@ -139,8 +154,9 @@ class Loader:
         cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
         return search, choice
 
-    def _plan(self, config: LoadConfig, opened: Plan | None = None) -> Plan:
-        planned = plan(config, self.registry, self.hub, self.reporter, opened.network if opened else None)
+    def _plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0) -> Plan:
+        network = opened.network if opened else None
+        planned = plan(config, self.registry, self.hub, self.reporter, network, freed=freed)
         check_ranks(planned)
         require(planned.backend)
         return planned
@@ -270,7 +286,8 @@ class Loader:
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         engine = Engine(target, drafters, speculation, config.load.caches, memory)
         info = _describe(engine, name, "toy", SamplingDefaults(), None)
-        return LoadedModel(engine, info, Path(name), (), ProfileKey.current("toy", config.load), None)
+        key = ProfileKey.current("toy", config.load)
+        return LoadedModel(engine, info, Path(name), (), key, None, config=config)
 
 
 def _describe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
@@ -108,8 +109,14 @@ class LocalEngine:
         """See EngineClient; `settings_s`: see Loader."""
 
         def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            self._close_model()
-            self.loaded = Loader(reporter, check, settings_s).load(config)
+            loader, present = Loader(reporter, check, settings_s), self.loaded
+            if present is not None and loader.fits_beside(present, config):
+                present.save_stats()  # the new model may be the same one
+                loaded = loader.load(config)
+                self._close_model()
+                self.loaded = loaded
+            else:
+                self._open_in_place(present, config, loader)
             self._learn(reporter)
             yield self._refresh()
 
@@ -243,6 +250,19 @@ class LocalEngine:
         if self._learner is not None:
             self._learner.close()
         self._learner = open_learner(self.require_loaded(), reporter.notice, self._notices.notice)
+
+    def _open_in_place(self, present: LoadedModel | None, config: LoadConfig, loader: Loader) -> None:
+        """Close a model and open another; where that fails, open the first one again."""
+        self._close_model()
+        try:
+            self.loaded = loader.load(config)
+        except BaseException:
+            with suppress(EdgespecError):
+                if present is not None:
+                    self.loaded = replace(loader, check=lambda: None).load(present.config)
+                    self._learn(loader.reporter)
+                    self._refresh()
+            raise
 
     def _close_model(self) -> None:
         learner, self._learner = self._learner, None

@@ -11,16 +11,18 @@ from time import monotonic
 
 import pytest
 
+from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished, MemoryUse
-from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
+from edgespec.errors import Cancelled, DoesNotFit, InvalidRequest, UnknownModel
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.client import EngineClient, require_model
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
 from edgespec.text.stream import Piece
+from tests.models import DRAFT
 from tests.service.requests import TOY, Heard, endless, request, tokens_of, until_it_speaks
 
 pytestmark = pytest.mark.usefixtures("folders")
@@ -125,7 +127,33 @@ def test_errors_are_told_and_nothing_is_lost(client: EngineClient) -> None:
     with pytest.raises(UnknownModel):
         list(client.change_draft(LoadConfig(model="tree", backend="toy", draft="nothing"), Heard()))
     assert require_model(client).draft == "ngram+model"
+    huge = LoadConfig(model="python-6m", load=LoadOptions(context_size=2**24))
+    for wrong in (replace(TOY, model="nothing"), LoadConfig(model="typo"), LoadConfig(model="./none.gguf"), huge):
+        with pytest.raises(DoesNotFit if wrong is huge else UnknownModel):
+            list(client.open(wrong, Heard()))
+        assert require_model(client).name == "tree"
     assert len(tokens_of(client.stream(request()))) == 40
+
+
+def test_a_model_without_memory_beside_the_open_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that fails later than the check, the first one is opened again."""
+    engine, one = LocalEngine(), LoadOptions(context_size=256, threads=1)
+    small = LoadConfig(model="python-6m", draft="none", load=one)
+    list(engine.open(small, Heard()))
+    fit = require_model(engine).fit
+    assert fit is not None
+
+    def read(backend: str) -> Memory:
+        return Memory(RESERVE_BYTES + (fit.needed // 2 if engine.loaded is not None else 2 * fit.needed))
+
+    monkeypatch.setattr("edgespec.planner.plan.read_memory", read)
+    with pytest.raises(InvalidRequest, match="--draft-tree needs --draft-max"):
+        list(engine.open(replace(small, draft="ngram", draft_tree=3), Heard()))
+    assert engine.loaded is not None and engine.loaded.config == small
+    assert len(tokens_of(engine.stream(request("def f(", 24)))) == 24
+    list(engine.open(replace(small, model=str(DRAFT)), Heard()))
+    assert require_model(engine).name == str(DRAFT)
+    engine.close()
 
 
 def test_a_bug_is_told_with_its_place(client: EngineClient) -> None:
