@@ -50,7 +50,7 @@ KEYS = (
     ("Ctrl+O", "color tokens by drafter"),
     ("Ctrl+P", "all commands"),
     ("Ctrl+L", "clear the screen"),
-    ("Ctrl+Underscore", "undo in the prompt"),
+    ("Ctrl+U, Ctrl+Underscore", "clear the prompt, undo in it"),
     ("Ctrl+Z", "suspend; fg resumes"),
     ("Ctrl+D", "quit, if the prompt is empty"),
     ("Ctrl+Q", "quit"),

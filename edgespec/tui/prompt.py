@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import TextArea
 
 from edgespec.tui.popup import Completion, Popup
@@ -20,12 +21,16 @@ _NEWLINES = ("shift+\r", "\r")
 class Prompt(TextArea):
     """Enter sends; Ctrl+J, Alt+Enter and Shift+Enter start a new line; Up in the first line and Down in the last browse
     what was sent. While the popup lists completions, Up and Down select one, Tab takes it and Esc closes the list.
+
+    Textual inserts characters where a key arrives, and runs a key's binding after the event has bubbled to the app. The
+    prompt runs its bindings itself, so that keys take effect in the order in which they were pressed.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+j,alt+enter,shift+enter", "newline", "New line", show=False),
         Binding("pageup", "app.page(-1)", "Scroll up", show=False),
         Binding("pagedown", "app.page(1)", "Scroll down", show=False),
+        Binding("ctrl+u", "clear", "Clear", show=False),
         Binding("ctrl+underscore", "undo", "Undo", show=False),
     ]
 
@@ -47,7 +52,7 @@ class Prompt(TextArea):
         take_back: Callable[[], str | None],
     ) -> None:
         """`sent` is browsed, the oldest first. `complete` lists in `popup` how a line that is typed can go on.
-        `take_back` returns a message that waits to be sent, for Up in an empty prompt.
+        `take_back` returns what waits to be sent, for Up in an empty prompt.
         """
         super().__init__(
             id="prompt", placeholder="Message, or / for commands", compact=True, highlight_cursor_line=False
@@ -60,11 +65,17 @@ class Prompt(TextArea):
         self._at: int | None = None  # index into `sent`; None while it is not browsed
         self._draft = ""  # the text before browsing
         self._put = ""  # the text that was put here, not typed
+        self._listed = ""  # the text whose completions were looked up last
 
     def action_newline(self) -> None:
         self.insert("\n")
 
-    def on_key(self, event: events.Key) -> None:
+    def action_clear(self) -> None:
+        self._at = None
+        self.clear()
+
+    async def on_key(self, event: events.Key) -> None:
+        self._list_completions()  # the message that the text has changed may still wait behind this key
         row = self.cursor_location[0]
         if self._popup.is_open and self._choose(event.key):
             pass
@@ -80,7 +91,7 @@ class Prompt(TextArea):
             self._browse(-1)
         elif event.key == "down" and self._at is not None and row == self.document.line_count - 1:
             self._browse(1)
-        else:
+        elif not await self._run_binding(event.key):
             return
         event.prevent_default()
         event.stop()
@@ -98,8 +109,18 @@ class Prompt(TextArea):
 
     @on(TextArea.Changed)
     def _list_completions(self) -> None:
+        if self.text == self._listed:
+            return
+        self._listed = self.text
         is_command = self.text.startswith("/") and "\n" not in self.text and self.text != self._put
         self._popup.show(self._complete(self.text) if is_command else ())
+
+    async def _run_binding(self, key: str) -> bool:
+        """Whether the prompt has a binding for the key, which is run then."""
+        for binding in self._bindings.key_to_bindings.get(key, ()):
+            if await self.app.run_action(binding.action, self):
+                return True
+        return False
 
     def _choose(self, key: str) -> bool:
         """Whether the list of completions takes the key."""
@@ -131,7 +152,8 @@ class Prompt(TextArea):
             return
         self._at = None
         self.put("")
-        self.post_message(self.Submitted(text))
+        assert isinstance(self.parent, Widget)
+        self.parent.post_message(self.Submitted(text))  # the way that keys bubble, so that it arrives between them
 
     def _browse(self, by: int) -> None:
         if self._at is None:

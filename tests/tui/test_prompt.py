@@ -43,6 +43,34 @@ def test_writing_and_the_history_of_what_was_sent() -> None:
     in_app(test)
 
 
+def test_keys_take_effect_in_their_order_while_the_app_is_busy() -> None:
+    """Of keys that wait for a busy app, none overtakes another: neither in the prompt nor on the way to the app."""
+
+    async def test(chat: Driver) -> None:
+        app, prompt = chat.app, chat.prompt
+        app.chat.max_tokens = 5
+        waiting = ["p", "a", "s", "X", "backspace", "s", "left", "left", "ctrl+j", "end", "!", "enter", "ctrl+n",
+                   "l", "o", "s", "t", "ctrl+u", "/", "s", "p", "e", "tab", "o", "enter"]  # fmt: skip
+        for key in waiting:
+            app.post_message(Key(key, key if len(key) == 1 else None))
+        await chat.until(lambda: any("there is no" in each or "/spec takes" in each for each in chat.notices("error")))
+        await chat.until(lambda: app.activity.job is None and not prompt.text)
+        assert app.recorder.store.turns(app.recorder.store.recent()[0])[0].text == "pa\nss!"
+        assert any("/spec takes on, off, auto" in each for each in chat.notices("error"))  # what Tab has completed
+
+    in_app(test)
+
+
+def test_one_key_clears_the_prompt_and_another_brings_it_back() -> None:
+    async def test(chat: Driver) -> None:
+        await chat.press("a", "ctrl+j", "b", "up", "ctrl+u")
+        assert chat.prompt.text == ""
+        await chat.press("ctrl+underscore")
+        assert chat.prompt.text == "a\nb"
+
+    in_app(test)
+
+
 def test_terminals_that_send_escape_and_return_for_a_new_line() -> None:
     def keys_of(sequence: str) -> list[str]:
         parser = XTermParser()
