@@ -39,11 +39,15 @@ class Race(ModalScreen[None]):
     def __init__(
         self, client: EngineClient, request: Request, speculation: Speculation, plain_speed: float | None
     ) -> None:
-        """`plain_speed` is in tokens/s; None where it was not measured."""
+        """`plain_speed` is in tokens/s; None where it was not measured.
+
+        Both sides take one seed and accept a draft by what the target samples, which gives both the same text.
+        """
         super().__init__()
         self._client = client
         self._request = request if request.seed is not None else replace(request, seed=1)
-        self._plain, self._fast = Lane("plain", Speculation()), Lane("speculative", speculation)
+        self._plain = Lane("plain", Speculation())
+        self._fast = Lane("speculative", replace(speculation, acceptance="sample"))
         self._plain_speed = plain_speed
         self._job: Stream[Event] | None = None
         self._is_closed = False

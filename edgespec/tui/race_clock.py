@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from edgespec.core.protocols import Step
+from edgespec.units import count
 
 
 class LaneClock:
@@ -48,13 +49,13 @@ class LaneClock:
 
 
 def describe_race(plain: Sequence[int], fast: Sequence[int], plain_clock: LaneClock, fast_clock: LaneClock) -> str:
-    """The ratio of the speeds over the tokens that both answers share, `plain` and `fast`, by their clocks."""
-    pairs = enumerate(zip(plain, fast, strict=False))
-    n = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(fast)))
-    is_same = n == len(plain) == len(fast)
-    texts = "the same text" if is_same else "then the texts differ (a near tie, or sampling)"
+    """The ratio of the speeds over as many tokens of both answers, `plain` and `fast`, by their clocks."""
+    n = min(len(plain), len(fast))
+    same = next((i for i in range(n) if plain[i] != fast[i]), n)
+    is_same = same == len(plain) == len(fast)
+    texts = "the same text" if is_same else f"the texts differ after token {same:,} (a near tie)"
     slow_s, fast_s = (clock.seconds_to(n) if n else 0.0 for clock in (plain_clock, fast_clock))
     if not slow_s or not fast_s:
-        return f"Too short to compare: common tokens: {n}; {texts}"
+        return f"Too short to compare: {count(n, 'token')}; {texts}"
     speeds = f"{(n - 1) / fast_s:.1f} against {(n - 1) / slow_s:.1f} tok/s"
-    return f"{slow_s / fast_s:.2f}x plain over {'' if is_same else 'the first '}{n} tokens: {speeds}; {texts}"
+    return f"{slow_s / fast_s:.2f}x plain over {n:,} tokens: {speeds}; {texts}"

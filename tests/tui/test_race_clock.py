@@ -42,15 +42,14 @@ def test_answers_of_one_length() -> None:
     assert describe_race(text, text, PLAIN, FAST) == ("4.00x plain over 9 tokens: 4.0 against 1.0 tok/s; the same text")
 
 
-def test_the_common_beginning_alone_counts() -> None:
+def test_texts_that_differ_are_compared_over_as_many_tokens_of_both() -> None:
     found = describe_race([*range(5), 7, *range(6)], list(range(9)), PLAIN, FAST)
-    assert found == (
-        "4.00x plain over the first 5 tokens: 4.0 against 1.0 tok/s; then the texts differ (a near tie, or sampling)"
+    assert found == ("4.00x plain over 9 tokens: 4.0 against 1.0 tok/s; the texts differ after token 5 (a near tie)")
+
+
+def test_one_token_takes_no_time() -> None:
+    assert (
+        describe_race([5], [5, 6], PLAIN, FAST)
+        == "Too short to compare: 1 token; the texts differ after token 1 (a near tie)"
     )
-    longer = describe_race(list(range(12)), list(range(9)), PLAIN, FAST)
-    assert longer.startswith("4.00x plain over the first 9 tokens: 4.0 against 1.0 tok/s; ")
-
-
-def test_nothing_in_common() -> None:
-    assert describe_race([5], [6], PLAIN, FAST).startswith("Too short to compare: common tokens: 0")
-    assert describe_race([5], [5], PLAIN, FAST) == "Too short to compare: common tokens: 1; the same text"
+    assert describe_race([5], [5], PLAIN, FAST) == "Too short to compare: 1 token; the same text"
