@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ _STYLES = {
 }
 _CODE = "$text-warning"
 _MATH = "italic"
+_BREAKS = ("softbreak", "hardbreak")
 _BULLET = "•"
 _QUOTE = "▌ "
 _HEADINGS = {"h1": ("$text-primary", "bold", "underline"), "h2": ("$text-primary", "bold")}
@@ -124,6 +125,9 @@ class _Reader:
 
     def _read_text(self, opening: Token, inline: Token) -> Block:
         runs = list(_read_inline(inline.children or []))
+        if opening.type == "paragraph_open" and opening.level == 0:
+            line = self._get_line(opening)
+            runs.insert(0, (line[: len(line) - len(line.lstrip(" "))], ()))
         if opening.type == "heading_open":
             styles = _HEADINGS.get(opening.tag, _HEADING)
             runs = [(text, (*styles, *more)) for text, more in runs]
@@ -142,20 +146,27 @@ class _Reader:
             yield CodeBlock(start, end, first, rest, gap, code=code, language=language, title=title)
             first, gap, title = rest, None, None
 
+    def _get_line(self, token: Token) -> str:
+        """The first line of the source that a block token covers."""
+        begin = token.map[0] if token.map else 0
+        return self._source[self._starts[begin] : self._starts[begin + 1] - 1]
+
     def _read_table(self, tokens: Sequence[Token]) -> Block:
+        """A table. Cells that are missing in a row are empty; what is too much stays in the last cell."""
         place = self._place(tokens[0])
+        line = ""
         rows: list[list[tuple[Run, ...]]] = []
         alignments: list[str] = []
         for token in tokens:
             if token.type == "tr_open":
                 rows.append([])
+                line = self._get_line(token)
+            elif token.type == "tr_close" and (surplus := _split_cells(line)[len(rows[0]) :]):
+                rows[-1][-1] += ((" | ".join(["", *surplus]), ()),)
             elif token.type == "inline":
                 rows[-1].append(tuple(_read_inline(token.children or [])))
             elif token.type == "th_open":
                 alignments.append(str(token.attrs.get("style", "")).removeprefix("text-align:") or "left")
-        source = self._source[place[0] - self._offset : place[1] - self._offset]
-        if any(_count_cells(line) > len(alignments) for line in source.split("\n")):
-            return TextBlock(*place, runs=((source, ()),))
         return TableBlock(*place, cells=tuple(map(tuple, rows)), alignments=tuple(alignments))
 
 
@@ -170,8 +181,8 @@ def _read_inline(tokens: Sequence[Token]) -> Iterator[Run]:
             yield token.content, (*styles, _CODE)
         elif token.type == "literal":
             yield token.content, (*styles, _MATH) if token.info else tuple(styles)
-        elif token.type in ("softbreak", "hardbreak"):
-            yield "\n", ()
+        elif token.type in _BREAKS:
+            yield f"\n{token.content}", ()
         elif token.type == "image":
             yield token.content + _format_address(token, "src"), (*styles, "$text-primary")
         elif token.nesting > 0:
@@ -190,8 +201,10 @@ def _format_address(token: Token, name: str) -> str:
     return f" ({token.attrs[name]}{title})"
 
 
-def _count_cells(line: str) -> int:
-    return len(re.findall(r"(?<!\\)\|", line.strip(" >").removeprefix("|").removesuffix("|"))) + 1
+def _split_cells(line: str) -> list[str]:
+    """The cells of a table's row, in quotes too."""
+    cells = re.split(r"(?<!\\)\|", line.strip(" >").removeprefix("|").removesuffix("|"))
+    return [cell.strip().replace("\\|", "|") for cell in cells]
 
 
 def _is_tight(tokens: Sequence[Token], at: int) -> bool:
@@ -209,10 +222,13 @@ def _is_tight(tokens: Sequence[Token], at: int) -> bool:
 def _parser() -> MarkdownIt:
     """CommonMark with tables and strikethrough, and without what hides text: HTML, and definitions of links."""
     from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import escape, newline
 
     parser = MarkdownIt("commonmark", {"html": False})
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     parser.inline.ruler.before("escape", "literal", _read_literal)
+    for name, rule in (("newline", newline), ("escape", escape)):
+        parser.inline.ruler.at(name, _keep_indent(rule))
     parser.block.ruler.before("fence", "formula", _read_formula, {"alt": ["paragraph"]})
     parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
     parser.normalizeLinkText = lambda link: link  # type: ignore[method-assign]
@@ -230,6 +246,20 @@ def _read_literal(state: StateInline, silent: bool) -> bool:
         token.info = "math" if token.content[0] in "\\$" else ""
     state.pos = found.end()
     return True
+
+
+def _keep_indent(read: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """A rule that reads line breaks, so that their tokens have the spaces at the start of the next line as content."""
+
+    def read_break(state: StateInline, silent: bool) -> bool:
+        start = state.pos
+        if not read(state, silent):
+            return False
+        if not silent and state.tokens[-1].type in _BREAKS:
+            state.tokens[-1].content = state.src[start : state.pos].rpartition("\n")[2]
+        return True
+
+    return read_break
 
 
 def _read_formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:

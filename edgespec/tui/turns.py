@@ -100,7 +100,7 @@ class Answer(Branch):
         self._is_raw = is_raw
         self._is_code = False
         self._shown = ""  # the text without control characters
-        self._ends: list[int] = []  # of the spans, in characters; empty until they are needed
+        self._ends: list[int] = []  # of the spans, in characters of `_shown`; empty until they are needed
         self._thoughts = Document(parse_plain("  ", MUTED, kind=Thought))
         self._document = Document(self._select_parser())
 
@@ -124,6 +124,8 @@ class Answer(Branch):
             return None
         if not self._ends:
             self._ends = list(accumulate(length for length, _, _ in self.spans))
+            if len(self._shown) > len(self.text):  # a character is shown by several
+                self._ends = [len(sanitize(self.text[:end])) for end in self._ends]
         return Origins.of(self._shown, self.spans, self._ends, block.start, block.end)
 
     def append(self, pieces: Sequence[Piece]) -> None:

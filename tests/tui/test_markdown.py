@@ -16,7 +16,7 @@ from edgespec.tui.turns import Answer
 from tests.models import REPOSITORY
 from tests.tui.screens import in_loop, opened
 
-POEM = "Roses are red\nViolets are blue  \nSugar\\\nHoney"
+POEM = "  Roses are red\n    Violets are blue  \nSugar\\\n Honey\n\n- one\n  two"
 # Texts, and all of their characters that are no markup, without spaces.
 CASES = {
     "<div>a</div> List<String>\n<details>\n<p>x</p>\n<!-- y -->": "<div>a</div>List<String><details><p>x</p><!--y-->",
@@ -24,12 +24,12 @@ CASES = {
     "\\[\na * b\n- c\n\\]\ntext": "\\[a*b-c\\]text",
     "a*b*c 2**3**4 (a)*(b)*(c) __init__ snake_case_name": "a*b*c2**3**4(a)*(b)*(c)__init__snake_case_name",
     r"C:\path\new \alpha \* \_": r"C:\path\new\alpha*_",
-    POEM: "RosesareredVioletsareblueSugarHoney",
+    POEM: "RosesareredVioletsareblueSugarHoney•onetwo",
     "**b *i* b** ***bi*** ~~gone~~ `a*b` **open": "bibbigonea*b**open",
     "- a\n  - b\n\n    c\n1. x\n2) y\n\n* \n* z\n- [ ] todo": "•a•bc1.x2)y••z•[]todo",
     "1986. A great year\n\n> q\n> > r\n> 7. s": "1986.Agreatyearqr7.s",
     "| a | b |\n|---|:-:|\n| 1 | `x` |\n| two words |": "ab1xtwowords",
-    "| a | b |\n|---|---|\n| 1 | 2 | 3 |": "|a|b||---|---||1|2|3|",
+    "| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| 4 |\n> | a |\n> |---|\n> | 1 | `x\\|y` |": "ab12|34a1|`x|y`",
     "```py title\nopen = [fence]\n  x": "pytitle·1open=[fence]x",
     "~~~\n```\n~~~\n\n    code\n\tmore": "text·1```codemore",
     '[a](http://x.y "t") ![i](p.png) <http://z.z> [ref][r]\n\n[r]: http://d.d': 'a(http://x.y"t")i(p.png)http://z.z[ref][r]'
@@ -42,6 +42,7 @@ CASES = {
     "x" * 500 + " " + "word " * 100: "x" * 500 + "word" * 100,
     "[red]x[/red] [link=a]y[/link] $text-error": "[red]x[/red][link=a]y[/link]$text-error",
     "\x1b[31m a\x07 b\r\nc\u202fd": "␛[31ma␇bcd",
+    "a\u202egpj.exe\u2069": "a‹U+202E›gpj.exe‹U+2069›",  # noqa: RUF001
 }
 BARS = re.compile(r"[\s▌│─┼]")
 DOCUMENTS = [file.read_text() for file in sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -82,7 +83,9 @@ def rows(blocks: list[Block], width: int) -> list[str]:
 
 
 def test_lines_stay_lines_and_are_not_wider_than_can_be_read() -> None:
-    assert rows(parse_markdown(POEM)[0], 80) == ["", "Roses are red", "Violets are blue", "Sugar", "Honey"]
+    assert rows(parse_markdown(POEM)[0], 80) == [
+        "", "  Roses are red", "    Violets are blue", "Sugar", " Honey", "", "• one", "  two"
+    ]  # fmt: skip
     for text in DOCUMENTS:
         blocks = [block for block in parse_markdown(text)[0] if type(block).__name__ == "TextBlock"]
         assert max(map(len, rows(blocks, 200))) <= MAX_COLUMNS
