@@ -9,9 +9,9 @@ from edgespec.engine.events import Finished
 
 
 def footer_metrics(finished: Finished | None) -> dict[str, Any]:
-    """The metrics to store with an answer; empty where an error ended it."""
+    """The metrics to store with an answer."""
     if finished is None:
-        return {}
+        return {"reason": "error"}
     metrics = finished.metrics
     return {
         "reason": finished.reason,
@@ -56,9 +56,9 @@ def _divide(a: float | None, b: float | None) -> float | None:
 
 
 def format_footer(metrics: Mapping[str, Any]) -> str:
-    """Tokens, speed and acceptance in one line, without the parts that are missing."""
+    """Tokens, speed and acceptance in one line, without the parts that are missing; empty for an imported answer."""
     if "emitted_tokens" not in metrics:
-        return "ended by an error; the text so far is kept"
+        return "ended by an error; the text so far is kept" if metrics.get("reason") == "error" else ""
     parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
     speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
     if speed:

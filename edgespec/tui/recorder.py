@@ -212,7 +212,7 @@ class ConversationRecorder:
                 self.ask(message.content)
             elif self.turns:
                 self.begin_answer({})
-                self.finish_answer(message.content, "", (), {})
+                self.finish_answer(message.content, "", (), {"reason": "stop"})
 
     def use_system(self) -> None:
         if self.conversation is not None:

@@ -82,6 +82,7 @@ async def load(chat: Driver, folder: Path) -> None:
     assert chat.app.chat.system is None
     await chat.hears(f"/load {folder}/a.json", "loaded 2 messages")
     assert chat.texts == chat.shown == ["hello", answer] and chat.app.chat.system == "Be brief."
+    assert chat.footers == [""] and chat.turns[-1].metrics == {"reason": "stop"}  # it has ended normally
     kept = chat.app.recorder.store.recent()
     assert len(kept) == 2 and kept[0].system == "Be brief."
     assert (await chat.ask("and on")) and len(

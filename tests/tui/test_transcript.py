@@ -17,7 +17,7 @@ N_ANSWERS = 60
 
 
 def turn(role: Role, text: str) -> Turn:
-    return Turn(1, 1, None, role, text, "", [], {}, {}, True, 0.0)
+    return Turn(1, 1, None, role, text, "", [], {}, {"reason": "error"}, True, 0.0)
 
 
 def turns() -> list[Turn]:
