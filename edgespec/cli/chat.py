@@ -50,9 +50,9 @@ def chat_command(
 ) -> int:
     """Chat with a model: an alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.
 
-    Without REF, a conversation that is continued opens its own model, and a new one the model that was opened last; at
-    first that is python-6m, a small embedded model that completes Python code. F1 (or /help) lists keys and commands.
-    Full-screen chats are saved in the data folder that `edgespec doctor` shows.
+    Without REF, a conversation that is continued opens its own model. A new one opens EDGESPEC_MODEL, else the model
+    that was opened last, else smollm2-135m if its package is installed; else a list of small models is shown first. F1
+    (or /help) lists keys and commands. Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
     from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
@@ -81,7 +81,8 @@ def chat_command(
         then = f"race {race}" if race else ""
         with closing(EngineProcess("F5 opens the model again.")) as client:
             app = partial(ChatApp, request, chat, store, client, SlashCommands(), is_incognito=incognito)
-            return app(sampling=sampling, resume=resume, then=then).run() or 0
+            is_choosing = request.model is None and request.backend is None and resume is None
+            return app(sampling=sampling, resume=resume, then=then, is_choosing=is_choosing).run() or 0
     if continue_last or resume or race:
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
@@ -96,17 +97,17 @@ def chat_command(
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
-    """`request` for the model of a stored conversation, or of the last chat where none is continued.
+    """`request` for the model of a stored conversation, or of a new one where none is continued.
 
     What the user gave stays. Raises InvalidRequest.
     """
     from edgespec.conversations.own_model import OwnModel
-    from edgespec.tui.settings import read_last_model
+    from edgespec.tui.settings import find_first_model
 
     if request.model is not None:
         return request
     if id is None or store.notice is not None:
-        return replace(request, model=read_last_model()) if request.backend is None else request
+        return replace(request, model=find_first_model()) if request.backend is None else request
     conversation = store.resume(id)
     own, context = OwnModel.find(conversation, store.path(conversation.leaf)), click.get_current_context()
     is_default = {name: context.get_parameter_source(name) is ParameterSource.DEFAULT for name in ("draft", "backend")}

@@ -5,6 +5,7 @@ Sends no request: sizes and memory estimates are of local files.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,11 +26,18 @@ from edgespec.hub.reference import LocalPath, Reference
 from edgespec.planner.memory import MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
 from edgespec.registry.heads import is_head
-from edgespec.registry.resolve import HubGguf, HubMlx, LocalMlx, resolve_pair, resolve_source
+from edgespec.registry.resolve import (
+    HubGguf,
+    HubMlx,
+    LocalMlx,
+    detect_local_backend,
+    resolve_pair,
+    resolve_source,
+)
 from edgespec.registry.schema import Registry
 
 FitLevel = Literal["fits", "tight", "does not fit"]
-Origin = Literal["alias", "cache", "elsewhere"]
+Origin = Literal["alias", "cache", "opened", "elsewhere"]
 
 # The part of the free memory that must stay free; otherwise the fit is tight.
 _MIN_HEADROOM = 1 / 8
@@ -96,9 +104,16 @@ class Entry:
 
 
 def build_catalogue(
-    registry: Registry, hub: Hub, backend: FileBackend, memory: Memory, *, context: int = DEFAULT_CONTEXT
+    registry: Registry,
+    hub: Hub,
+    backend: FileBackend,
+    memory: Memory,
+    *,
+    context: int = DEFAULT_CONTEXT,
+    opened: Iterable[Path] = (),
 ) -> list[Entry]:
-    """Aliases in file order, then other downloads (last used first), then models of other programs; no trained heads.
+    """Aliases in file order, then other downloads (last used first), then those of the files and folders `opened` that
+    are in no other group, by their names, then models of other programs; no trained heads.
 
     An alias without a model for `backend` has the other runtime's. Fits are for `context` tokens, or the trained
     context if that is shorter. The first call reads the header of every local model. Raises CacheError.
@@ -134,7 +149,14 @@ def build_catalogue(
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _find_paired_draft(model, runtime, registry, local)
             add(str(model.reference), "cache", runtime, Component(model.reference, files), draft)
-    for other in find_external_models(exclude=[*shown, *(model.path for model in cached)]):
+    shown |= {model.path for model in cached}
+    others = find_external_models(exclude=shown)
+    for path in opened:
+        own = detect_local_backend(path, prefer_mlx=backend == "mlx")
+        component = _to_component(LocalPath(path), own, local)
+        if component.here and path not in shown and all(path != other.path for other in others):
+            add(path.name, "opened", own, component, opens=str(path))
+    for other in others:
         if files := _stat(other.path, "gguf", other.size):
             add(other.name, "elsewhere", "llamacpp", Component(LocalPath(other.path), files), opens=str(other.path))
     return found

@@ -176,9 +176,7 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
     """
     reference = parse_reference(registry.default if text is None else text)
     if isinstance(reference, LocalPath):
-        path = reference.path
-        is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
-        return "mlx" if is_folder and (prefer_mlx or not any(path.glob("*.gguf"))) else "llamacpp"
+        return detect_local_backend(reference.path, prefer_mlx=prefer_mlx)
     if isinstance(reference, HubRepo):
         return "mlx" if (hub.find_cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
     entry = _find_entry(reference, "llamacpp", registry)
@@ -186,6 +184,12 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
         return "llamacpp"
     is_nearer = entry.gguf is not None and isinstance(entry.gguf.target, PackagedFile) and entry.gguf != entry.mlx
     return "mlx" if entry.gguf is None or (prefer_mlx and not is_nearer) else "llamacpp"
+
+
+def detect_local_backend(path: Path, *, prefer_mlx: bool) -> FileBackend:
+    """The runtime for a file or folder; where a folder has both formats, MLX if `prefer_mlx`."""
+    is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    return "mlx" if is_folder and (prefer_mlx or not any(path.glob("*.gguf"))) else "llamacpp"
 
 
 def _find_entry(reference: Reference, backend: FileBackend, registry: Registry) -> Entry | None:

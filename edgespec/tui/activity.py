@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.engine.events import Event, Finished
-from edgespec.errors import InvalidRequest
+from edgespec.errors import NotReady
 from edgespec.service.stream import Stream
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.turns import Answer
@@ -43,7 +43,12 @@ class Activity:
         elif isinstance(event, Finished):
             self.finished = event
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a model or a draft is being opened."""
+        return self.job is not None and self.answer is None
+
     def require_idle(self) -> None:
-        """Raises InvalidRequest while a job runs."""
+        """Raises NotReady while a job runs."""
         if self.job is not None:
-            raise InvalidRequest("the engine is busy.", hint="Wait until it is done; Esc stops it.")
+            raise NotReady("the engine is busy.", hint="Wait until it is done; Esc stops it.")

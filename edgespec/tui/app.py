@@ -17,12 +17,15 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Notice as EngineNotice
-from edgespec.hub.reference import shorten_names
-from edgespec.planner.plan import LoadConfig
-from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import EngineClient
+from edgespec.errors import EdgespecError, NotReady
+from edgespec.hub.reference import LocalPath, parse_reference, shorten_names
+from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.registry.schema import EMBEDDED_ALIAS, SamplingDefaults
+from edgespec.service.client import EngineClient, ModelInfo
+from edgespec.service.stream import Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.chat_view import ChatView
+from edgespec.tui.code import may_be_code
 from edgespec.tui.command_set import CommandSet
 from edgespec.tui.dialogue import CONTINUE_HINT, own_model
 from edgespec.tui.downloads import Downloads
@@ -35,7 +38,9 @@ from edgespec.tui.popup import Completion
 from edgespec.tui.progress import Progress
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.reporter import TuiReporter
+from edgespec.tui.settings import add_path
 from edgespec.tui.transcript import Transcript
+from edgespec.tui.turns import Notice
 
 
 class ChatApp(ChatView):
@@ -55,23 +60,27 @@ class ChatApp(ChatView):
         resume: int | None = None,
         then: str = "",
         is_incognito: bool = False,
+        is_choosing: bool = False,
     ) -> None:
         """`sampling` turns a model's recommended defaults into sampling parameters. `resume` is the id of a stored
         conversation. `then` is a command to run once the model is loaded. `is_incognito`: nothing of the first
-        conversation is kept. The app closes `client` when it ends.
+        conversation is kept. `is_choosing`: a list of small models is shown first, of which the user opens one. The
+        app closes `client` when it ends.
         """
         super().__init__(request, chat, store, client)
+        self.is_choosing = is_choosing
         self.commands = commands
         self._sampling = sampling
         self._resume = resume
         self._then = then
         self._is_leaving = False
+        self._advice: Notice | None = None  # at the end of the conversation
         if is_incognito:
             self.recorder.start_incognito(is_on=True)
 
     @property
     def reporter(self) -> TuiReporter:
-        """Shows the progress of a load on this screen."""
+        """A new one, which shows the progress of a load on this screen."""
         return TuiReporter(self)
 
     async def on_mount(self) -> None:
@@ -79,38 +88,48 @@ class ChatApp(ChatView):
             await self.keep(self.recorder.store.notice, "error")
         if self._resume is not None:
             await self.resume(self._resume)
-        self.open(self.request)
+        if self.is_choosing:
+            await self.run_command("model")
+        else:
+            self.open(self.request)
 
     # Jobs. What reads them only posts messages.
 
     def open(self, request: LoadConfig) -> None:
         """Load another model; the conversation stays."""
-        job = self.activity.job = self.client.open(request, self.reporter)
-        self.follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=True))
+        self._follow_load(self.client.open, request, is_new=True)
 
     def change_draft(self, request: LoadConfig) -> None:
         """Load another draft for the same model."""
-        job = self.activity.job = self.client.change_draft(request, self.reporter)
-        self.follow(job, job, lambda model_info: ModelReady(model_info, request, is_new=False))
+        self._follow_load(self.client.change_draft, request, is_new=False)
+
+    def _follow_load(
+        self, load: Callable[[LoadConfig, Reporter], Stream[ModelInfo]], request: LoadConfig, *, is_new: bool
+    ) -> None:
+        reporter = self.reporter
+        job = self.activity.job = load(request, reporter)
+        self.follow(job, job, lambda info: ModelReady(info, request, reporter.notices, is_new=is_new))
 
     # Input of the user.
 
     @on(Prompt.Submitted)
     async def _submit(self, message: Prompt.Submitted) -> None:
-        text = message.text
-        if text.strip() == "?":
+        if message.text.strip() == "?":
             self.action_help()
-        elif text.startswith("/") and not text.startswith("//"):
-            await self.run_command(text[1:])
         else:
-            await self.ask(text[1:] if text.startswith("//") else text)
+            await self.submit(message.text)
 
     def complete(self, line: str) -> Sequence[Completion]:
         return self.commands.complete(line, self.available_themes)
 
     async def run_command(self, line: str) -> None:
-        """Run a slash command, given without its slash."""
-        await self.commands.run(self, line)
+        try:
+            await self.commands.run(self, line)
+        except EdgespecError as error:
+            if isinstance(error, NotReady) and self.activity.is_loading:
+                self.queue(f"/{line}")
+            else:
+                await self.say_error(error)
 
     async def action_command(self, line: str) -> None:
         await self.run_command(line)
@@ -176,17 +195,24 @@ class ChatApp(ChatView):
     @on(ModelReady)
     async def _show_model(self, message: ModelReady) -> None:
         model_info = message.model_info
-        self.request = message.request
+        self.request, self.load_notices, self.is_choosing = message.request, message.notices, False
         if message.is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
-            if message.request.backend is None:
-                self.remember("model", own_model(message.request).reference or "")
+            self._remember_model(message.request)
         self.recorder.use_model(model_info.name)
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         await self.say(f"{name} on {model_info.backend}, draft {draft}.")
         if not self.is_headless:
             gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()
+
+    def _remember_model(self, request: LoadConfig) -> None:
+        """Keep what opens the model for the next start, and a path for the list of models."""
+        reference = own_model(request).reference or ""
+        if request.backend is None:
+            self.remember("model", reference)
+        if reference and request.backend != "toy" and isinstance(parse_reference(reference), LocalPath):
+            self.remember("paths", add_path(self._settings.read("paths"), reference))
 
     @on(Toast)
     async def _show_toast(self, message: Toast) -> None:
@@ -220,17 +246,36 @@ class ChatApp(ChatView):
             if not answer.text and not answer.reasoning:
                 await self.drop_answer(answer)
         activity.job = None
-        conversation = self.recorder.conversation
-        if answer is None and self.client.model_info is None and conversation is not None:
-            await self.keep(f"{conversation.model}, the model of this conversation, is not open; /model chooses one.")
+        self._advise(answered=answer is not None)
         if self._is_leaving:
             self.exit()
         self.refresh_instruments()
         then, self._then = self._then, ""
         if then and self.client.model_info is not None:
             await self.run_command(then)
-        if not self._is_leaving and (not then or len(self.screen_stack) == 1):  # a race goes on by itself
-            await self.ask_next()
+        if not self._is_leaving:
+            await self.send_next()
+
+    def _advise(self, *, answered: bool) -> None:
+        """Name the next step below the conversation: where its model is not open, or only completes code.
+
+        It replaces what was said there before.
+        """
+        transcript, conversation = self.query_one(Transcript), self.recorder.conversation
+        if self._advice is not None:
+            transcript.drop(self._advice)
+            self._advice = None
+        if conversation is None:
+            return
+        model_info = self.client.model_info
+        if model_info is None:
+            said = f"{conversation.model}, the model of this conversation, is not open; Ctrl+G lists models."
+        elif answered and model_info.name == EMBEDDED_ALIAS and not may_be_code(self.recorder.questions[-1].text):
+            said = f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to."
+        else:
+            return
+        self._advice = Notice(said)
+        transcript.add(self._advice)
 
     async def on_unmount(self) -> None:
         self.client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 
@@ -26,6 +27,7 @@ _RECENT = 3  # conversations on the opening screen
 class ChatView(Dialogue):
     """Reads the engine and the conversation, and changes neither."""
 
+    load_notices: Sequence[str] = ()  # of the model, or of its draft
     _refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
 
     async def on_mount(self) -> None:
@@ -75,7 +77,7 @@ class ChatView(Dialogue):
     async def action_details(self) -> None:
         from edgespec.tui.details import Details  # not before it is needed: its tables take 50 ms
 
-        self.push_screen(Details(lambda: self.activity.stats, self._read_draft_stats))
+        self.push_screen(Details(lambda: self.activity.stats, self._read_draft_stats, self.load_notices))
 
     async def _read_draft_stats(self) -> DraftStats | None:
         """What the autopilot has learned; None before it has measured, and where no model is open."""

@@ -49,6 +49,11 @@ def is_python(text: str) -> bool:
     return 2 * sum(_PYTHON_LINE.fullmatch(line) is not None for line in lines) >= len(lines) > 0
 
 
+def may_be_code(text: str) -> bool:
+    """Whether a message may be the beginning of code: it looks like Python, or has characters that prose seldom has."""
+    return is_python(text) or any(each in "()[]{}<>=#@_" for each in text)
+
+
 @lru_cache(64)
 def _find_lexer(language: str) -> Lexer | None:
     try:

@@ -17,7 +17,7 @@ class CommandSet(Protocol):
     help: str  # one line a command
 
     async def run(self, app: ChatApp, line: str) -> None:
-        """Run `line`, given without its slash, or show the user an error."""
+        """Run `line`, given without its slash. Raises EdgespecError."""
 
     def complete(self, line: str, themes: Iterable[str]) -> Sequence[Completion]:
         """How a line that is being typed, with its slash, can go on."""

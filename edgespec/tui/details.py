@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -25,16 +25,23 @@ _INTERVAL_S = 0.5
 
 
 class Details(ModalScreen[None]):
-    """Three tabs: steps, the newest first; cost by rows; acceptance by depth and by length of the n-gram match.
+    """Three tabs: steps, the newest first; cost by rows, and what was said while the model was loaded; acceptance by
+    depth and by length of the n-gram match.
 
     The steps stand still while one other than the newest is selected.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "dismiss", "Back")]
 
-    def __init__(self, read: Callable[[], LiveStats], read_drafts: Callable[[], Awaitable[DraftStats | None]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], LiveStats],
+        read_drafts: Callable[[], Awaitable[DraftStats | None]],
+        load_notices: Sequence[str],
+    ) -> None:
         """`read_drafts` gives None before the controller has measured anything."""
         super().__init__()
+        self._load_notices = load_notices
         self._read = read
         self._read_drafts = read_drafts
         self._shown: list[Step] = []
@@ -60,7 +67,7 @@ class Details(ModalScreen[None]):
 
     async def _refresh(self) -> None:
         stats, drafts = self._read(), await self._read_drafts()
-        self.query_one("#costs", Static).update(format_costs(drafts))
+        self.query_one("#costs", Static).update("\n".join([format_costs(drafts), "", *self._load_notices]))
         self.query_one("#acceptance", Static).update(format_acceptance(stats, drafts))
         table = self.query_one(DataTable)
         steps = list(stats.steps)[-_MAX_STEPS:]

@@ -27,6 +27,7 @@ from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, BranchClicked, JobEnded, Toast
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.queued import Queued
+from edgespec.tui.race import Race
 from edgespec.tui.recorder import ConversationRecorder
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
@@ -36,7 +37,7 @@ CONTINUE_HINT = " · /continue goes on"  # below the last answer, if it was cut
 
 
 class Dialogue(Window):
-    """One conversation. Messages that are sent while a job runs wait in `queued`."""
+    """One conversation. What cannot be sent while a job runs waits in `queued`, as it was typed."""
 
     def __init__(self, request: LoadConfig, chat: Chat, store: Store, client: EngineClient) -> None:
         """`request` is what `client` has opened, or will."""
@@ -73,39 +74,65 @@ class Dialogue(Window):
     async def ask(self, text: str) -> None:
         """Add `text` to the conversation and generate an answer, once the running job has ended."""
         if self.activity.job is not None:
-            self._queue([*self.queued, text])
+            self.queue(f"/{text}" if text.startswith("/") else text)
         else:
             await self._send(text)
 
-    async def ask_next(self) -> None:
-        """Ask what has waited longest, if a model is open."""
-        if self.queued and self.activity.job is None and self.client.model_info is not None:
+    async def submit(self, text: str) -> None:
+        """Send what was typed: a command after one slash, or a message, whose own slash is written twice."""
+        if _is_command(text):
+            await self.run_command(text[1:])
+        else:
+            await self.ask(text.removeprefix("/") if text.startswith("//") else text)
+
+    async def run_command(self, line: str) -> None:
+        """Run a slash command, given without its slash."""
+        raise NotImplementedError
+
+    async def send_next(self) -> None:
+        """Send what has waited longest: commands up to the next message, which needs an open model."""
+        is_command = True
+        while is_command and self.queued and self.activity.job is None and not self._is_racing:
             text, *rest = self.queued
-            self._queue(rest)
-            await self._send(text)
+            is_command = _is_command(text)
+            if not is_command and self.client.model_info is None:
+                await self._say_no_model()
+                return
+            self._show_queued(rest)
+            await self.submit(text)
+
+    @property
+    def _is_racing(self) -> bool:
+        return any(isinstance(screen, Race) for screen in self.screen_stack)
+
+    def queue(self, text: str) -> None:
+        """Send `text`, as it was typed, once the running job has ended."""
+        self._show_queued([*self.queued, text])
 
     def take_back(self) -> str | None:
-        """The message that was queued last, which is not sent then."""
+        """What was queued last, which is not sent then."""
         if not self.queued:
             return None
         *rest, text = self.queued
-        self._queue(rest)
+        self._show_queued(rest)
         return text
 
-    def _queue(self, texts: Sequence[str]) -> None:
+    def _show_queued(self, texts: Sequence[str]) -> None:
         self.queued[:] = texts
         self.query_one(Queued).show(self.queued)
 
     async def _send(self, text: str) -> None:
         """Ask; a message that cannot be answered returns to the prompt."""
+        if self.client.model_info is None:
+            self._return_to_prompt(text)
+            await self._say_no_model()
+            return
         try:
-            require_model(self.client)
             if self.recorder.drop_unanswered():
                 await self.show_turns()
             await self._make_room([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
-            prompt = self.query_one(Prompt)
-            prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
+            self._return_to_prompt(text)
             await self.say_error(error)
             return
         self.recorder.ask(text)
@@ -116,6 +143,13 @@ class Dialogue(Window):
         transcript.add(UserMessage(text, len(self.recorder.questions)))
         transcript.follow()
         await self.answer()
+
+    def _return_to_prompt(self, text: str) -> None:
+        prompt = self.query_one(Prompt)
+        prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
+
+    async def _say_no_model(self) -> None:
+        await self.say("no model is open; Ctrl+G lists those that can be opened.", "error")
 
     async def _make_room(self, messages: Sequence[Message]) -> None:
         """Choose what of `messages` the model reads. Raises ContextOverflow, and what stops a job."""
@@ -239,6 +273,10 @@ class Dialogue(Window):
         """Show another branch of a fork, counted from 0, which is selected from then on. Raises CacheError."""
         self.recorder.switch_branch(fork, to)
         await self.show_turns()
+
+
+def _is_command(text: str) -> bool:
+    return text.startswith("/") and not text.startswith("//")
 
 
 def own_model(request: LoadConfig) -> OwnModel:

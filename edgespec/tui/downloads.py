@@ -103,7 +103,7 @@ class _Reporter:
         self._downloads = downloads
 
     def notice(self, text: str) -> None:
-        self._downloads.post_message(Toast(text))
+        """The load tells it again."""
 
     def download(self, name: str, done: int, total: int) -> None:
         self._downloads.post_message(Downloads.Progressed(name, done, total))

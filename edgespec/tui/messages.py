@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from textual.message import Message
@@ -56,11 +57,12 @@ class BranchClicked(Message):
 class ModelReady(Message):
     """A model, or another draft for the same model, is loaded."""
 
-    def __init__(self, model_info: ModelInfo, request: LoadConfig, *, is_new: bool) -> None:
-        """`is_new`: the model changed, not only its draft."""
+    def __init__(self, model_info: ModelInfo, request: LoadConfig, notices: Sequence[str], *, is_new: bool) -> None:
+        """`notices` are those of the load. `is_new`: the model changed, not only its draft."""
         super().__init__()
         self.model_info = model_info
         self.request = request
+        self.notices = notices
         self.is_new = is_new
 
 

@@ -1,9 +1,12 @@
-"""The rows of the list of models: recommendations in their order, then other downloads and other programs' models."""
+"""The rows of the list of models: recommendations in their order, then other downloads, models that were opened by
+path, and other programs' models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgespec.backends import FileBackend, prefers_mlx
 from edgespec.backends.devices import host_memory
@@ -19,16 +22,20 @@ from edgespec.planner.recommend import (
     format_drafted,
     format_plain,
 )
-from edgespec.registry.schema import load_registry
+from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
 from edgespec.service.client import EngineClient
+from edgespec.tui.settings import Settings
 from edgespec.units import gib
 
+_SMALL = 4.0  # billions of parameters, at most
 _FITS = {"does not fit": "no", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`opens` is the value for `--model`; `missing` are bytes to download, None where nothing says how many."""
+    """`opens` is the value for `--model`; `missing` are bytes to download, None where nothing says how many.
+    `parameters` are in billions.
+    """
 
     opens: str
     name: str
@@ -40,6 +47,7 @@ class Row:
     license: str
     description: str
     missing: int | None = 0
+    parameters: float | None = None
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -55,7 +63,8 @@ def list_rows(client: EngineClient, *, is_idle: bool, check: CheckCancelled) -> 
     backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
     memory = host_memory(client.devices().result())
     registry, hub = load_registry(), Hub.from_environment()
-    entries = build_catalogue(registry, hub, backend, memory)
+    opened = [Path(line) for line in Settings().read("paths").splitlines()]
+    entries = build_catalogue(registry, hub, backend, memory, opened=opened)
     others = [_from_entry(each) for each in entries if each.origin != "alias"]
     for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
         recommender = Recommender(registry, each, backend, memory, check=check)
@@ -80,6 +89,12 @@ def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
     return [each for each in rows if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
+def select_small(rows: Iterable[Row]) -> list[Row]:
+    """The rows of small models, the smallest first, and last the embedded pair, which only completes code."""
+    small = [each for each in rows if each.parameters is not None and each.parameters <= _SMALL]
+    return sorted(small, key=lambda each: (each.opens == EMBEDDED_ALIAS, each.parameters))
+
+
 def _from_recommendation(model: Recommendation) -> Row:
     candidate = model.candidate
     return Row(
@@ -93,11 +108,12 @@ def _from_recommendation(model: Recommendation) -> Row:
         candidate.about.license or "?",
         candidate.description,
         model.missing,
+        model.parameters,
     )
 
 
 def _from_entry(entry: Entry) -> Row:
-    described = {"cache": "downloaded", "elsewhere": "from another program"}[entry.origin]
+    described = {"cache": "downloaded", "opened": "opened before", "elsewhere": "from another program"}[entry.origin]
     draft = "draft model" if entry.draft else "n-grams"
     size = "" if entry.target.size is None else gib(entry.target.size)
     return Row(entry.opens, entry.name, size, _FITS.get(entry.fit, entry.fit or ""), "", draft, "", "", described)

@@ -16,20 +16,15 @@ from edgespec.conversations import Conversation
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import ModelInfo
 
-_CODE = (
-    'def read_json(path):\n    """Read a JSON file."""\n    with open(path) as f:',
-    'class Stack:\n    """A stack of items."""\n\n    def __init__(self):',
-    "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()",
-)
 _TEXTS = (
     "The three most important rules of clear writing are",
     "Once upon a time, in a village by the sea,",
     "def fibonacci(n):",
 )
 _QUESTIONS = (
-    "Explain how a suspension bridge carries its load.",
-    "Write a Python function that merges two sorted lists.",
-    "Plan a week of simple dinners for two.",
+    "Explain in two sentences what a rainbow is.",
+    "Give me three tips for a good night's sleep.",
+    "Why is the sky blue? Answer in two sentences.",
 )
 
 
@@ -61,9 +56,10 @@ class Opening(VerticalScroll):
         listing = self.query_one("#opening-list", OptionList)
         self._choices = []
         listing.clear_options()
-        if model_info is not None:
+        examples = _select_examples(model_info) if model_info is not None else ()
+        if examples:
             listing.add_option(Option(Text("Try", "bold"), disabled=True))
-            for text in _select_examples(model_info):
+            for text in examples:
                 self._choices.append(self.Chosen(text, None))
                 listing.add_option(Option(_show_line(text), id=str(len(self._choices) - 1)))
         if recent:
@@ -72,6 +68,7 @@ class Opening(VerticalScroll):
             self._choices.append(self.Chosen("", conversation.id))
             line = _show_line(conversation.title).append(f"  {conversation.model}", "dim")
             listing.add_option(Option(line, id=str(len(self._choices) - 1)))
+        self.query_one("#opening-keys").display = bool(self._choices)
 
     def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
         message.stop()
@@ -81,7 +78,7 @@ class Opening(VerticalScroll):
 
 def _describe(model_info: ModelInfo | None) -> Content:
     if model_info is None:
-        return Content.assemble(("No model is open", "bold $foreground"), "\nCtrl+G lists models; F5 tries again.")
+        return Content.assemble(("No model is open", "bold $foreground"), "\nCtrl+G lists models.")
     if model_info.name == EMBEDDED_ALIAS:
         purpose = (
             "Completes Python code that you begin. A very small pair of models that comes with edgespec; "
@@ -97,8 +94,9 @@ def _describe(model_info: ModelInfo | None) -> Content:
 
 
 def _select_examples(model_info: ModelInfo) -> Sequence[str]:
+    """None for the embedded pair, which repeats itself whatever short text it is given."""
     if model_info.name == EMBEDDED_ALIAS:
-        return _CODE
+        return ()
     return _TEXTS if model_info.chat_template is None else _QUESTIONS
 
 

@@ -24,10 +24,11 @@ from edgespec.service.stream import Stream
 from edgespec.tui.confirm import Confirm
 from edgespec.tui.filter_list import FilterList
 from edgespec.tui.messages import Toast
-from edgespec.tui.model_rows import Row, filter_rows, list_rows, search_rows
+from edgespec.tui.model_rows import Row, filter_rows, list_rows, search_rows, select_small
 from edgespec.units import gib
 
 _KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
+_FIRST_KEYS = "Enter downloads the model and opens it · type to see larger ones · Ctrl+S searches the hub · Esc closes"
 _COLUMNS = (("model", 22), ("download", 9), ("fit", 5), ("tok/s", 6), ("drafted", 11), ("quality", 8), ("license", 12))
 
 
@@ -47,9 +48,14 @@ class Picker(FilterList[Pick]):
         Binding("ctrl+s", "search", "Search the hub", priority=True),
     ]
 
-    def __init__(self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool) -> None:
-        """`request`: the load options for an estimate, which needs an engine that is idle."""
+    def __init__(
+        self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool, is_first: bool = False
+    ) -> None:
+        """`request`: the load options for an estimate, which needs an engine that is idle. `is_first`: the user
+        chooses a first model, from small ones until something is typed, and Enter downloads it at once.
+        """
         super().__init__()
+        self._is_first = is_first
         self._client = client
         self._request = request
         self._reporter = reporter
@@ -169,8 +175,8 @@ class Picker(FilterList[Pick]):
             return
         row = self._find_row(name)
         missing = row.missing if row is not None else _find_missing(name)
-        if missing == 0:
-            self.dismiss(Pick(name, download=False))
+        if missing == 0 or (self._is_first and row is not None):
+            self.dismiss(Pick(name, download=missing != 0))
             return
 
         def answer(yes: bool | None) -> None:
@@ -195,14 +201,16 @@ class Picker(FilterList[Pick]):
         table.clear()
         self.query_one("#about", Static).update("")
         listed = {each.opens for each in self._rows}
-        rows = filter_rows([*self._rows, *(each for each in self._found if each.opens not in listed)], text)
+        is_small = self._is_first and not text
+        every = [*self._rows, *(each for each in self._found if each.opens not in listed)]
+        rows = select_small(self._rows) if is_small else filter_rows(every, text)
         for row in rows:
             name = Text(row.name, overflow="ellipsis", no_wrap=True)
             table.add_row(name, *(Text(cell, no_wrap=True) for cell in row.cells), key=row.opens)
         if selected in (keys := [row.opens for row in rows]):
             table.move_cursor(row=keys.index(selected))
         nothing = "No match; Ctrl+S searches the hub, Enter opens it as a reference, such as user/repo:Q4_K_M."
-        self.say(" ".join([_KEYS, self._notice]).strip() if rows else nothing)
+        self.say(" · ".join(filter(None, [_FIRST_KEYS if is_small else _KEYS, self._notice])) if rows else nothing)
 
 
 def _find_missing(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The messages that wait until the running job has ended."""
+"""The messages and commands that wait until the running job has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LINES = 4
 
 
 class Queued(Static):
-    """A line for each message, the next one first; hidden while none waits."""
+    """A line for each, the next one first; hidden while none waits."""
 
     def __init__(self) -> None:
         super().__init__("", id="queued", markup=False)

@@ -1,4 +1,4 @@
-"""What the chat keeps between two starts: view options, the last model, and the prompts that were sent."""
+"""What the chat keeps between two starts: view options, models that were opened, and the prompts that were sent."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edgespec.errors import CacheError, EdgespecError
 from edgespec.files import write_atomically
 
 MAX_PROMPTS = 1000  # that are read
+_MAX_PATHS = 20  # of models
 _MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
@@ -43,6 +44,25 @@ class Settings:
             write_atomically(self._folder / name, f"{text}\n")
         except OSError as error:
             raise CacheError(f"the setting {name} cannot be kept: {error.strerror}.", hint=_HINT) from error
+
+
+def find_first_model() -> str | None:
+    """What a chat opens where no model is named: EDGESPEC_MODEL, else the last model, else the registry's default.
+
+    None where that is the embedded pair, with which nobody can talk.
+    """
+    from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
+
+    is_named = bool(os.environ.get("EDGESPEC_MODEL"))
+    if not is_named and (last := read_last_model()) is not None:
+        return last
+    default = load_registry().default
+    return default if is_named or default != EMBEDDED_ALIAS else None
+
+
+def add_path(paths: str, path: str) -> str:
+    """The lines of the setting `paths`, the models that were opened by path, with another one first."""
+    return "\n".join([path, *(line for line in paths.splitlines() if line != path)][:_MAX_PATHS])
 
 
 def read_last_model() -> str | None:

@@ -85,7 +85,7 @@ class Window(App[None]):
         return ()
 
     def take_back(self) -> str | None:
-        """The message that waits to be sent and was written last, which is not sent then."""
+        """What waits to be sent and was written last, which is not sent then."""
         return None
 
     def remember(self, name: str, text: str) -> None:

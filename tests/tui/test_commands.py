@@ -155,12 +155,9 @@ def test_model() -> None:
         await shows(chat, "/model", Picker)
         await chat.hears("/model nonsense", "no toy model 'nonsense'", kind="error")
         await chat.idle()
-        for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
-            message = await chat.hears(line, "no model is open", kind="error")
-            assert "/model chooses one" in message
-        await chat.hears("and on", "no model is open", kind="error")
-        assert chat.prompt.text == "and on"
-        chat.prompt.put("")
+        await chat.ask("still there")
+        assert chat.turns[-1].settings["model"] == "tree"
+        await chat.send("/undo")
         await chat.hears("/model linear", "linear on toy, draft ngram+model")
         await chat.idle()
         await chat.ask("and on")
@@ -178,6 +175,12 @@ def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() 
             await chat.until(lambda: chat.notices("error"))
             await chat.idle()
             assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
+            for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
+                message = await chat.hears(line, "no model is open", kind="error")
+                assert "/model chooses one" in message
+            await chat.hears("and on", "no model is open", "Ctrl+G", kind="error")
+            assert chat.prompt.text == "and on"
+            chat.prompt.put("")
             await chat.hears("/model tree", "tree on toy")
             await chat.idle()
             await chat.ask("hello")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.planner.plan import LoadConfig
+from edgespec.service.local import LocalEngine
 from edgespec.tui.queued import Queued
 from edgespec.tui.race import Race
 from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app
@@ -39,12 +41,9 @@ def test_what_is_sent_meanwhile_waits_in_order_and_can_be_taken_back() -> None:
         assert [turn.text for turn in chat.app.recorder.questions] == ["one", "two", "three", "four\nfive"]
         assert not waiting.display and chat.shown == chat.texts
         await chat.send("/model nonsense")
-        await chat.send("seven")  # nothing is open now
+        await chat.send("seven")  # the model that was open answers
         await chat.until(lambda: any("no toy model 'nonsense'" in each for each in chat.notices("error")))
-        await chat.idle()
-        assert app.queued == ["seven"] or chat.prompt.text == "seven"
-        await chat.send("/model tree")
-        await chat.until(lambda: app.client.model_info is not None and app.activity.job is None)
+        await chat.until(lambda: len(chat.turns) == 10 and app.activity.job is None)
 
     in_app(test)
 
@@ -53,10 +52,21 @@ def test_what_is_sent_while_a_model_is_loading_waits_for_it() -> None:
     async def test(chat: Driver) -> None:
         app = chat.app
         app.chat.max_tokens = 5
+        is_sent = Event()
+        assert isinstance(app.client, LocalEngine)
+        app.client.submit(lambda _: iter([is_sent.wait(30)]))  # the load begins after it
         app.open(app.request)
         await app.ask("early")
-        assert app.queued == ["early"] and not chat.turns
-        await chat.until(lambda: len(chat.turns) == 2 and app.activity.job is None)
+        for line in ("/set top-k 7", "/draft ngram", "/retry 1", "//x"):
+            await chat.send(line)
+        assert app.queued == ["early", "/draft ngram", "/retry 1", "//x"]
+        assert not chat.turns and app.chat.sampling.top_k == 7  # what needs no engine is done at once
+        is_sent.set()
+        await chat.until(lambda: len(chat.turns) == 4 and app.activity.job is None and not app.queued)
+        assert chat.texts[::2] == ["early", "/x"] and chat.turns[1].id == 3  # answered again
+        assert [turn.settings.get("draft") for turn in chat.turns[1::2]] == ["ngram", "ngram"]
+        await chat.send("/undo")
+        await chat.until(lambda: len(chat.turns) == 2)
         app.open(app.request)
         await app.ask("after the race")
         app._then = "race hello"  # as --race does
@@ -174,7 +184,10 @@ def test_a_conversation_keeps_the_name_of_its_model_until_another_answers(data: 
         missing = LoadConfig(model="nonsense", backend="toy")
         async with driving(missing, resume=1) as chat:
             assert len(chat.turns) == 4 and chat.app.recorder.store.resume(1).model == "linear"
-            said = "linear, the model of this conversation, is not open; /model chooses one."
-            await chat.until(lambda: any(said in each.casefold() for each in chat.notices()))
+            said = "linear, the model of this conversation, is not open; Ctrl+G lists models."
+            await chat.until(lambda: said in chat.notices())
+            await chat.hears("/model tree", "tree on toy")
+            await chat.idle()
+            assert said not in chat.notices()
 
     asyncio.run(main())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from textual.widgets import DataTable, OptionList
 
+from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.protocols import PrefillProgress
 from edgespec.text.stream import Piece
@@ -15,7 +17,7 @@ from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.opening import Opening
 from edgespec.tui.progress import describe_wait
 from edgespec.tui.turns import Answer
-from tests.tui.driving import driving
+from tests.tui.driving import EMBEDDED, chat_of, driving
 from tests.tui.screens import seen
 
 
@@ -46,6 +48,29 @@ def test_examples_and_the_last_conversations() -> None:
             await chat.until(lambda: table.row_count and int(table.get_row_at(0)[0]) > newest)
         async with driving(store=Store.in_memory()) as chat:
             assert "not saved" in await seen(chat.app, chat.pilot)
+
+    asyncio.run(main())
+
+
+def test_the_embedded_pair_says_that_it_only_completes_code() -> None:
+    async def main() -> None:
+        async with driving(EMBEDDED, chat=chat_of(8)) as chat:
+            said = "python-6m completes Python code; Ctrl+G lists models that one can talk to."
+            await chat.ask("hello")
+            assert chat.notices()[-1] == said
+            await chat.ask("def add(a, b):")
+            assert said not in chat.notices()
+
+    asyncio.run(main())
+
+
+def test_what_is_said_during_a_load_is_in_the_details() -> None:
+    async def main() -> None:
+        async with driving(replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))) as chat:
+            assert chat.notices() == ["python-6m on llamacpp, draft ngram+python-6m/draft."]
+            await chat.press("f2")
+            await chat.until(lambda: chat.app.screen.query("#costs"))
+            await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))
 
     asyncio.run(main())
 

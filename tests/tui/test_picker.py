@@ -24,7 +24,7 @@ from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
 from tests.hub.stores import put
 from tests.models import DRAFT, TARGET
-from tests.tui.screens import Script, errors, in_loop, opened, seen, toasts, until, within
+from tests.tui.screens import Script, chat_app, errors, in_loop, opened, seen, toasts, until, within
 
 OTHER = "llama.cpp: draft"
 
@@ -67,7 +67,7 @@ async def test_what_is_listed(other: Path) -> None:
         table = picker.query_one(DataTable)
         embedded = table.get_row_at(names(picker).index("python-6m"))
         last = table.get_row_at(table.row_count - 1)
-        assert [str(cell) for cell in embedded[1:3]] == ["here", "fits"] and "Embedded" in str(embedded[7])
+        assert [str(cell) for cell in embedded[1:3]] == ["here", "fits"] and "Completes Python" in str(embedded[7])
         assert 900 < float(str(embedded[3]).replace(",", "")) < 1100 and str(embedded[4]).startswith("9")
         assert [str(cell) for cell in embedded[5:7]] == ["toy", "MIT"]
         size = gib(other.stat().st_size)
@@ -252,6 +252,53 @@ async def test_a_model_of_the_hub_is_found_downloaded_and_opened(
             assert not downloads.display and within(app).target_path.name == file
         content = [each for each in server.log if each.method == "GET" and each.path.endswith(file)]
         assert content[-1].range and not content[-1].range.startswith("bytes=0-"), "it goes on where it stopped"
+
+
+@in_loop
+async def test_a_first_model_is_chosen_among_small_ones_and_downloaded_by_one_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo, file = "me/python-GGUF", "python-Q8_0.gguf"
+    size = put(TARGET, tmp_path / "served" / repo / file).stat().st_size
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "models.toml").write_text(
+        f'[tiny]\nparameters = 0.001\ntasks = ["chat"]\n[tiny.gguf]\ntarget = "hf:{repo}/{file}"\n'
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read from the environment on import
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with HubServer(tmp_path / "served") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        async with opened((120, 30), app=chat_app(LoadConfig(draft_max=0), is_choosing=True)) as (app, pilot):
+            picker = app.screen
+            assert isinstance(picker, Picker) and app.client.model_info is None
+            await until(lambda: not any(worker.node is picker and worker.is_running for worker in app.workers))
+            sizes = {name: each.about.parameters or 99 for name, each in load_registry().entries.items()}
+            small = sorted((name for name in sizes if sizes[name] <= 4), key=lambda name: sizes[name])
+            small.remove("python-6m")
+            assert names(picker) == [*small, "python-6m"] and small[:2] == ["tiny", "smollm2-135m"]
+            assert str(picker.query_one(DataTable).get_row_at(0)[1]) == gib(size)
+            assert read_status(picker).startswith("Enter downloads the model and opens it")
+            await pilot.press(*"llama", "backspace", *["backspace"] * 4)
+            await until(lambda: names(picker)[0] == "tiny")
+            await pilot.press("enter")
+            await until(lambda: app.client.model_info is not None, seconds=60)
+            assert app.request.model == "tiny" and within(app).target_path.name == file
+            await until(lambda: app.activity.job is None)
+            picker = await pick(app, pilot)
+            assert len(names(picker)) > len(small) + 1
+
+
+@in_loop
+async def test_a_model_opened_by_path_is_listed_by_its_name(tmp_path: Path) -> None:
+    path = put(TARGET, tmp_path / "elsewhere" / "mine.gguf")
+    async with opened((200, 60), app=chat_app(LoadConfig(str(path), draft_max=0))) as (app, pilot):
+        picker = await pick(app, pilot)
+        row = picker.query_one(DataTable).get_row_at(names(picker).index("mine.gguf"))
+        assert str(row[-1]) == "opened before"
+        await pilot.press(*"mine.g", "enter")
+        await until(lambda: app.activity.job is not None or len(app.screen_stack) == 1)
+        await until(lambda: app.activity.job is None)
+        assert app.request.model == str(path)
 
 
 @in_loop

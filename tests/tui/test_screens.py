@@ -203,7 +203,7 @@ async def test_a_model_that_cannot_be_opened(request_: LoadConfig, said: str, hi
         assert message[0].isupper() or not message[0].isalpha()
         await app.ask("hello")
         await pilot.pause()
-        assert "No model is open." in toasts(app)[-1] and not app.recorder.turns
+        assert "No model is open; Ctrl+G" in toasts(app)[-1] and not app.recorder.turns
         app.open(TOY)
         await until(lambda: app.activity.job is None and app.client.model_info is not None)
         await until(lambda: "Tree on toy" in toasts(app)[-1])

@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import CacheError
 from edgespec.tui.clipboard import copy_with, find_copier
 from edgespec.tui.commands.completion import complete_line
-from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings, read_last_model
+from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings, find_first_model, read_last_model
 from tests.models import TARGET
 from tests.tui.driving import driving
 
@@ -81,6 +81,20 @@ def test_the_last_model_is_opened_again_if_it_is_here(tmp_path: Path) -> None:
     for name, is_here in ((str(TARGET), True), (str(tmp_path / "gone.gguf"), False), ("llama-8b-q4", False)):
         settings.write("model", name)
         assert read_last_model() == (name if is_here else None)
+
+
+def test_a_chat_opens_what_is_named_else_the_last_model_else_one_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EDGESPEC_MODEL")
+    assert find_first_model() == "smollm2-135m"
+    with monkeypatch.context() as patched:
+        patched.setattr("edgespec.registry.schema.find_packaged", lambda reference: None)  # it is not installed
+        assert find_first_model() is None
+    Settings().write("model", str(TARGET))
+    assert find_first_model() == str(TARGET)
+    monkeypatch.setenv("EDGESPEC_MODEL", "python-6m")
+    assert find_first_model() == "python-6m"
 
 
 def test_copying_by_a_program(tmp_path: Path) -> None:

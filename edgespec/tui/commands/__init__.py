@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgespec.conversations.commands import ALIASES, SHARED, format_help, parse_command, requires_argument
-from edgespec.errors import EdgespecError
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import chat, model
 from edgespec.tui.commands.completion import complete_line
@@ -86,11 +85,8 @@ class SlashCommands:
     help = format_help(COMMANDS)
 
     async def run(self, app: ChatApp, line: str) -> None:
-        try:
-            command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
-            await command.run(app, argument)
-        except EdgespecError as error:
-            await app.say_error(error)
+        command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
+        await command.run(app, argument)
 
     def complete(self, line: str, themes: Iterable[str]) -> list[Completion]:
         return complete_line(line, _BY_NAME, _ALIASES, themes)

@@ -47,7 +47,8 @@ async def model(app: ChatApp, argument: str) -> None:
         elif pick is not None:
             await app.run_command(f"model {pick.model}")
 
-    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=app.activity.job is None), load)
+    is_idle = app.activity.job is None
+    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=is_idle, is_first=app.is_choosing), load)
 
 
 async def settings(app: ChatApp, argument: str) -> None:
@@ -76,7 +77,7 @@ async def race(app: ChatApp, argument: str) -> None:
     request = replace(app.chat.request(model_info.sampling), prompt=(*app.chat.system_messages, *prompt))
 
     async def go_on(_: None) -> None:
-        await app.ask_next()
+        await app.send_next()
 
     app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed), go_on)
 
