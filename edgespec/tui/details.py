@@ -67,7 +67,7 @@ class Details(ModalScreen[None]):
 
     async def _refresh(self) -> None:
         stats, drafts = self._read(), await self._read_drafts()
-        self.query_one("#costs", Static).update("\n".join([format_costs(drafts), "", *self._load_notices]))
+        self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._load_notices]))
         self.query_one("#acceptance", Static).update(format_acceptance(stats, drafts))
         table = self.query_one(DataTable)
         steps = list(stats.steps)[-_MAX_STEPS:]
