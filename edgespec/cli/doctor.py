@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ import click
 from edgespec.cli.huge_pages import HUGE_PAGES, describe_huge_pages, find_huge_page_problems, say_huge_pages
 
 _PROBE_S = 60
+_TITLES = {"llamacpp": "llama.cpp", "mlx": "MLX"}
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 _LLAMACPP_PROBE = """
 import json
@@ -49,24 +51,43 @@ def doctor_command(as_json: bool) -> int:
     from edgespec.cli.terminal import report_activity
 
     report: dict[str, Any] = {}
-    for text, describe in _SECTIONS:
-        report_activity(text)
-        report |= describe()
-    report_activity("")
+    for line in _examine(report):
+        report_activity("")
+        if not as_json:
+            click.echo(line)
     problems = _find_problems(report)
     if as_json:
         click.echo(json.dumps({**report, "problems": problems}, ensure_ascii=False))
     else:
-        _print(report, problems)
+        _print_problems(problems)
     return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
 
 
-def _check_runtimes() -> dict[str, Any]:
+def _examine(report: dict[str, Any]) -> Iterator[str]:
+    """Fill in `report`, and return each of its lines as soon as it is known."""
     from edgespec.cli.terminal import report_activity
+    from edgespec.controller.settings_store import list_settings
 
-    llamacpp = _check_llamacpp()
-    report_activity("loading MLX in a process of its own …")
-    return {"llamacpp": llamacpp, "mlx": _check_mlx()}
+    report_activity("measuring the load of the processor …")
+    report["machine"] = _describe_machine()
+    yield from _format_machine(report["machine"])
+    with ThreadPoolExecutor() as pool:  # after the load was measured; they take the longest, and come last
+        probes = {"llamacpp": pool.submit(_check_llamacpp), "mlx": pool.submit(_check_mlx)}
+        report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
+        if report["huge_pages"]:
+            yield f"huge pages {say_huge_pages(report['huge_pages'])}"
+        report_activity("loading drafters …")
+        report["drafters"] = _describe_drafters()
+        yield from _format_drafters(report["drafters"])
+        report |= {"cache": _describe_cache(), "settings": list_settings()}
+        yield from _format_folders(report["cache"])
+        for name, lines in report["settings"].items():
+            yield f"settings   {name}: {'; '.join(lines)}"
+        report["runtimes"] = {}
+        for name, probe in probes.items():
+            report_activity(f"loading {_TITLES[name]} in a process of its own …")
+            report["runtimes"][name] = probe.result()
+            yield from _format_runtime(name, probe.result())
 
 
 def _describe_machine() -> dict[str, Any]:
@@ -156,13 +177,6 @@ def _describe_cache() -> dict[str, Any]:
     }
 
 
-def _list_settings() -> dict[str, list[str]]:
-    """The measured settings of llama.cpp in words, by model."""
-    from edgespec.controller.settings_store import list_settings
-
-    return list_settings()
-
-
 def _describe_drafters() -> list[dict[str, Any]]:
     """All drafters with the package of each, then the entry points that were refused, with the reason."""
     from importlib.metadata import entry_points
@@ -192,19 +206,9 @@ def _describe_drafters() -> list[dict[str, Any]]:
     return registered + found
 
 
-# What is said on a terminal while a section of the report is made, and the section.
-_SECTIONS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
-    ("measuring the load of the processor …", lambda: {"machine": _describe_machine()}),
-    ("asking the kernel for huge pages …", lambda: {"huge_pages": describe_huge_pages(HUGE_PAGES)}),
-    ("loading llama.cpp in a process of its own …", lambda: {"runtimes": _check_runtimes()}),
-    ("loading drafters …", lambda: {"drafters": _describe_drafters()}),
-    ("looking at the folders …", lambda: {"cache": _describe_cache(), "settings": _list_settings()}),
-)
-
-
 def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
     problems = []
-    for title, name in (("llama.cpp", "llamacpp"), ("MLX", "mlx")):
+    for name, title in _TITLES.items():
         runtime = report["runtimes"][name]
         if runtime["state"] in ("missing", "broken"):
             state = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
@@ -232,40 +236,50 @@ def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
     return problems
 
 
-def _print(report: dict[str, Any], problems: list[dict[str, str]]) -> None:
+def _format_machine(machine: dict[str, Any]) -> Iterator[str]:
     from edgespec.units import gib
 
-    machine, cache = report["machine"], report["cache"]
-    click.echo(f"machine    {machine['system']}, Python {machine['python']}")
-    click.echo(f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}")
-    click.echo(f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available")
-    if huge_pages := report["huge_pages"]:
-        click.echo(f"huge pages {say_huge_pages(huge_pages)}")
-    for name, runtime in report["runtimes"].items():
-        version = f" {runtime['version']}" if runtime.get("version") else ""
-        reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
-        click.echo(f"{name:10} {runtime['state']}{version}{reason}")
-        for device in runtime.get("devices", ()):
-            memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
-            click.echo(f"           {device['kind']} {device['name']}: {device['description']}{memory}")
-    if report["runtimes"]["mlx"]["state"] == "works":
-        click.echo(f"ranks      {_say_ranks(report['runtimes']['mlx']['distributed'])}")
-    if report["runtimes"]["llamacpp"]["state"] == "works":
-        click.echo(f"workers    {_say_workers(report['runtimes']['llamacpp']['workers'])}")
+    yield f"machine    {machine['system']}, Python {machine['python']}"
+    yield f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
+    yield f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
+
+
+def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[str]:
+    from edgespec.units import gib
+
+    version = f" {runtime['version']}" if runtime.get("version") else ""
+    reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
+    yield f"{name:10} {runtime['state']}{version}{reason}"
+    for device in runtime.get("devices", ()):
+        memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
+        yield f"           {device['kind']} {device['name']}: {device['description']}{memory}"
+    if "workers" in runtime:
+        yield f"workers    {_say_workers(runtime['workers'])}"
+    if "distributed" in runtime:
+        yield f"ranks      {_say_ranks(runtime['distributed'])}"
+
+
+def _format_drafters(drafters: list[dict[str, Any]]) -> Iterator[str]:
     title = "drafters"
-    for drafter in report["drafters"]:
+    for drafter in drafters:
         words = ", ".join(drafter.get("words", [drafter["name"]]))
         package = f" ({drafter['package']})" if drafter["package"] != "edgespec" else ""
         what = "refused" if "refused" in drafter else drafter["summary"]
-        click.echo(f"{title:10} {words}{package}: {what}")
+        yield f"{title:10} {words}{package}: {what}"
         title = ""
+
+
+def _format_folders(cache: dict[str, Any]) -> Iterator[str]:
+    from edgespec.units import gib
+
     offline = ", offline" if cache["offline"] else ""
-    click.echo(f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}")
-    click.echo(f"config     {cache['config']}")
-    click.echo(f"chats      {cache['conversations']}")
-    click.echo(f"texts      {cache['memory']['path']}, {cache['memory']['state']}")
-    for name, lines in report["settings"].items():
-        click.echo(f"settings   {name}: {'; '.join(lines)}")
+    yield f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}"
+    yield f"config     {cache['config']}"
+    yield f"chats      {cache['conversations']}"
+    yield f"texts      {cache['memory']['path']}, {cache['memory']['state']}"
+
+
+def _print_problems(problems: list[dict[str, str]]) -> None:
     for problem in problems:
         click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
     if not problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from edgespec.cli.huge_pages import describe_huge_pages, find_huge_page_problems
 from edgespec.drafters import drafter_specs
-from tests.cli.conftest import Cli
+from tests.cli.conftest import COMMAND, Cli
 
 HEADS = [name for name, spec in drafter_specs().items() if spec.needs == "head"]
 WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "http", "layerskip", "qspec", "sparse"]
@@ -156,9 +157,6 @@ def test_doctor_lists_drafters_of_packages_and_those_refused(cli: Cli, plugins: 
 
 
 def test_a_drafter_of_a_package_is_offered_and_drafts(cli: Cli, plugins: str) -> None:
-    assert "automaton (what followed the longest match)" in " ".join(
-        cli("run", "--help", PYTHONPATH=plugins).stdout.split()
-    )
     listed = f"Drafters: {', '.join(WORDS)}, automaton."
     assert listed in cli("run", "x", "--draft", "automatn", PYTHONPATH=plugins).stderr
     run = ("run", "def f(x):", "--max-tokens", "8", "--temperature", "0", "--threads", "1", "--ctx", "128", "--json")
@@ -215,3 +213,20 @@ def test_version_and_unknown_commands(cli: Cli) -> None:
     wrong = cli("chatt")
     assert wrong.returncode == 2
     assert "Did you mean 'chat'?" in wrong.stderr
+
+
+def test_doctor_shows_each_result_as_it_comes(environment: dict[str, str], tmp_path: Path) -> None:
+    """llama.cpp is loaded once a pipe has a writer, which comes after the lines before its own were read."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "llama_cpp.py").write_text(f"open({str(pipe)!r}).close()\n")
+    with subprocess.Popen(
+        [*COMMAND, "doctor"], stdout=subprocess.PIPE, env={**environment, "PYTHONPATH": str(tmp_path)}, text=True
+    ) as child:
+        assert child.stdout is not None
+        lines = iter(child.stdout.readline, "")
+        assert next(lines).startswith("machine ")
+        assert any(line.startswith("texts ") for line in lines)
+        pipe.open("w").close()
+        assert next(lines).startswith("llamacpp   broken")
+        assert any(line.startswith("mlx        works") for line in lines)
