@@ -65,7 +65,12 @@ def list_command(path: Path | None) -> None:
     from edgespec.cli.table import format_table
     from edgespec.server.key_file import read_keys
 
-    callers = [each.caller for each in read_keys(_get_path(path))]
+    file = _get_path(path)
+    callers = [each.caller for each in read_keys(file)] if file.exists() else []
+    if not callers:
+        chosen = "" if path is None else f" --file {path}"
+        click.echo(f"There are no keys in {file}; `edgespec key add NAME{chosen}` makes one.")
+        return
     rows = [
         (
             each.name,

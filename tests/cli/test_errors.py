@@ -125,3 +125,16 @@ def test_a_user_entry_is_used(cli: Cli, environment: dict[str, str]) -> None:
     drafters = {term.partition(":")[0] for term in results[0]["draft"].split("+")}
     assert drafters <= {"ngram", "layerskip", "qspec"}, "what pays here; no model is named"
     assert "my own" in cli("list").stdout
+
+
+def test_a_list_without_keys_is_no_error(cli: Cli, tmp_path: Path) -> None:
+    default = tmp_path / "config" / "keys.toml"
+    done = cli("key", "list")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"There are no keys in {default}; `edgespec key add NAME` makes one.\n",
+    )
+    (tmp_path / "none.toml").touch()
+    assert "`edgespec key add NAME --file none.toml` makes one" in cli("key", "list", "--file", "none.toml").stdout
+    assert cli("key", "add", "laptop").returncode == 0
+    assert "laptop" in cli("key", "list").stdout
