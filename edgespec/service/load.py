@@ -76,7 +76,7 @@ class Loader:
                 undo.callback(memory.close)
             loaded = self._build_any(config, planned, target, target_path, settings, memory)
             undo.callback(loaded.engine.release_draft)
-            for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned):
+            for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned, config):
                 self.reporter.notice(text)
             self._profile(loaded)
             undo.pop_all()

@@ -165,6 +165,22 @@ def test_an_answer_has_no_limit_but_the_context_or_what_the_model_recommends(cli
     assert len(demo["tokens"]) <= 256
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--draft none --acceptance block", "--acceptance block has no effect, since there is no draft"),
+        ("--draft none --draft-max 4 --acceptance rejection",
+         "--draft-max 4 and --acceptance rejection have no effect, since there is no draft"),
+        ("--draft-max 0 --acceptance block", "--acceptance block has no effect, since --draft-max is 0"),
+        ("--draft none --draft-max 0", None),
+    ],
+)  # fmt: skip
+def test_options_of_drafts_without_a_draft_are_told(cli: Cli, given: str, told: str | None) -> None:
+    done = cli("run", "x", "--max-tokens", "2", "--threads", "1", "--ctx", "64", *given.split())
+    assert done.returncode == 0
+    assert f"note: {told}.\n" in done.stderr if told else "no effect" not in done.stderr
+
+
 def test_models_by_path_and_stop_strings(cli: Cli) -> None:
     done = cli("run", "import os\n", "--model", str(TARGET), "--draft", "ngram", "--temperature", "0", "--json",
                "--max-tokens", "40", "--stop", "\n", "--threads", "1")  # fmt: skip
