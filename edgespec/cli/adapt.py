@@ -20,7 +20,7 @@ from edgespec.cli.adapt_versions import (
     use_command,
 )
 from edgespec.cli.completers import complete_model
-from edgespec.cli.options import draft_option, load_config, load_options
+from edgespec.cli.options import draft_option, load_config, load_options, rare_option
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.units import count
 
@@ -71,20 +71,18 @@ for _command in (list_command, use_command, revert_command, data_command):
     help="Train all weights, low-rank changes of them, or, of a PARD model, which tokens follow which. [default: all, "
     "where that takes less than 1 GiB]",
 )
-@click.option(
-    "--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", show_default=True, help="What to minimize."
-)
-@click.option("--epochs", type=click.IntRange(1, 1000), default=3, show_default=True, help="Times to read the texts.")
-@click.option("--learning-rate", type=float, default=TrainOptions().learning_rate, show_default=True)
+@rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", show_default=True, help="What to minimize.")
+@rare_option("--epochs", type=click.IntRange(1, 1000), default=3, show_default=True, help="Times to read the texts.")
+@rare_option("--learning-rate", type=float, default=TrainOptions().learning_rate, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0.1), help="Train no longer than this.")
 @click.option("--documents/--no-documents", default=True, show_default=True, help="Learn from added documents too.")
-@click.option(
+@rare_option(
     "--newest",
     is_flag=True,
     help="Train on the newest texts, from the version that predicts them best, as --learn does.",
 )
 @click.option("--parent", type=int, hidden=True, help="End with the process that has this id.")
-@click.option("--on-battery", is_flag=True, help="Train on battery power too.")
+@rare_option("--on-battery", is_flag=True, help="Train on battery power too.")
 @click.option("--yes", is_flag=True, help="Do not ask before texts are first used for training.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @load_options

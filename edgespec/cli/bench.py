@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_category, complete_model
-from edgespec.cli.options import OptionWithSynonym, draft_option, load_config, load_options, worker_options
+from edgespec.cli.options import (
+    OptionWithSynonym,
+    draft_option,
+    load_config,
+    load_options,
+    rare_option,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
@@ -63,7 +70,7 @@ _PROFILE_S = 10.0
     multiple=True,
     help="Sampling temperature; repeatable. [default: 0]",
 )
-@click.option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
+@rare_option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

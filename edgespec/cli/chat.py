@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.completers import complete_conversation, complete_model
-from edgespec.cli.options import LEARN, generation_options, load_config, sampling_params
+from edgespec.cli.options import LEARN, generation_options, load_config, rare_option, sampling_params
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     help="Continue a conversation; `edgespec history` lists them.",
     shell_complete=complete_conversation,
 )
-@click.option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
-@click.option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
+@rare_option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
+@rare_option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
 @click.option("--incognito", is_flag=True, help="Save nothing of this chat: no conversation, no prompts, no memory.")
 @LEARN
 @generation_options

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from edgespec.cli.options import rare_option
+
 if TYPE_CHECKING:
     import socket
     import ssl
@@ -31,12 +33,12 @@ _OPTIONS = (
         "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
         help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]",
     ),
-    click.option(
+    rare_option(
         "--unix", type=_FILE, metavar="PATH",
         help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
     ),
-    click.option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
-    click.option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
+    rare_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
+    rare_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
     click.option(
         "--api-key", envvar="EDGESPEC_API_KEY", help="API key that clients must send. [env: EDGESPEC_API_KEY]"
     ),
@@ -44,11 +46,11 @@ _OPTIONS = (
         "--keys", "key_file", type=_FILE, metavar="FILE",
         help="File of API keys, of which clients must send one; see `edgespec key`.",
     ),
-    click.option("--no-key", is_flag=True, help="Allow requests without a key from other machines."),
-    click.option(
+    rare_option("--no-key", is_flag=True, help="Allow requests without a key from other machines."),
+    rare_option(
         "--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable."
     ),
-    click.option(
+    rare_option(
         "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
     ),
 )  # fmt: skip

@@ -75,12 +75,13 @@ class _Commands(click.Group):
         if module is None:
             return None
         from edgespec.cli.examples import format_examples
+        from edgespec.cli.options import add_help_all
 
         command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
-        command.epilog = format_examples(cmd_name)
-        if isinstance(command, click.Group):
-            for name, each in command.commands.items():
-                each.epilog = format_examples(f"{cmd_name} {name}")
+        parts = command.commands if isinstance(command, click.Group) else {}
+        for name, each in [(cmd_name, command), *((f"{cmd_name} {name}", part) for name, part in parts.items())]:
+            each.epilog = format_examples(name)
+            add_help_all(each, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -19,12 +20,24 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TEMPERATURE = 0.7
+_SHOWS_ALL = "help_all"
+_DRAFT = "Drafters, joined by '+', or a draft model; `edgespec doctor` lists the drafters."
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLED = (*_RECOMMENDED, "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-class OptionWithSynonym(click.Option):
-    """An option with a second spelling that is accepted but shown in no help text or message."""
+class RareOption(click.Option):
+    """An option that `--help` leaves out and `--help-all` shows."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if ctx.meta.get(_SHOWS_ALL) else None
+
+
+rare_option = partial(click.option, cls=RareOption)
+
+
+class OptionWithSynonym(RareOption):
+    """A rare option with a second spelling that is accepted but shown in no help text or message."""
 
     def __init__(self, *declarations: Any, synonym: str, **attributes: Any) -> None:
         super().__init__(*declarations, **attributes)
@@ -35,6 +48,33 @@ class OptionWithSynonym(click.Option):
         other = copy(self)
         other.opts = [self.synonym]
         click.Option.add_to_parser(other, parser, ctx)
+
+
+def add_help_all(command: click.Command, name: str) -> None:
+    """Give a command with rare options `--help-all`, which the last line of its help names."""
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    if not any(isinstance(each, RareOption) for each in options):
+        return
+    if not any(each.name == _SHOWS_ALL for each in options):
+        flag = RareOption(
+            ["--help-all", _SHOWS_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+            help="Show all options and exit.",
+        )  # fmt: skip
+        options.append(flag)
+        command.params.append(flag)
+    command.epilog = f"{command.epilog or ''}\n\n`edgespec {name} --help-all` shows all {len(options)} options."
+
+
+def show_all_options(context: click.Context) -> None:
+    """Have the help of `context` contain rare options."""
+    context.meta[_SHOWS_ALL] = True
+
+
+def _show_all(context: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        show_all_options(context)
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]
@@ -77,11 +117,7 @@ def parse_backend(name: str) -> BackendName | None:
 
 
 class DraftOption(click.Option):
-    """`--draft`, whose help and completion list the drafters of the registry. It is not read before."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        self.help = self.help or _describe_drafters()
-        return super().get_help_record(ctx)
+    """`--draft`, whose completion lists the drafters of the registry. It is not read before."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names after the last '+' that do not stand before it, else files."""
@@ -97,17 +133,7 @@ class DraftOption(click.Option):
         return items or [CompletionItem(incomplete, type="file")]
 
 
-def _describe_drafters() -> str:
-    """The drafters with the words that name them."""
-    from edgespec.planner.draft_request import list_groups
-
-    listed = (f"{words} ({told})" for words, told in list_groups())
-    drafters = ["auto (those available that usually pay)", "none", *listed]
-    return f"Drafters, joined by '+': {'; '.join(drafters)}; or REF, a draft model of your choice."
-
-
-def draft_option(help_text: str | None = None) -> Callable[[F], F]:
-    """`--draft`; its help lists the drafters unless there is another text."""
+def draft_option(help_text: str = _DRAFT) -> Callable[[F], F]:
     return click.option(
         "--draft", cls=DraftOption, default="auto", show_default=True, metavar="auto|NAMES|REF", help=help_text
     )
@@ -118,18 +144,18 @@ _SAMPLING = (
                  help="Maximum number of tokens of an answer. [default: the model's, else to the end of the context]"),
     click.option("--temperature", type=click.FloatRange(0),
                  help=f"0 is greedy. [default: the model's or {DEFAULT_TEMPERATURE}]"),
-    click.option("--top-k", type=click.IntRange(0), help="Keep the k most probable tokens; 0 keeps all."),
-    click.option("--top-p", type=click.FloatRange(0, 1), help="Keep the fewest tokens that reach this probability."),
-    click.option("--min-p", type=click.FloatRange(0, 1),
+    rare_option("--top-k", type=click.IntRange(0), help="Keep the k most probable tokens; 0 keeps all."),
+    rare_option("--top-p", type=click.FloatRange(0, 1), help="Keep the fewest tokens that reach this probability."),
+    rare_option("--min-p", type=click.FloatRange(0, 1),
                  help="Drop tokens less probable than this fraction of the most probable one."),
-    click.option("--typical-p", type=click.FloatRange(0, 1), help="Locally typical sampling."),
-    click.option("--repetition-penalty", type=click.FloatRange(0.01), help="Above 1 discourages recent tokens."),
-    click.option("--presence-penalty", type=float, help="Subtracted from the logits of recent tokens."),
-    click.option("--frequency-penalty", type=float, help="Subtracted once for each occurrence of a recent token."),
-    click.option("--logit-bias", multiple=True, metavar="ID=BIAS", help="Add BIAS to a token's logit; repeatable."),
+    rare_option("--typical-p", type=click.FloatRange(0, 1), help="Locally typical sampling."),
+    rare_option("--repetition-penalty", type=click.FloatRange(0.01), help="Above 1 discourages recent tokens."),
+    rare_option("--presence-penalty", type=float, help="Subtracted from the logits of recent tokens."),
+    rare_option("--frequency-penalty", type=float, help="Subtracted once for each occurrence of a recent token."),
+    rare_option("--logit-bias", multiple=True, metavar="ID=BIAS", help="Add BIAS to a token's logit; repeatable."),
     click.option("--seed", type=int,
                  help="Random seed. Sampled drafts (--acceptance) also need --draft-max for repeatable output."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
+    rare_option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
     click.option("--system", metavar="TEXT", help="System message."),
 )  # fmt: skip
 
@@ -148,25 +174,25 @@ _LOADING = (
     click.option("--ctx", type=click.IntRange(8), help="Context size in tokens. [default: the model's, at most 8192]"),
     click.option("--threads", type=click.IntRange(1, 512),
                  help="CPU threads. [default: the idle physical cores, or fewer where that is faster]"),
-    click.option("--batch-threads", type=click.IntRange(1, 512),
+    rare_option("--batch-threads", type=click.IntRange(1, 512),
                  help="CPU threads of forwards of several tokens. [default: as --threads]"),
     click.option("--gpu-layers", type=click.IntRange(0), help="Layers to offload to the GPU. [default: all]"),
-    click.option("--kv-type", type=click.Choice(["f16", "q8_0", "q4_0"]), default="f16", show_default=True,
+    rare_option("--kv-type", type=click.Choice(["f16", "q8_0", "q4_0"]), default="f16", show_default=True,
                  help="Data type of the KV cache."),
-    click.option("--flash-attention/--no-flash-attention", default=None,
+    rare_option("--flash-attention/--no-flash-attention", default=None,
                  help="Use flash attention. [default: where it is supported and measured to be faster]"),
-    click.option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
-    click.option("--exact", is_flag=True, help="The same text with any draft and with none, to the last bit; slower."),
-    click.option("--exact-width", type=click.Choice(["1", "2", "4", "8"]), metavar="N",
+    rare_option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
+    rare_option("--exact", is_flag=True, help="The same text with any draft and with none, to the last bit; slower."),
+    rare_option("--exact-width", type=click.Choice(["1", "2", "4", "8"]), metavar="N",
                  help="Rows of every forward where --exact needs a fixed number. [default: measured]"),
-    click.option("--force", is_flag=True, help="Load even if memory looks insufficient."),
-    click.option("--verbose", is_flag=True, help="Show the runtime's own log."),
+    rare_option("--force", is_flag=True, help="Load even if memory looks insufficient."),
+    rare_option("--verbose", is_flag=True, help="Show the runtime's own log."),
 )  # fmt: skip
 
 _WORKERS = (
-    click.option("--workers", metavar="HOST:PORT,...",
+    rare_option("--workers", metavar="HOST:PORT,...",
                  help="Compute a part of the layers on other machines, on which `edgespec worker` runs."),
-    click.option("--trust-network", is_flag=True,
+    rare_option("--trust-network", is_flag=True,
                  help="Allow workers on a network, whose machines can read all texts, and run code on the workers."),
 )  # fmt: skip
 
@@ -175,7 +201,7 @@ _MEMORY = click.option(
     help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
     "them, but of a server's API keys only those that ask for it]",
 )  # fmt: skip
-LEARN = click.option(
+LEARN = rare_option(
     "--learn/--no-learn", default=False,
     help="While the model is idle, train its draft on the newest of your texts; see `edgespec adapt`.",
 )  # fmt: skip

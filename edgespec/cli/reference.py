@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from edgespec.cli.main import cli
+from edgespec.cli.options import show_all_options
 
 
 def format_reference() -> str:
     """The help of every command as one Markdown page."""
     parent = click.Context(cli, info_name="edgespec", terminal_width=100, **cli.context_settings)
+    show_all_options(parent)
     parts = [
         "# Command reference",
         "",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model
-from edgespec.cli.options import generation_options, load_config, sampling_params
+from edgespec.cli.options import generation_options, load_config, rare_option, sampling_params
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
@@ -31,9 +31,9 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 )
 @click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path),
               help="Read the text before PROMPT, or all of it, from a file; '-' is standard input.")  # fmt: skip
-@click.option("--raw", is_flag=True, help="Send the prompt without the chat template.")
+@rare_option("--raw", is_flag=True, help="Send the prompt without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
-@click.option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
+@rare_option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
 @generation_options
 def run_command(
     prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, explain: bool, **options: Any

@@ -13,7 +13,7 @@ import click
 
 from edgespec.cli.completers import complete_served
 from edgespec.cli.listening import access_rules, listen, listening_options
-from edgespec.cli.options import DURATION, PARALLEL, load_config, serving_options
+from edgespec.cli.options import DURATION, PARALLEL, load_config, rare_option, serving_options
 
 if TYPE_CHECKING:
     from edgespec.cli.listening import Listening
@@ -35,13 +35,13 @@ _EMBEDDED = "embedded"
     metavar="DURATION",
     help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; -1: never.",
 )
-@click.option(
+@rare_option(
     "--preload",
     multiple=True,
     metavar="NAME",
     help="Load this model at the start instead of with its first request; repeatable.",
 )
-@click.option(
+@rare_option(
     "--open-at-most",
     "max_open",
     type=click.IntRange(1, 64),
@@ -50,7 +50,7 @@ _EMBEDDED = "embedded"
     metavar="N",
     help="Maximum number of models in memory.",
 )
-@click.option(
+@rare_option(
     "--queue",
     type=click.IntRange(0, 10_000),
     default=64,
@@ -58,7 +58,7 @@ _EMBEDDED = "embedded"
     metavar="N",
     help="Requests that may wait for a model; further ones get 429.",
 )
-@click.option(
+@rare_option(
     "--call-seconds",
     "timeout_s",
     type=click.FloatRange(0.1),
@@ -67,7 +67,7 @@ _EMBEDDED = "embedded"
     metavar="SECONDS",
     help="Maximum duration of a request, whose answer ends early then. Loading the model counts, the queue does not.",
 )
-@click.option(
+@rare_option(
     "--silence-seconds",
     "max_silence_s",
     type=click.FloatRange(1),
@@ -76,17 +76,17 @@ _EMBEDDED = "embedded"
     metavar="SECONDS",
     help="End the process of a model that gives no sign of life for this long; the next request loads it again.",
 )
-@click.option(
+@rare_option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="TOML file of further models: a table [NAME] for each, with model = REF and its options, or with "
     'backend = "openai" and the url of another server.',
 )
-@click.option(
+@rare_option(
     "--strict-names", is_flag=True, help="Refuse a request that does not name the model, even if there is only one."
 )
-@click.option(
+@rare_option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",

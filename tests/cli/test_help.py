@@ -46,3 +46,21 @@ def test_the_examples_of_a_command_are_valid(name: str) -> None:
                 assert sub is not None
                 sub.make_context(sub.name, rest, parent=context)
         assert "Examples:" in command.get_help(click.Context(command))
+
+
+@pytest.mark.parametrize("name", ["chat", "run", "serve", "bench"])
+def test_help_is_short_and_help_all_has_every_option(cli: Cli, name: str) -> None:
+    command = group.get_command(_CONTEXT, name)
+    assert command is not None
+    options = {max(each.opts, key=len) for each in command.params if isinstance(each, click.Option)}
+    short, whole = cli(name, "--help").stdout, cli(name, "--help-all").stdout
+    listed = [set(re.findall(r"^  (?:-., )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
+    assert {"--draft", "--ctx", "--threads", "--gpu-layers", "--backend"} <= listed[0] and len(listed[0]) <= 15
+    assert options <= listed[1]
+    last = f"`edgespec {name} --help-all` shows all {len(options)} options."
+    assert short.splitlines()[-1].strip() == whole.splitlines()[-1].strip() == last
+
+
+def test_options_that_help_leaves_out_are_completed(cli: Cli) -> None:
+    done = cli(_EDGESPEC_COMPLETE="bash_complete", COMP_WORDS="edgespec run --to", COMP_CWORD="2")
+    assert done.stdout.splitlines() == ["plain,--top-k", "plain,--top-p"]

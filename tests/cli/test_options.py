@@ -8,7 +8,7 @@ import click
 import pytest
 
 from edgespec.cli.main import cli
-from edgespec.cli.options import load_config
+from edgespec.cli.options import load_config, show_all_options
 
 SPELLINGS = ["--draft-max", "3", "--draft-tree", "6", "--acceptance", "sample"]
 SYNONYMS = ["--gamma", "3", "--nodes", "6", "--verify", "sample"]
@@ -38,7 +38,9 @@ def test_bench_repeats_both_spellings() -> None:
 @pytest.mark.parametrize("name", ["chat", "run", "serve", "bench"])
 def test_help_shows_no_synonym(name: str) -> None:
     command = find_command(name)
-    text = command.get_help(click.Context(command))
+    context = click.Context(command)
+    show_all_options(context)
+    text = command.get_help(context)
     assert "--draft-max N" in text
     assert not [synonym for synonym in ("--gamma", "--nodes", "--verify") if synonym in text]
 
