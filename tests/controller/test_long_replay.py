@@ -77,15 +77,15 @@ def speeds(traces: list[Trace], clock: Clock, profile: Profile, drafter: type[Re
 
 @pytest.mark.parametrize("position", [8000, 32000])
 @pytest.mark.parametrize("name", ATTENTION)
-def test_long_contexts_are_never_slower_than_plain_and_drafts_pay(name: str, position: int) -> None:
+def test_after_long_contexts_no_text_loses_more_than_five_percent_and_drafts_pay(name: str, position: int) -> None:
     """With what is measured on load: 16 rows take 4.97 plain steps after a few tokens, 9 after 32,000 at the 1B."""
     clock = long_clock(name)
     profile = make_profile(clock, (2048,))
     drafter = AttachedReplay if position == 8000 else ReplayDrafter
     sampled = speeds(lengthen(SAMPLED, position), clock, profile, drafter)
-    assert mean(sampled) >= 0.98 and sampled.min() > 0.93
+    assert mean(sampled) >= 0.98 and sampled.min() > 0.95
     greedy = speeds(lengthen(GREEDY, position), long_clock(name), profile, drafter)
-    assert greedy.min() > 0.93
+    assert greedy.min() > 0.95
     assert mean(greedy) >= {"1B, Q4_0": 1.08, "8B, Q4_0": 1.0, "a GPU": 1.8}[name]
 
 

@@ -51,13 +51,13 @@ def test_greedy_text_is_faster_than_with_any_fixed_length(named: str) -> None:
     assert ours.min() > 0.9
 
 
-def test_sampled_text_is_never_slower_than_plain(named: str) -> None:
+def test_no_sampled_text_loses_more_than_four_percent_to_plain_and_all_together_two(named: str) -> None:
     """At temperature 0.8 a greedy draft of this pair is right too seldom to pay on most of the curves."""
     clock = make_clock(named, seed=0)
     ours = adaptive_speeds(SAMPLED, clock)
     fixed = fixed_speeds(SAMPLED, make_clock(named))
     assert mean(ours) >= 0.98 * max(1.0, *(mean(each) for each in fixed.values()))
-    assert ours.min() > 0.93
+    assert ours.min() > 0.96
 
 
 class WrongDrafter(ReplayDrafter):
