@@ -1,9 +1,10 @@
-"""`edgespec draft`: prepare, list and remove self-drafts; probe trained heads; serve drafts."""
+"""`edgespec draft`: compare drafts; prepare, list and remove self-drafts; probe trained heads; serve drafts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,113 @@ if TYPE_CHECKING:
     from edgespec.formats.heads import HeadSpec
     from edgespec.planner.head_probe import ProbeResult, Trial
     from edgespec.planner.selfdraft_search import Choice
-
+    from edgespec.service.draft_compare import Compared, Comparison
+    from edgespec.text.chat_template import Message
 
 RIVAL = "draft model"
+_COMPARED = ("chat", "qa", "maths", "summary", "code_completion")  # categories of prompts
 
 
 @click.group("draft")
 def draft_command() -> None:
-    """Self-drafts: a model drafts with fewer of its layers, fewer bits or less context. Probes of trained heads. Drafts
-    for targets on other machines.
+    """Compare the drafts of a model. Self-drafts: a model drafts with fewer of its layers, fewer bits or less context.
+    Probes of trained heads. Drafts for targets on other machines.
     """
 
 
 draft_command.add_command(serve_command)
+
+
+@draft_command.command("compare")
+@click.argument("target", metavar="TARGET", shell_complete=complete_model)
+@click.argument("drafts", metavar="DRAFT...", nargs=-1, required=True, shell_complete=complete_model)
+@click.option("--max-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens of each answer.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@load_options
+def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_json: bool, **options: Any) -> int:
+    """Find the DRAFT with which TARGET is fastest on this machine: draft models, and self-drafts such as layerskip:8.
+
+    TARGET answers a few prompts greedily, and each draft predicts every token of these answers. The agreement and the
+    times of both give the length of drafts and the speed to expect. Sampled answers agree less.
+    """
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import TerminalReporter, report_activity
+    from edgespec.errors import DraftRefused
+    from edgespec.service.draft_compare import Compared, Comparison
+
+    config = load_config(target, {**options, "draft": "none"})
+    reporter = TerminalReporter()
+    rows: list[Compared] = []
+
+    def work(check: CheckCancelled) -> Iterator[Comparison | Compared]:
+        with closing(Comparison(config, reporter, check)) as comparison:
+            report_activity(f"{comparison.name} answers prompts …")
+            for row in comparison.compare(drafts, _read_prompts(), max_tokens):
+                report_activity(f"{len(rows) + 1} of {len(drafts)} drafts are measured …")
+                yield row
+            yield comparison
+
+    events: Iterator[Comparison | Compared] = run_work(work)
+    for event in events:
+        if isinstance(event, Compared):
+            rows.append(event)
+        else:
+            comparison = event
+    report_activity("")
+    rows.sort(key=lambda each: -each.trial.speedup if each.trial else 0)
+    if as_json:
+        click.echo(json.dumps(_describe_comparison(comparison, rows)))
+    else:
+        click.echo("\n".join(_format_comparison(comparison, rows)))
+    return 0 if rows[0].trial else DraftRefused.exit_code
+
+
+def _read_prompts() -> list[tuple[Message, ...]]:
+    """The first shipped prompt of a few categories."""
+    from edgespec.bench.prompt_sets import read_shipped_prompts, take_per_category
+    from edgespec.text.chat_template import Message
+
+    prompts = take_per_category(read_shipped_prompts(_COMPARED), 1)
+    return [(Message("user", each.turns[0]),) for each in prompts]
+
+
+def _describe_comparison(comparison: Comparison, rows: list[Compared]) -> dict[str, Any]:
+    drafts = [
+        {"draft": each.draft, **asdict(each.trial), "bytes": each.memory}
+        if each.trial
+        else {"draft": each.draft, "refused": each.refusal}
+        for each in rows
+    ]
+    counts = {"target": comparison.name, "answers": comparison.answers, "tokens": comparison.tokens}
+    return {**counts, "best": _find_best(rows), "drafts": drafts}
+
+
+def _find_best(rows: list[Compared]) -> str | None:
+    """The first of `rows`, which are in the order of their speed, if it is faster than plain decoding."""
+    return rows[0].draft if rows[0].trial is not None and rows[0].trial.length else None
+
+
+def _format_comparison(comparison: Comparison, rows: list[Compared]) -> Iterator[str]:
+    yield from _format_trials(rows)
+    yield f"agreement with {comparison.tokens} tokens of {comparison.answers} greedy answers of {comparison.name}"
+    best = _find_best(rows)
+    yield f"best: --draft {best}" if best else "no draft is expected to pay: --draft ngram costs next to nothing"
+
+
+def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
+    """A table; the memory is left out where it was not looked up."""
+    from edgespec.units import gib
+
+    width = max(len("draft"), *(len(each.draft) for each in rows))
+    has_memory = any(each.memory is not None for each in rows)
+    memory = f"{'memory':>10}  " if has_memory else ""
+    yield f"{'draft':{width}}  agreement  cost of a token  {memory}length  x plain, expected"
+    for each in rows:
+        if (t := each.trial) is None:
+            yield f"{each.draft:{width}}  refused: {each.refusal}"
+            continue
+        memory = f"{gib(each.memory or 0):>10}  " if has_memory else ""
+        yield f"{each.draft:{width}}  {t.agreement:9.0%}  {t.cost:15.2f}  {memory}{t.length:6}  {t.speedup:.2f}"
 
 
 @draft_command.command("build")
@@ -56,6 +151,7 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
     from edgespec.planner.selfdraft_search import SelfDraftSearch
+    from edgespec.service.draft_compare import Compared
     from edgespec.service.load import Loader
 
     specs = []
@@ -77,10 +173,8 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
         rival = result.pop(RIVAL, None)
         click.echo(json.dumps({"best": str(choice.method), "pays": choice.pays, "trials": result, RIVAL: rival}))
         return
-    width = max(len(name) for name, _ in rows)
-    click.echo(f"{'draft':{width}}  agreement  cost of a token  length  x plain, expected")
-    for name, t in rows:
-        click.echo(f"{name:{width}}  {t.agreement:9.0%}  {t.cost:15.2f}  {t.length:6}  {t.speedup:.2f}")
+    for line in _format_trials([Compared(name, trial) for name, trial in rows]):
+        click.echo(line)
     click.echo(
         f"best: {choice.method}" if choice.pays else "no self-draft is expected to pay; `--draft auto` uses none"
     )

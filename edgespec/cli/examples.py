@@ -107,7 +107,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "adapt data status": (("edgespec adapt data status --json", "as JSON"),),
     "adapt data export": (("edgespec adapt data export chats.jsonl", "for SpecForge and speculators"),),
     "adapt data clear": (("edgespec adapt data clear", "remove the texts"),),
-    "draft": (("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),),
+    "draft": (
+        ("edgespec draft compare llama-8b-q4 llama-1b.gguf", "whether a draft model pays, and how much"),
+        ("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),
+    ),
+    "draft compare": (
+        ("edgespec draft compare qwen3-32b-q4 unsloth/Qwen3-0.6B-GGUF unsloth/Qwen3-1.7B-GGUF", "two siblings"),
+        ("edgespec draft compare llama-8b-q4 llama-1b.gguf layerskip:8 --json", "a file and a self-draft, as JSON"),
+    ),
     "draft build": (
         ("edgespec draft build llama-8b-q4", "try all methods"),
         ("edgespec draft build llama-8b-q4 --draft layerskip", "only by skipping layers"),

@@ -47,7 +47,7 @@ _GROUPS = {
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),
         "tune": ("Measure a model in advance", "tune"),
-        "draft": ("Prepare self-drafts, probe trained heads", "draft"),
+        "draft": ("Compare drafts, prepare self-drafts", "draft"),
         "adapt": ("Train the draft of a model on its answers here", "adapt"),
     },
     "Shell": {"completion": ("Print the completion script of a shell", "completion")},

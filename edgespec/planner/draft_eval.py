@@ -1,4 +1,4 @@
-"""Measure the agreement and cost of a draft session on a fixed text."""
+"""Measure the agreement and cost of a draft session on given texts."""
 
 from __future__ import annotations
 
@@ -37,44 +37,60 @@ class DraftEval:
         return f"{self.agreement:.0%} agreement, a draft token costs {self.cost:.2f} plain steps"
 
 
-class Evaluator:
-    """Compares drafts with a target on a given text. Agreement on text by the target itself is mostly higher."""
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text of which the choices after each token from position `start` on are compared."""
 
-    def __init__(self, target: Session, tokens: Sequence[int], check: CheckCancelled) -> None:
-        """Raises Cancelled, BackendError; ValueError for a text of fewer than 8 tokens."""
-        size = min(len(tokens), target.capabilities.context_size)
+    text: Sequence[int]
+    start: int
+
+    @staticmethod
+    def end_of(tokens: Sequence[int], context_size: int) -> Passage:
+        """The last positions of a text. Raises ValueError for one of fewer than 8 tokens."""
+        size = min(len(tokens), context_size)
         rows = min(_ROWS, size // 2)
         if rows < 4:
             raise ValueError("the text is too short")
+        return Passage(tokens[:size], size - rows)
+
+
+class Evaluator:
+    """Compares drafts with a target on given texts. Agreement on texts by the target itself is mostly higher."""
+
+    def __init__(self, target: Session, passages: Sequence[Passage], check: CheckCancelled) -> None:
+        """Raises Cancelled, BackendError."""
         self._target = target
-        self._start = size - rows
-        self._text = list(tokens[:size])
+        self._passages = passages
         self._check = check
         self.profile = Profile(measure_rows(target, _PROFILE_S, check))
-        self._choices = self._argmax(target)
+        self._choices = np.concatenate([self._argmax(target, each) for each in passages])
 
     def evaluate(self, draft: Session) -> DraftEval:
         """Compare `draft`, which may share the target's KV cache. Raises Cancelled, BackendError."""
-        before = self._text[: self._start]
-        read_prompt(self._target, before)
-        agreed = float((self._argmax(draft) == self._choices).mean())
+        choices = []
+        for each in self._passages:
+            read_prompt(self._target, each.text[: each.start])
+            choices.append(self._argmax(draft, each))
+        agreed = float((np.concatenate(choices) == self._choices).mean())
         drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
-        cost = measure_drafter(drafter, self._text[: self._start + 1], self._check)
+        last = self._passages[-1]
+        cost = measure_drafter(drafter, last.text[: last.start + 1], self._check)
         draft_s = cost.seconds(1) if cost is not None else float("inf")
         length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
         return DraftEval(agreed, draft_s / self.profile.rows[1], length, speedup)
 
-    def _argmax(self, session: Session) -> Ints:
-        """[rows] the most probable tokens at the last positions of the text."""
-        read_prompt(session, self._text[: self._start])
+    def _argmax(self, session: Session, passage: Passage) -> Ints:
+        """[rows] the most probable tokens after the compared ones."""
+        text = passage.text
+        read_prompt(session, text[: passage.start])
         best: list[Ints] = []
-        at = self._start
-        while at < len(self._text):
+        at = passage.start
+        while at < len(text):
             self._check()
-            n = min(len(self._text) - at, session.draft_limit + 1)
-            chain = Draft.chain(self._text[at + 1 : at + n])
-            best.append(session.forward(self._text[at], chain).argmax())
+            n = min(len(text) - at, session.draft_limit + 1)
+            chain = Draft.chain(text[at + 1 : at + n])
+            best.append(session.forward(text[at], chain).argmax())
             session.commit(range(n - 1))
             at += n
-        session.rewind(self._start)
+        session.rewind(passage.start)
         return np.concatenate(best)

@@ -20,7 +20,7 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
 from edgespec.files import write_atomically
 from edgespec.formats.fingerprint import fingerprint_weights
-from edgespec.planner.draft_eval import DraftEval, Evaluator
+from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.text.chat_template import encode_prompt
 
 EVALUATION_S = 10.0  # of a search that nobody has set a time for
@@ -131,7 +131,8 @@ class SelfDraftSearch:
         session = self._target.open_session(self._check)
         try:
             tokens = encode_prompt(self._target.tokenizer, text, parse_special=False)
-            yield Evaluator(session, tokens, self._check), session
+            passage = Passage.end_of(tokens, self._target.context_size)
+            yield Evaluator(session, [passage], self._check), session
         finally:
             session.close()
 

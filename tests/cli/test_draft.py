@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, Cli
-from tests.models import TARGET, mamba
+from tests.formats.ggufs import TOKENS, write_gguf
+from tests.models import DRAFT, TARGET, mamba
 
 SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "256")
 
@@ -51,6 +52,27 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     assert cli("draft", "rm", "nothing").returncode == 3
     assert "freed" in cli("draft", "rm", "python-6m").stderr
     assert json.loads(cli("draft", "list", "--json").stdout) == []
+
+
+def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "other.gguf", tokens=TOKENS[::-1])
+    drafts = (str(DRAFT), str(TARGET), "layerskip:2", "other.gguf", "ngram", "layerskip")
+    given = ("draft", "compare", "python-6m", *drafts, "--threads", "1", "--ctx", "1024", "--max-tokens", "24")
+    done = cli(*given, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["target"] == "python-6m" and 2 <= found["answers"] <= 5 and found["tokens"] <= 24 * found["answers"]
+    by_name = {each["draft"]: each for each in found["drafts"]}
+    assert set(by_name) == set(drafts)
+    own, twin, skipped, *refused = (by_name[name] for name in drafts)
+    assert own["agreement"] < 1 and skipped["agreement"] < 1 == twin["agreement"], "the target agrees with itself"
+    assert own["cost"] < twin["cost"] and 0 < skipped["bytes"] < own["bytes"] < twin["bytes"]
+    speeds = [each["speedup"] for each in found["drafts"] if "speedup" in each]
+    assert speeds == sorted(speeds, reverse=True) and found["best"] in (None, found["drafts"][0]["draft"])
+    assert "cannot draft for this target" in refused[0]["refused"]
+    assert "edgespec bench" in refused[1]["refused"] and "layerskip:K" in refused[2]["refused"]
+    done = cli("draft", "compare", "python-6m", "ngram", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
+    assert done.returncode == 5 and "refused: neither a draft model nor a self-draft" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from edgespec.backends.attached_draft import SelfDraftSpec, Skip, Unsupported, p
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
-from edgespec.planner.draft_eval import DraftEval, Evaluator
+from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.planner.selfdraft_search import (
     Choice,
     SelfDraftCache,
@@ -96,11 +96,12 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
 
 def test_a_draft_that_is_the_target_agrees_with_it(target: Model) -> None:
     session, twin = target.open_session(lambda: None), target.open_session(lambda: None)
-    evaluator = Evaluator(session, list(range(10, 110)), lambda: None)
+    passages = [Passage.end_of(range(10, 110), target.context_size), Passage(range(30, 50), 12)]
+    evaluator = Evaluator(session, passages, lambda: None)
     trial = evaluator.evaluate(twin)
     assert trial.agreement == 1.0 and 0.2 < trial.cost < 5
     with pytest.raises(ValueError, match="too short"):
-        Evaluator(session, [1, 2, 3], lambda: None)
+        Passage.end_of([1, 2, 3], target.context_size)
     session.close()
     twin.close()
     assert str(DraftEval(0.5, 0.25, 1, 1.2)) == "50% agreement, a draft token costs 0.25 plain steps"
