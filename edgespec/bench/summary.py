@@ -19,9 +19,9 @@ _LABELS = {
 _LEGEND = (
     "arms: a drafter with a number drafts that many tokens in every round; the autopilot may ask all drafters; "
     "'autopilot cold' starts each prompt without statistics. x plain: tokens/s over plain decoding, geometric mean of "
-    "n results. worst decile: 10th percentile of x plain. below 1: results slower than plain decoding. tau: tokens per "
-    "target forward. oracle: the fastest of plain decoding and the fixed arms for each prompt. upper bound: the speed "
-    "if only the measured time of forwards and drafts counted."
+    "n results. decile: 10th percentile of x plain. below 1: results slower than plain decoding. tau: tokens per "
+    "target forward. p99 ms: 99th percentile of the time of a step. oracle: the fastest of plain decoding and the "
+    "fixed arms for each prompt. upper bound: the speed if only the measured time of forwards and drafts counted."
 )
 
 
@@ -194,7 +194,7 @@ def _wrap(facts: dict[str, str]) -> list[str]:
 
 def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
     """A table with column headings; no lines without groups."""
-    form = "{:<22.22} {:>5} {:>20} {:>12} {:>8} {:>6} {:>9} {:>8}"
+    form = "{:<19.19} {:>4} {:>18} {:>6} {:>8} {:>6} {:>9} {:>7} {:>7} {:>7}"
     rows = [
         form.format(
             make_printable(name),
@@ -205,8 +205,10 @@ def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
             format_value(g.tau),
             format_value(g.acceptance_rate, ".0%"),
             format_value(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+            format_value(1000 / g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+            format_value(1000 * g.step_p99_s if g.step_p99_s is not None else None, ".1f"),
         )
         for name, g in groups.items()
     ]
-    heads = (heading, "n", "x plain (95% CI)", "worst decile", "below 1", "tau", "accepted", "tok/s")
+    heads = (heading, "n", "x plain (95% CI)", "decile", "below 1", "tau", "accepted", "tok/s", "ms/tok", "p99 ms")
     return ["", form.format(*heads), *rows] if rows else []

@@ -105,13 +105,13 @@ def echo_native_log() -> None:
 
 
 def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[str, str], reason: str) -> str:
-    """One line: tokens, speed, speedup over plain decoding, acceptance, time to first token.
+    """One line: tokens, speed, times, speedup over plain decoding, acceptance, time to first token.
 
     `drafters` is ModelInfo.drafters. Only the drafters that drafted a token in `steps` are named.
     """
     parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
-    if metrics.tokens_per_second is not None:
-        parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
+    if metrics.tpot_s and metrics.step_p99_s:
+        parts.append(format_speed(metrics.tpot_s, metrics.step_p99_s))
     if metrics.times_plain is not None and drafters:
         parts.append(f"{metrics.times_plain:.2f}x plain")
     if metrics.acceptance_rate is not None and metrics.tau is not None:
@@ -124,6 +124,11 @@ def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[st
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)
+
+
+def format_speed(tpot_s: float, step_p99_s: float) -> str:
+    """Tokens/s, and its times: the mean of a token, and the 99th percentile of a step, which may emit several."""
+    return f"{1 / tpot_s:.1f} tok/s ({1000 * tpot_s:.1f} ms a token, p99 of a step {1000 * step_p99_s:.1f} ms)"
 
 
 def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[str]:

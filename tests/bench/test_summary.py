@@ -27,9 +27,9 @@ def test_the_dictionary_is_json(tmp_path: Path) -> None:
 def test_table(tmp_path: Path) -> None:
     lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
     shown = [line.split() for line in format_table(summary_of(tmp_path, *lines)).splitlines()]
-    assert ["plain", "2", "1.00", "(1.00-1.00)", "1.00", "0%", "1.00", "-", "10.0"] in shown
-    assert ["ngram", "7", "2", "1.00", "(0.50-2.00)", "0.65", "50%", "1.00", "-", "12.5"] in shown
-    assert ["chat", "2", "1.41", "(1.10-1.80)", "1.17", "0%", "1.00", "-", "14.5"] in shown
+    assert ["plain", "2", "1.00", "(1.00-1.00)", "1.00", "0%", "1.00", "-", "10.0", "100.0", "-"] in shown
+    assert ["ngram", "7", "2", "1.00", "(0.50-2.00)", "0.65", "50%", "1.00", "-", "12.5", "80.0", "-"] in shown
+    assert ["chat", "2", "1.41", "(1.10-1.80)", "1.17", "0%", "1.00", "-", "14.5", "69.0", "-"] in shown
     assert ["autopilot", "/", "best", "fixed:", "1.17", "(0.92-1.50)"] in shown
 
 

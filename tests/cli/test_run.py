@@ -33,7 +33,7 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
     assert "12 tokens (length)" in done.stderr
     assert re.search(r"\d+ of \d+ drafted tokens accepted \(\d+%; python-6m/draft(, ngram)?\), tau ", done.stderr)
     done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--draft", "none")
-    assert re.search(r" tok/s, plain decoding, first token after \d+ ms\n", done.stderr)
+    assert re.search(r" tok/s \([\d.]+ ms a token, p99 of a step [\d.]+ ms\), plain decoding, first ", done.stderr)
 
 
 def test_statistics_name_only_drafters_that_drafted() -> None:
