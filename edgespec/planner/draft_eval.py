@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 
@@ -11,11 +13,12 @@ from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_drafter, measure_rows
 from edgespec.core.arrays import Ints
 from edgespec.core.greedy import read_prompt
-from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
 _ROWS = 64  # compared positions
 _PROFILE_S = 1.0
+_PLAIN_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,25 @@ class Evaluator:
         agreed = float((np.concatenate(choices) == self._choices).mean())
         drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
         last = self._passages[-1]
+        times = self._time_plain(last)  # before the draft and after it: the machine may have become slower
         cost = measure_drafter(drafter, last.text[: last.start + 1], self._check)
+        plain_s = median([*times, *self._time_plain(last)])
         draft_s = cost.seconds(1) if cost is not None else float("inf")
-        length, speedup = choose_chain_length(self.profile.rows, draft_s, agreed)
-        return DraftEval(agreed, draft_s / self.profile.rows[1], length, speedup)
+        rows = {n: seconds * plain_s / self.profile.rows[1] for n, seconds in self.profile.rows.items()}
+        length, speedup = choose_chain_length(rows, draft_s, agreed)
+        return DraftEval(agreed, draft_s / plain_s, length, speedup)
+
+    def _time_plain(self, passage: Passage) -> list[float]:
+        """Seconds of plain steps of the target, which has read what is before the compared positions."""
+        times = []
+        for _ in range(_PLAIN_STEPS):
+            self._check()
+            started = perf_counter()
+            self._target.forward(passage.text[passage.start], NO_DRAFT).argmax()
+            self._target.commit(())
+            times.append(perf_counter() - started)
+            self._target.rewind(passage.start)
+        return times
 
     def _argmax(self, session: Session, passage: Passage) -> Ints:
         """[rows] the most probable tokens after the compared ones."""
