@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
 
 from edgespec.cli.listening import PORT
+from edgespec.cli.terminal import format_speed
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
@@ -48,8 +49,27 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for model in props["models"]:
-        if model.get("last_error"):
-            click.echo(f"{model['name']}: {model['last_error']}")
+        for line in _describe_more(model, [each for each in props["recent"] if each["model"] == model["name"]]):
+            click.echo(f"{model['name']}: {line}")
+
+
+def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterator[str]:
+    """The speed of the last answers, the acceptance of the drafters, and the last error."""
+    from statistics import median
+
+    from edgespec.units import count
+
+    timed = [each for each in calls if each["tpot"] and each["step_p99"]]
+    if timed:
+        tpot_s, p99_s = (median(each[name] for each in timed) for name in ("tpot", "step_p99"))
+        yield f"{format_speed(tpot_s, p99_s)}, median of {count(len(timed), 'answer')}"
+    for drafter in model.get("drafters", ()):
+        yield (
+            f"drafts of {drafter['label']} are accepted {drafter['acceptance']:.0%} of the time over"
+            f" {count(drafter['answers'], 'answer')}, {drafter['recent_acceptance']:.0%} in the last ones"
+        )
+    if model.get("last_error"):
+        yield model["last_error"]
 
 
 def _describe_state(model: dict[str, Any]) -> str:

@@ -215,7 +215,7 @@ class Review:
             if not nodes:
                 return
             is_right = tree.tokens[nodes[0]] == token
-            stats.first_choice.observe(float(is_right))
+            stats.observe_choice(is_right)
             if not is_right:
                 return
             parent = nodes[0]
@@ -226,13 +226,13 @@ class Review:
         for depth in range(done.n_tested):
             is_right = depth < len(done.path)
             stats.acceptance.observe(self._tree.votes[depth][drafter.name], is_right)
-            stats.first_choice.observe(float(is_right))
+            stats.observe_choice(is_right)
 
     def _learn_chain(self, drafter: Drafter, done: Round) -> None:
         """Of a chain that was verified before the host had read it."""
         stats = self._stats.drafter(drafter)
         for drafted, emitted in zip(done.draft.tokens.tolist(), done.emitted, strict=False):
-            stats.first_choice.observe(float(drafted == emitted))
+            stats.observe_choice(drafted == emitted)
             if drafted != emitted:
                 return
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model, make_agreement_model
+from edgespec.controller.acceptance import (
+    AcceptanceModel,
+    AcceptanceRecord,
+    make_acceptance_model,
+    make_agreement_model,
+)
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.own_time import OwnTime
@@ -61,6 +66,7 @@ class DrafterStats:
         self.is_trusted = is_trusted
         self.acceptance = make_acceptance_model(confidence)
         self.first_choice = DecayedMean(0.6, 0.95)  # acceptance of the best proposal on an accepted path
+        self.accepted = self.tested = 0  # of such proposals in the present text
         # Value of a round with the drafter less that of one without, in tokens: for 0, 1, 2-3, 4-7, 8 or more peers,
         # which wait while it drafts.
         self.gains = [DecayedMean(guess, 0.97) for guess in (0.2 * is_trusted, 0.0, 0.0, 0.0, 0.0)]
@@ -73,9 +79,16 @@ class DrafterStats:
         """The gain of a round that shares its forward with `n_peers` other generations."""
         return self.gains[min(n_peers.bit_length(), len(self.gains) - 1)]
 
+    def observe_choice(self, is_right: bool) -> None:
+        """The best proposal on an accepted path was compared."""
+        self.first_choice.observe(float(is_right))
+        self.accepted += is_right
+        self.tested += 1
+
     def fork(self) -> DrafterStats:
         """See DecayedMean.fork."""
         local = copy(self)
+        local.accepted = local.tested = 0
         local.acceptance = self.acceptance.fork()
         local.first_choice = self.first_choice.fork()
         local.gains = [rate.fork() for rate in self.gains]
@@ -109,6 +122,7 @@ class DraftStats:
     drafters    by '<drafter>; <way of sampling>, <phase>'
     agreements  acceptance of a token that several drafters propose, by '<their names, joined by +>; ...'
     after       gains of a drafter that is asked after others, by '<drafter> after <others>; ...'
+    records     by drafter, whatever the way of sampling and the phase
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -118,6 +132,7 @@ class DraftStats:
         self.drafters: dict[str, DrafterStats] = {}
         self.agreements: dict[str, AcceptanceModel] = {}
         self.after: dict[str, DecayedMean] = {}
+        self.records: dict[str, AcceptanceRecord] = {}
 
     def drafter(self, key: str, confidence: Confidence, *, is_trusted: bool = True) -> DrafterStats:
         """The statistics under `key`. Those of another kind of confidence are dropped."""
@@ -148,6 +163,7 @@ class DraftStats:
             },
             "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
             "after": {key: gain.evidence for key, gain in self.after.items()},
+            "records": {name: asdict(record) for name, record in self.records.items()},
             "own_time": self.own_time.to_dict(),
         }
 
@@ -169,6 +185,7 @@ class DraftStats:
                 _check_shares(rates)
             for key, evidence in state["after"].items():
                 _restore([stats.gain_after(key)], [evidence])
+            stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
             stats.own_time = OwnTime.from_dict(state["own_time"])
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("not the statistics of drafters") from error
@@ -247,8 +264,16 @@ class TextStats:
 
     def merge(self) -> None:
         """The text is complete, or its generation has ended."""
+        counts: dict[str, tuple[int, int]] = {}
         for key, stats in self._drafters.items():
             self._shared.drafter(key, stats.confidence).merge(stats)
+            name = key.partition("; ")[0]
+            accepted, tested = counts.get(name, (0, 0))
+            counts[name] = accepted + stats.accepted, tested + stats.tested
+        for name, (accepted, tested) in counts.items():
+            if tested:
+                record = self._shared.records.get(name, AcceptanceRecord())
+                self._shared.records[name] = record.add(accepted, tested)
         for key, agreement in self._agreements.items():
             self._shared.agreement(key).merge(agreement)
         for key, gain in self._after.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -39,6 +40,7 @@ from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.session_pool import Slot, SlotPool
 from edgespec.engine.slot_memory import begin_text, keep_text, take_notices
 from edgespec.errors import BackendError, Cancelled
+from edgespec.hub.reference import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.text.stream import TextStream
 
@@ -141,7 +143,8 @@ class Engine:
         if controller is not None and not self._has_warned and (warning := controller.warning()):
             self._has_warned = True
             yield Notice(warning)
-        yield generation.finished()
+        yield from map(Notice, self._tell_low_acceptance())
+        yield replace(generation.finished(), records=dict(self._draft_stats.records) if self._draft_stats else {})
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
@@ -217,6 +220,19 @@ class Engine:
         self._grammars.close()
         self._slots.close()
         self._drafters.close()
+
+    def _tell_low_acceptance(self) -> Iterator[str]:
+        """A sentence for each drafter that many answers show to be right too seldom; it is told once."""
+        records = self._draft_stats.records if self._draft_stats is not None else {}
+        for name in tuple(records):  # other generations may add some meanwhile
+            record = records[name]
+            drafter = self._drafters.loaded.get(name)
+            if drafter is None or drafter.source is None or record.is_told or not record.is_low:
+                continue
+            records[name] = replace(record, is_told=True)
+            cure = "`edgespec adapt` trains it on your texts, and " if drafter.spec.needs == "model" else ""
+            told = record.describe(shorten_names(drafter.label))
+            yield f"{told[:1].upper()}{told[1:]}: {cure}--draft ngram leaves it out."
 
     def _measure_once(self, check: CheckCancelled) -> DraftStats:
         if self._draft_stats is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
@@ -98,7 +99,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. `tokens` are the emitted ids, with the end-of-generation token; `stop` is the stop string that
-    ended the text.
+    ended the text; `records` has the acceptance of each drafter that the autopilot asks, over all answers.
     """
 
     reason: FinishReason
@@ -106,6 +107,7 @@ class Finished:
     seed: int
     metrics: Metrics
     stop: str | None = None
+    records: Mapping[str, AcceptanceRecord] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

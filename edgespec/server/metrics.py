@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.engine.events import Finished
 from edgespec.service.engine_log import Death
 from edgespec.units import gib
@@ -58,6 +60,8 @@ class Call:
     acceptance: float | None
     tau: float | None
     ttft: float | None
+    tpot: float | None
+    step_p99: float | None
     seconds: float
     ending: str
 
@@ -69,6 +73,7 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._recent: deque[Call] = deque(maxlen=_MAX_RECENT)
+        self._records: dict[str, Mapping[str, AcceptanceRecord]] = {}
         options: Any = {"namespace": "edgespec", "registry": self._registry}
         self._answers = Counter("answers", "Finished answers.", ["model", "ending"], **options)
         self._deaths = Counter("engine_deaths", "Engine processes that ended unasked.", ["model", "cause"], **options)
@@ -79,6 +84,11 @@ class ServerMetrics:
             name: Histogram(name, text, ["model"], buckets=buckets, **options)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
+        labels = ["model", "drafter"]
+        told = "Share of a drafter's tokens that are accepted, over all answers."
+        self._acceptance = Gauge("draft_acceptance_ratio", told, labels, **options)
+        told = "The same of the last answers, less that of all: below zero the draft has become worse."
+        self._drift = Gauge("draft_acceptance_drift", told, labels, **options)
         self._waiting = Gauge("waiting_requests", "Requests in the queue.", ["model"], **options)
         self._remotes = Gauge("remote_up", "Whether the server of a remote model can be reached.", ["model"], **options)
         self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
@@ -112,11 +122,17 @@ class ServerMetrics:
             acceptance=m.acceptance_rate,
             tau=m.tau,
             ttft=m.ttft_s,
+            tpot=m.tpot_s,
+            step_p99=m.step_p99_s,
             seconds=seconds,
             ending=finished.reason,
         )
+        for name, record in finished.records.items():
+            self._acceptance.labels(model, name).set(record.share)
+            self._drift.labels(model, name).set(record.recent - record.share)
         with self._lock:
             self._recent.append(call)
+            self._records[model] = finished.records
 
     def note_death(self, model: str, death: Death) -> None:
         """Log the end of an engine process, and count it unless someone asked for it."""
@@ -156,6 +172,11 @@ class ServerMetrics:
         """The last answers, newest first, in the keys of /props."""
         with self._lock:
             return [asdict(call) for call in reversed(self._recent)]
+
+    def records(self, model: str) -> Mapping[str, AcceptanceRecord]:
+        """The acceptance of a model's drafters, by their names, as its last answer has told."""
+        with self._lock:
+            return self._records.get(model, {})
 
     def format_prometheus(self, waiting: dict[str, int], silent_s: dict[str, float]) -> bytes:
         """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""

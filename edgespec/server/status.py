@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from time import monotonic
 from typing import Any
@@ -12,6 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec import __version__
+from edgespec.controller.acceptance import AcceptanceRecord
+from edgespec.hub.reference import shorten_names
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.model_slot import ModelSlot
 from edgespec.server.models import Models
@@ -41,7 +44,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
     async def get_props(_request: Request) -> Response:
-        states = [_describe_slot(slot) for slot in models.slots.values()]
+        states = [_describe_slot(slot, metrics.records(slot.name)) for slot in models.slots.values()]
         states += [_describe_remote(slot) for slot in models.remotes.values()]
         return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
 
@@ -52,7 +55,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     ]
 
 
-def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
+def _describe_slot(slot: ModelSlot, records: Mapping[str, AcceptanceRecord]) -> dict[str, Any]:
     """The state of one model, in the keys of /props."""
     state: dict[str, Any] = {
         "name": slot.name,
@@ -78,6 +81,16 @@ def _describe_slot(slot: ModelSlot) -> dict[str, Any]:
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
             "unloads_in_seconds": _finite(slot.unloads_in_s),
+            "drafters": [
+                {
+                    "name": name,
+                    "label": shorten_names(model_info.drafters.get(name, name)),
+                    "answers": record.answers,
+                    "acceptance": record.share,
+                    "recent_acceptance": record.recent,
+                }
+                for name, record in records.items()
+            ],
         }
     return state
 

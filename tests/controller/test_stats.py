@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.stats import DraftStats, TextStats
+from edgespec.controller.stats import PHASES, DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 
 PROFILE = Profile(
@@ -73,6 +73,28 @@ def test_statistics_outlive_the_process() -> None:
         assert value(ours) != pytest.approx(value(untrained), abs=0.01)  # type: ignore[no-untyped-call]
 
 
+def test_the_record_of_a_drafter_is_that_of_all_its_answers() -> None:
+    draft_stats = DraftStats(PROFILE)
+    for sampling, n_right in (("greedy", 9), ("sampled", 3), ("sampled", 3)):
+        stats = TextStats(draft_stats, sampling)
+        for phase in PHASES:
+            stats.set_phase(phase)
+            for at in range(10):
+                stats.drafter(MODEL).observe_choice(at < n_right)
+        stats.drafter(PARD)
+        stats.merge()
+    assert draft_stats.records.keys() == {"model"}, "the other was not asked"
+    record = draft_stats.records["model"]
+    assert (record.answers, record.accepted, record.tested) == (3, 30, 60)
+    assert record.recent == pytest.approx(0.9 * 0.64 + 0.3 * 0.36) and not record.is_low
+    assert DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict()))).records == draft_stats.records
+    for _ in range(40):
+        assert not record.is_low or record.answers >= 20
+        record = record.add(4, 10)
+    assert record.is_low and record.recent == pytest.approx(0.4, abs=1e-3)
+    assert record.describe("tiny") == "drafts of tiny are accepted 41% of the time over 43 answers"
+
+
 def test_only_the_first_drafter_that_takes_time_is_trusted() -> None:
     draft_stats = DraftStats(PROFILE)
     stats = TextStats(draft_stats, "greedy")
@@ -123,6 +145,10 @@ def test_concurrent_texts_are_merged_one_after_the_other() -> None:
 
 MODEL_KEY, PAIR, AFTER = "model; greedy, answer", "model+ngram; greedy, answer", "pard after model; greedy, answer"
 DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a record of more accepted than tested": lambda state: state.update(
+        records={"model": {"answers": 1, "accepted": 3, "tested": 2, "recent": 1.0, "is_told": False}}
+    ),
+    "an unknown field of a record": lambda state: state.update(records={"model": {"share": 0.5}}),
     "no rows": lambda s: s.pop("rows"),
     "not one row": lambda s: s["rows"].pop("1"),
     "rows that are no numbers": lambda s: s["rows"].update({"x": 1.0}),

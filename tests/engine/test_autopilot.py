@@ -11,12 +11,13 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy.model import load
 from edgespec.bench.divergence import first_divergence
+from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule, Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
+from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded, open_engine
@@ -147,6 +148,19 @@ def test_what_is_learned_serves_the_next_request(engine: Engine) -> None:
     engine.speculation = KINDS["ngram"]
     generate(engine, Request(CODE[3], WARM, max_tokens=30, seed=1))
     assert rules(known) == {"sample at 0.0", "sample at 0.8"}, "each way of sampling by itself"
+
+
+def test_a_low_acceptance_over_many_answers_is_told_once_with_its_cures() -> None:
+    target, draft = load("tree", LoadOptions()), load("draft", LoadOptions())
+    engine = Engine(target, list_loaded(model=draft), Speculation(("ngram", "model")))
+    engine.draft_stats.records["model"] = AcceptanceRecord(57, 380, 1000, 0.3)
+    engine.draft_stats.records["ngram"] = AcceptanceRecord(57, 380, 1000, 0.3)
+    events = [event for _ in range(2) for event in engine.stream(Request("a tale of", GREEDY, max_tokens=4))]
+    told = [event.text for event in events if isinstance(event, Notice)]
+    cures = "`edgespec adapt` trains it on your texts, and --draft ngram leaves it out."
+    assert len(told) == 1 and told[0].startswith("Drafts of model are accepted 3") and told[0].endswith(cures)
+    finished = [event for event in events if isinstance(event, Finished)]
+    assert all(event.records["model"].is_told and event.records["model"].answers >= 57 for event in finished)
 
 
 def test_nothing_is_measured_where_nobody_asks() -> None:

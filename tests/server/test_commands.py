@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def test_ps_and_stop(toy: Server) -> None:
     shown = run("ps", "--url", toy.url).stdout.splitlines()
     assert shown[0].split() == ["MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS"]
     assert shown[1].split()[:4] == ["tree", "loaded", "toy", "ngram+model"] and shown[1].endswith("in 5 min")
+    assert re.search(
+        r"^tree: [\d.]+ tok/s \([\d.]+ ms a token, p99 of a step [\d.]+ ms\), median of", "\n".join(shown), re.M
+    )
     assert json.loads(run("ps", "--url", toy.url, "--json").stdout)["models"][0]["is_open"]
     assert run("stop", "tree", "--url", toy.url).stdout == "unloaded tree\n"
     assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "unloaded"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.serving import ENDLESS, PROMPT, TOY, Server, serving
 from tests.server.test_load import raw
+from tests.zygote import run_command
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -105,3 +107,18 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
     assert total(values, "edgespec_opens_total", model="broken") == 0 < total(values, "edgespec_opens_total")
     assert total(values, "edgespec_embeddings_total", model="embedded") == 2
     assert total(values, "edgespec_embedded_tokens_total", model="embedded") == tokens > 2
+
+
+def test_the_acceptance_of_each_drafter_and_its_drift(tmp_path: Path) -> None:
+    with serving(tmp_path, *TOY, "--draft", "model") as server:
+        for _ in range(3):
+            assert server.ask("tree", max_tokens=100).status_code == 200
+        values = read(server)
+        (drafter,) = server.get("/props").json()["models"][0]["drafters"]
+        shown = run_command(("ps", "--url", server.url), os.environ, tmp_path).stdout
+    assert drafter["name"] == "model" and 1 <= drafter["answers"] <= 3 and 0 < drafter["acceptance"] <= 1
+    of = {"model": "tree", "drafter": "model"}
+    assert total(values, "edgespec_draft_acceptance_ratio", **of) == drafter["acceptance"]
+    drift = drafter["recent_acceptance"] - drafter["acceptance"]
+    assert total(values, "edgespec_draft_acceptance_drift", **of) == pytest.approx(drift)
+    assert f"tree: drafts of {drafter['label']} are accepted {drafter['acceptance']:.0%} of the time over" in shown
