@@ -33,6 +33,10 @@ _OF_MODELS = {
     "embeddings": "Texts embedded.",
     "embedded_tokens": "Tokens of the texts embedded.",
 }
+_OF_DRAFTERS = {
+    "ratio": "Share of a drafter's tokens that are accepted, over all answers.",
+    "drift": "The same of the last answers, less that of all: below zero the draft has become worse.",
+}
 _HISTOGRAMS = {  # name -> its text, its buckets in seconds
     "answer_seconds": ("Duration of an answer.", (0.1, 0.3, 1, 3, 10, 30, 100, 300)),
     "time_to_first_token_seconds": (
@@ -85,10 +89,9 @@ class ServerMetrics:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
         labels = ["model", "drafter"]
-        told = "Share of a drafter's tokens that are accepted, over all answers."
-        self._acceptance = Gauge("draft_acceptance_ratio", told, labels, **options)
-        told = "The same of the last answers, less that of all: below zero the draft has become worse."
-        self._drift = Gauge("draft_acceptance_drift", told, labels, **options)
+        self._drafters = {
+            name: Gauge(f"draft_acceptance_{name}", text, labels, **options) for name, text in _OF_DRAFTERS.items()
+        }
         self._waiting = Gauge("waiting_requests", "Requests in the queue.", ["model"], **options)
         self._remotes = Gauge("remote_up", "Whether the server of a remote model can be reached.", ["model"], **options)
         self._silent = Gauge("silent_seconds", "Silence of the engine process.", ["model"], **options)
@@ -128,8 +131,8 @@ class ServerMetrics:
             ending=finished.reason,
         )
         for name, record in finished.records.items():
-            self._acceptance.labels(model, name).set(record.share)
-            self._drift.labels(model, name).set(record.recent - record.share)
+            self._drafters["ratio"].labels(model, name).set(record.share)
+            self._drafters["drift"].labels(model, name).set(record.recent - record.share)
         with self._lock:
             self._recent.append(call)
             self._records[model] = finished.records
