@@ -110,13 +110,13 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
 
 
 def test_the_acceptance_of_each_drafter_and_its_drift(tmp_path: Path) -> None:
-    with serving(tmp_path, *TOY, "--draft", "model") as server:
-        for _ in range(3):
+    with serving(tmp_path, "tree", "--backend", "toy", "--no-memory", "--draft", "model") as server:
+        for _ in range(5):
             assert server.ask("tree", max_tokens=100).status_code == 200
         values = read(server)
         (drafter,) = server.get("/props").json()["models"][0]["drafters"]
         shown = run_command(("ps", "--url", server.url), os.environ, tmp_path).stdout
-    assert drafter["name"] == "model" and 1 <= drafter["answers"] <= 3 and 0 < drafter["acceptance"] <= 1
+    assert drafter["name"] == "model" and 1 <= drafter["answers"] <= 5 and 0 < drafter["acceptance"] <= 1
     of = {"model": "tree", "drafter": "model"}
     assert total(values, "edgespec_draft_acceptance_ratio", **of) == drafter["acceptance"]
     drift = drafter["recent_acceptance"] - drafter["acceptance"]
