@@ -19,6 +19,7 @@ _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another sl
 class Slot:
     """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll.
 
+    prompt  how many of those tokens were the prompt
     saved   what drafters have left when they were closed, by name; the slots of an engine share it
     memory  the earlier texts that its drafters may use
     """
@@ -27,6 +28,7 @@ class Slot:
     drafters: dict[str, Drafter] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
+    prompt: int = 0
     check: CheckCancelled = lambda: None
     is_taken: bool = False
     memory: SlotMemory = field(default_factory=SlotMemory)
@@ -61,14 +63,17 @@ class SlotPool:
     def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
         """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
 
-        The slot with the longest common prefix is chosen, unless too much of its cache would be lost. Then a new slot
-        is opened, or the least recently used one is taken; it adopts the longest prefix of any slot where it can.
+        The slot that has just answered the same prompt is chosen, so that the answer is computed in the same cells and
+        is the same. Else it is the one with the longest common prefix, unless too much of its cache would be lost.
+        Then a new slot is opened, or the least recently used one is taken; it adopts the longest prefix of any slot
+        where it can.
         """
         common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
+        same = {slot for slot, n in common.items() if n == len(prompt) == slot.prompt}
         free = [slot for slot in self._kept if not slot.is_taken]
-        best = max(free, key=lambda slot: common[slot], default=None)
+        best = max(free, key=lambda slot: (slot in same, common[slot]), default=None)
         found = best
-        if best is None or self._loses_much(best, common[best]):
+        if best is None or (best not in same and self._loses_much(best, common[best])):
             found = self._open_another(free)
         if found is None:
             return None
@@ -79,7 +84,7 @@ class SlotPool:
             self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
             if best is not None and not self._loses_much(best, common[best]):
                 found = best  # the slot that was opened beside it stays for others
-        found.is_taken, found.check, found.tokens = True, check, list(prompt)
+        found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
 

@@ -162,6 +162,22 @@ def test_a_side_branch_leaves_exact_cells_in_order() -> None:
     model.close()
 
 
+def test_a_prompt_that_is_asked_again_has_the_same_scores(target: LlamaModel) -> None:
+    """To the last bit: its last token alone, in a forward of one row, would be rounded in another way."""
+    session = target.open_session()
+    prompt = [(i * 7919 + 11) % target.tokenizer.vocab_size for i in range(150)]
+    first = read_prompt(session, prompt).logits(0).copy()
+    session.forward(5, Draft.chain([6, 7]))
+    session.commit((0,))
+    assert (read_prompt(session, prompt).logits(0) == first).all() and session.position == len(prompt)
+    read_prompt(session, [*prompt[:100], 1, 2])
+    again = read_prompt(session, prompt).logits(0)
+    assert np.abs(again - first).max() < 0.15, "its end has been dropped, so it is read again"
+    session.rewind(len(prompt) - 1)
+    assert (session.forward(prompt[-1], NO_DRAFT).logits(0) != first).any(), "else this test shows nothing"
+    session.close()
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 def test_cache_types_agree_within_their_precision(target: LlamaModel, kv_type: str) -> None:
     other = load(TARGET, LoadOptions(threads=1, context_size=256, kv_type=kv_type))  # type: ignore[arg-type]

@@ -64,6 +64,15 @@ def test_another_text_with_a_short_beginning_in_common_does_not_push_a_long_one_
     engine.close()
 
 
+def test_a_prompt_that_is_asked_again_is_answered_in_the_same_slot() -> None:
+    engine = made(2)
+    first = answer(engine, "ab")  # the answer, which is lost, is longer
+    assert answer(engine, "ab") == first and len(engine._slots._kept) == 1
+    answer(engine, "a")
+    assert len(engine._slots._kept) == 2, "another prompt does not cut this text"
+    engine.close()
+
+
 @pytest.mark.parametrize("kind", ["tree", "recurrent"])
 def test_a_conversation_goes_on_in_its_own_slot_where_no_other_can_take_over_its_cache(kind: str) -> None:
     """A recurrent state cannot be copied, and the last hundred tokens of the conversation have been rewritten."""

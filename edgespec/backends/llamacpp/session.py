@@ -18,7 +18,7 @@ from edgespec.backends.sequence import check_forward, check_prompt, shared_prefi
 from edgespec.core.batching import YIELD, BatchPeers, Yield
 from edgespec.core.greedy import greedy_rollout
 from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
-from edgespec.core.scores import Scores
+from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import branches, depths, is_path, leaves
 from edgespec.errors import BackendError, Cancelled, RollbackError
 
@@ -47,6 +47,7 @@ class LlamaSession:
         self._capabilities = Capabilities(vocab_size, context_size, rollback.tree)
         self._tokens: list[int] = []  # what the cache holds
         self.revision = 0  # grows with every change of them
+        self._prompt: tuple[int, HostScores] | None = None  # tokens of the last one that is whole, and its scores
         self._pending: tuple[int, Draft] | None = None
 
     @property
@@ -107,6 +108,10 @@ class LlamaSession:
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
         check_prompt(tokens, self._capabilities)
+        if (known := self._recall(tokens)) is not None:
+            self._slot.check()
+            yield PrefillProgress(len(tokens), len(tokens), len(tokens))
+            return known
         done = reused = self._reuse(tokens)
         while True:
             self._slot.check()
@@ -120,6 +125,7 @@ class LlamaSession:
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
             if done == len(tokens):
+                self._prompt = done, HostScores([scores.logits(0).copy()])
                 return scores
 
     def adopt(self, other: Session, n: int) -> bool:
@@ -135,6 +141,7 @@ class LlamaSession:
         end = -1 if context.has_streams else n  # llama.cpp copies whole streams, before the next decode
         self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, end)
         self.hold(other.tokens[:n])
+        self._prompt = other._prompt if other._prompt is not None and other._prompt[0] <= n else None
         if context.has_streams:
             self._rollback.rewind(n)
         return True
@@ -145,7 +152,7 @@ class LlamaSession:
             tap.truncate(shared_prefix(self._tokens, tokens, len(tokens)))
             n = len(tokens) - tap.features.end
             tap.features.append(np.broadcast_to(np.float32(0), (n, tap.width)), n)
-        self._tokens = list(tokens)
+        self._tokens, self._prompt = list(tokens), None
         self.revision += 1
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
@@ -245,6 +252,19 @@ class LlamaSession:
         tap = self._slot.tap
         return self.rewind(kept - 1) if tap is not None and kept and tap.features.start == kept else kept
 
+    def _recall(self, tokens: Sequence[int]) -> Scores | None:
+        """The scores of a prompt that has just been read, with the cache as it was behind it; None for any other.
+
+        Its last token, read again in a forward of another number of rows, would have scores of another rounding, and a
+        greedy answer might change from one request to the next.
+        """
+        n = len(tokens)
+        if self._prompt is None or self._prompt[0] != n or self._tokens[:n] != list(tokens):
+            return None
+        if self._slot.tap is not None:  # the hidden states have to be computed
+            return None
+        return self._prompt[1] if self.rewind(n) == n else None
+
     def _append(self, tokens: Sequence[int], states: Floats | None) -> None:
         """The cache holds `tokens` for good; `states` are of a tapped session."""
         if states is not None:
@@ -257,6 +277,8 @@ class LlamaSession:
     def _forget(self, position: int) -> None:
         """The cache holds no more than `position` tokens."""
         del self._tokens[position:]
+        if self._prompt is not None and position < self._prompt[0]:
+            self._prompt = None
         if self._slot.tap is not None:
             self._slot.tap.truncate(position)
 
