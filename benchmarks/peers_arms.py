@@ -1,38 +1,67 @@
-"""edgespec and mlx_lm as arms of `benchmarks.peers`, and the record of one generation."""
+"""edgespec and mlx_lm as arms of `benchmarks.peers`: the prompts that all get, and the record of one generation."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import clock_gettime, perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import click
+import psutil
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
+from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, MemoryUse, Request, TokenPrompt
+from edgespec.errors import ContextOverflow
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.process import EngineProcess
+from edgespec.text.chat_template import Message
 
-LOOKUPS = ("ngram", "suffix")
+Form = Literal["chat", "raw"]
+"""How a prompt is written: in the model's chat template, or as text to continue."""
 MLX_DRAFT_TOKENS = 3  # the default of mlx_lm's own commands
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`ids` is `text` as edgespec encodes it; the peers get these."""
+    """The first turn of a prompt, as the token ids that every arm gets.
+
+    A second turn would follow the arm's own first answer, so arms that differ in a token would get other prompts.
+    """
 
     id: str
     category: str
-    text: str
-    ids: list[int]
+    ids: tuple[int, ...]
+
+
+def select_prompts(
+    engine: Engine, candidates: Sequence[BenchPrompt], form: Form, tokens: int, context: int
+) -> list[Prompt]:
+    """Those that fit with `tokens` more. Raises click.ClickException where none does."""
+    prompts = []
+    for prompt in candidates:
+        turn = prompt.turns[0]
+        try:
+            ids = engine.encode((Message("user", turn),) if form == "chat" else turn)
+        except ContextOverflow:
+            ids = []
+        if ids and len(ids) + tokens < context:
+            prompts.append(Prompt(prompt.id, prompt.category, tuple(ids)))
+        else:
+            click.echo(f"{prompt.id} is left out: too long for a context of {context}.", err=True)
+    if not prompts:
+        raise click.ClickException("no prompt fits into the context: give a larger --ctx.")
+    return prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +71,6 @@ class Generation:
     tokens     None stands for a token that was counted but not sent
     arrivals   (time.perf_counter(), tokens so far), increasing in both
     rounds     target forwards after those that gave the first arrival
-    own        the figures that the arm itself reports
     busy_s     processor time of the arm's process between the first arrival and the last; 0 where it is not measured
     """
 
@@ -51,14 +79,7 @@ class Generation:
     rounds: int
     drafted: int
     accepted: int
-    own: dict[str, Any] = field(default_factory=dict)
     busy_s: float = 0.0
-
-    def on_own_processor(self) -> Generation:
-        """As if the program had had a processor for itself: with the times of its process."""
-        if not (self.busy_s and self.arrivals):
-            return self
-        return replace(self, arrivals=((0.0, self.arrivals[0][1]), (self.busy_s, self.arrivals[-1][1])))
 
     @property
     def later(self) -> int:
@@ -66,8 +87,8 @@ class Generation:
         return self.arrivals[-1][1] - self.arrivals[0][1] if self.arrivals else 0
 
     @property
-    def tokens_per_second(self) -> float | None:
-        return self.later / (self.arrivals[-1][0] - self.arrivals[0][0]) if self.later else None
+    def wall_s(self) -> float:
+        return self.arrivals[-1][0] - self.arrivals[0][0] if self.arrivals else 0.0
 
 
 def processor_s(pid: int) -> float:
@@ -80,30 +101,35 @@ class PeerFailed(Exception):
 
 
 class Arm(Protocol):
-    """One program with one draft mode; `own_plain` names the same program's arm without drafts."""
+    """One program with one draft mode. The first word of its name is the program's."""
 
     name: str
-    own_plain: str
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
-        """Up to `tokens` after `prompt`. Raises PeerFailed."""
+        """Up to `tokens` after `prompt`, which is read with an empty prompt cache. Raises PeerFailed."""
 
 
 @dataclass
 class Edgespec:
-    """edgespec's engine process, by its `pid`, with one Speculation. With `memory` it drafts from earlier answers."""
+    """An engine process of edgespec, by its `pid`, with one Speculation; None is the engine's own, the autopilot.
+
+    With `memory` it drafts from earlier answers.
+    """
 
     name: str
     client: EngineProcess
-    speculation: Speculation
-    own_plain: str = "edgespec plain"
+    pid: int
+    speculation: Speculation | None
     memory: MemoryUse | None = None
-    pid: int = 0
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
+        # A text without a token in common empties the cache: what it holds changes how the next prompt is read.
+        other = TokenPrompt((prompt.ids[0] + 1 if prompt.ids[0] == 0 else prompt.ids[0] - 1,))
+        list(self.client.stream(Request(other, max_tokens=0), Speculation()))
         arrivals: list[tuple[float, int]] = []
         start_s = 0.0
-        request = Request(prompt.text, SamplingParams(temperature=temperature), tokens, memory=self.memory)
+        sampling = SamplingParams(temperature=temperature)
+        request = Request(TokenPrompt(prompt.ids), sampling, tokens, memory=self.memory)
         for event in self.client.stream(request, self.speculation):
             if isinstance(event, Step):
                 start_s = start_s or processor_s(self.pid)
@@ -111,42 +137,40 @@ class Edgespec:
             elif isinstance(event, Finished):
                 finished = event
         m = finished.metrics
-        own = {"tokens_per_second": m.tokens_per_second, "ttft_s": m.ttft_s}
         counts = m.target_forwards, m.drafted_tokens, m.accepted_tokens
-        return Generation(finished.tokens, tuple(arrivals), *counts, own, processor_s(self.pid) - start_s)
+        return Generation(finished.tokens, tuple(arrivals), *counts, processor_s(self.pid) - start_s)
 
 
 def open_edgespec(
-    backend: BackendName, target: Path, draft: Path | None, options: LoadOptions, stack: ExitStack
-) -> EngineProcess:
-    """An engine process with the target, lookups and perhaps the draft model, an empty cache folder and empty memory.
+    backend: BackendName, target: Path, draft: str, options: LoadOptions, stack: ExitStack
+) -> tuple[EngineProcess, int]:
+    """An engine process with the drafters that `draft` names and an empty memory, and its pid; `stack` ends it.
 
-    So nothing is known of the models yet. `stack` ends it. Raises EdgespecError.
+    Raises EdgespecError.
     """
-    os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+    before = set(psutil.Process().children())
     memory = MemoryOptions(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     client = EngineProcess()
     stack.callback(client.close)
-    drafters = "+".join([*LOOKUPS, *([str(draft)] if draft else [])])
-    config = LoadConfig(str(target), backend, drafters, load=options, memory=memory)
+    config = LoadConfig(str(target), backend, draft, load=options, memory=memory)
     list(client.open(config, TerminalReporter()))
-    return client
+    started = set(psutil.Process().children()) - before
+    return client, max(started, key=lambda each: each.memory_info().rss).pid
 
 
 @dataclass
 class MlxLm:
-    """mlx_lm's generators on `models` that it has loaded: a target, and perhaps a draft."""
+    """mlx_lm's generators on `models` that it has loaded: a target, and perhaps a draft. Its caches are always new."""
 
     name: str
     models: Sequence[Any]
     stop: frozenset[int]
-    own_plain: str = "mlx_lm plain"
 
     def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
         text: list[int] = []
         arrivals: list[tuple[float, int]] = []
         accepted = 0
-        for token, drafted in self._steps(prompt.ids, tokens, temperature):
+        for token, drafted in self._steps(list(prompt.ids), tokens, temperature):
             text.append(token)
             accepted += drafted and bool(arrivals)
             if not drafted:  # the end of a round

@@ -35,7 +35,8 @@ def read_version(binary: str) -> str:
 def list_draft_modes(help_text: str, kind: str | None) -> dict[str, list[str]]:
     """Mode -> command-line options, of every mode in this build; `kind` of draft: 'simple' for a model, or a head's.
 
-    Without a draft, and with one of a kind that this build does not have, only the modes that need none.
+    Without a draft, and with one of a kind that this build does not have, only the modes that need none. In a build
+    that drafts by default, --no-spec-type switches off what a mode has not asked for.
     """
     listed = re.search(r"^ *--spec-type +\[?([\w,|-]+)", help_text, re.MULTILINE)
     types = re.split("[,|]", listed[1]) if listed else []
@@ -43,10 +44,14 @@ def list_draft_modes(help_text: str, kind: str | None) -> dict[str, list[str]]:
     drafts = ["--spec-type", f"draft-{kind}"] if f"draft-{kind}" in types else []
     modes: dict[str, list[str]] = {"plain": []}
     if kind and "--model-draft" in help_text and (drafts or kind == "simple"):
-        modes["draft"] = drafts
+        modes["draft"] = [*drafts]
     modes |= {name: ["--spec-type", name] for name in ngrams}
     if "draft" in modes and drafts:
         modes |= {f"draft + {name}": [drafts[0], f"{drafts[1]},{name}"] for name in ngrams if name in WITH_DRAFT}
+    default = re.search(r"^ *--spec-type .*?\(default: ([\w,-]+)\)", help_text, re.MULTILINE | re.DOTALL)
+    for options in modes.values() if default and "--no-spec-type" in help_text else ():
+        unwanted = {*default[1].split(",")} - {"none", *",".join(options).split(",")}
+        options[:0] = ["--no-spec-type", ",".join(sorted(unwanted))] if unwanted else []
     return modes
 
 
@@ -88,13 +93,11 @@ def read_stream(
         places = {count - 1: token for token, count in sent}
         tokens = [places.get(i) for i in range(emitted)]
     rounds = max(emitted - arrivals[0][1] - accepted, 1) if emitted > 1 else 0
-    return Generation(tuple(tokens), tuple(arrivals), rounds, drafted, accepted, timings, processor() - start_s)
+    return Generation(tuple(tokens), tuple(arrivals), rounds, drafted, accepted, processor() - start_s)
 
 
 class LlamaServer:
     """One server process with one draft mode; suspended between requests if it is busy while idle."""
-
-    own_plain = "llama-server plain"
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class LlamaServer:
             "n_predict": tokens,
             "temperature": temperature,
             "samplers": ["temperature"],  # the model's own distribution, edgespec's default
-            "cache_prompt": True,
+            "cache_prompt": False,
             "stream": True,
             "return_tokens": True,
         }

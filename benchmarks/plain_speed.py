@@ -10,9 +10,12 @@ JSON line.
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,7 +25,6 @@ import click
 
 from benchmarks.harness import MODEL_PATH, PLAIN, list_loaded, load_model, print_result
 from benchmarks.peers_arms import Edgespec, PeerFailed, Prompt, open_edgespec
-from benchmarks.peers_prompts import extend_prompt
 from edgespec.backends.options import LoadOptions
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -50,9 +52,9 @@ def main(model: Path, peer: str, contexts: Sequence[int], tokens: int, repeats: 
         try:
             with closing(Engine(load_model("llamacpp", model, options), list_loaded(), PLAIN)) as engine:
                 texts = [extend_prompt(engine, START, length) for length in contexts]
-                prompts = [Prompt(str(len(ids)), "", text, ids) for text in texts if (ids := engine.encode(text))]
-            client = open_edgespec("llamacpp", model, None, options, stack)
-            arm = Edgespec("edgespec plain", client, PLAIN)
+                prompts = [Prompt(str(n), "", tuple(engine.encode(text))) for n, text in enumerate(texts)]
+            os.environ["EDGESPEC_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+            arm = Edgespec("edgespec plain", *open_edgespec("llamacpp", model, "ngram", options, stack), PLAIN)
             for length, prompt in zip(contexts, prompts, strict=True):
                 rows.append(compare(arm, binary, model, length, prompt, tokens, repeats, threads))
                 click.echo(rows[-1], err=True)
@@ -67,14 +69,13 @@ def compare(
     arm: Edgespec, binary: str, model: Path, length: int, prompt: Prompt, tokens: int, repeats: int, threads: int
 ) -> dict[str, float]:
     """Tokens/s of both, in turns, and the median of the ratios with its extremes."""
-    arm.generate(prompt, 8, 0.0)  # reads the prompt, which later generations reuse
+    arm.generate(prompt, 8, 0.0)  # a warm-up
     ours, theirs = [], []
     for i in range(repeats):
         if i % 2:
             theirs.append(run_llama_bench(binary, model, length, tokens, threads))
-        speed = arm.generate(prompt, tokens + 1, 0.0).tokens_per_second
-        assert speed is not None
-        ours.append(speed)
+        found = arm.generate(prompt, tokens + 1, 0.0)
+        ours.append(found.later / found.wall_s)
         if not i % 2:
             theirs.append(run_llama_bench(binary, model, length, tokens, threads))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
@@ -87,6 +88,17 @@ def compare(
         "ratio_min": round(min(ratios), 3),
         "ratio_max": round(max(ratios), 3),
     }
+
+
+def extend_prompt(engine: Engine, text: str, length: int) -> str:
+    """`text` behind as much code of a module of the standard library as makes about `length` tokens."""
+    missing = length - len(engine.encode(text))
+    if missing <= 0:
+        return text
+    code = Path(argparse.__file__).read_text(encoding="utf-8")
+    sample = code[: 2 * missing]  # characters; fewer tokens than `missing` in any vocabulary of words
+    end = round(len(sample) * missing / len(engine.encode(sample)))
+    return f"{code[:end].rpartition(chr(10))[0]}\n\n\n{text}"
 
 
 def run_llama_bench(binary: str, model: Path, depth: int, tokens: int, threads: int) -> float:

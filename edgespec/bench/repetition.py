@@ -27,6 +27,12 @@ def find_repetition(prompt: Sequence[int], emitted: Sequence[int]) -> list[bool]
     return found
 
 
+def repeated_share(tokens: Sequence[int | None], n: int = 4) -> float:
+    """The share of a text's n-grams that it has had before; None, an unknown token, is in no n-gram."""
+    grams = [gram for i in range(len(tokens) - n + 1) if None not in (gram := tuple(tokens[i : i + n]))]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
 def repetition_speed(prompt: Sequence[int], steps: Sequence[Step]) -> tuple[int, float]:
     """(tokens, seconds) of the rounds that start in a repeated stretch.
 

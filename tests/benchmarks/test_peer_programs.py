@@ -1,16 +1,13 @@
-"""The comparisons with other programs run on random MLX models, and with llama-server where it is installed."""
+"""The comparisons with mlx_lm run on random MLX models."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.conftest import Program, Run
+from tests.benchmarks.conftest import Program
 from tests.mlx_models import DENSE, make_folder
-from tests.models import DRAFT, TARGET
 
 pytestmark = pytest.mark.slow
 
@@ -33,16 +30,6 @@ def test_peers_of_mlx(program: Program, mlx_pair: tuple[Path, Path]) -> None:
     target, draft = mlx_pair
     selection = ("--category", "code_completion", "--per-category", 1, "--tokens", 8, "--repeats", 1)
     result = program("benchmarks.peers", "--target", target, "--draft", draft, *selection)
-    assert set(result["arms"]) == {"edgespec plain", "edgespec autopilot", "mlx_lm plain", "mlx_lm draft"}
-    assert len(result["runs"]) == 4 and all(run["emitted"] >= 1 for run in result["runs"])
-
-
-def test_peers_of_llamacpp(run_module: Run) -> None:
-    """With llama-server it compares; without, it names what is missing in one sentence."""
-    selection = ("--category", "code_completion", "--per-category", 1, "--tokens", 8, "--repeats", 1, "--only", "draft")
-    done = run_module("benchmarks.peers", "--target", TARGET, "--draft", DRAFT, *selection)
-    if shutil.which("llama-server"):
-        assert "llama-server plain" in json.loads(done.stdout)["arms"], done.stderr
-    else:
-        assert done.returncode == 1 and done.stdout == ""
-        assert done.stderr.startswith("Error: llama-server was not found: ") and done.stderr.count("\n") == 1
+    arms = {"edgespec plain", "edgespec auto", "edgespec model", "mlx_lm plain", "mlx_lm draft"}
+    (group,) = result["groups"]
+    assert {row["arm"] for row in group["rows"]} == arms and all(row["answers"] == 1 for row in group["rows"])

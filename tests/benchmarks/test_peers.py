@@ -1,28 +1,24 @@
-"""What benchmarks.peers reads: a server's --help and its stream; and its message without a peer."""
+"""benchmarks.peers: what it reads of a server, the file of rounds, the tables, and a run on the packaged model."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 
-from benchmarks.peers import NO_PEER, Run, common_prefix, format_table, main, summarize
-from benchmarks.peers_arms import Generation, PeerFailed, Prompt
-from benchmarks.peers_categories import compare_by_category, format_ratio
-from benchmarks.peers_prompts import (
-    AGENT_TURNS,
-    REQUEST,
-    make_agent_turns,
-    read_candidates,
-    split_warm,
-    take_candidates,
-)
+from benchmarks.peers import NO_PEER, main
+from benchmarks.peers_arms import Generation, PeerFailed
 from benchmarks.peers_server import list_draft_modes, read_stream
-from tests.models import TARGET
+from benchmarks.peers_tables import ALL, Record, Round, Run, format_markdown, summarize
+from benchmarks.prompts import CODE
+from tests.benchmarks.conftest import Program
+from tests.models import DRAFT, TARGET
 
 HELP = """\
 --spec-draft-model, -md, --model-draft FNAME
@@ -77,18 +73,27 @@ def test_draft_modes_of_other_builds() -> None:
     ]
 
 
+def test_a_build_that_drafts_by_default_is_told_not_to() -> None:
+    help_text = HELP.replace("(default: none)", "(default: ngram-mod)") + "--no-spec-type LIST  types not to use\n"
+    modes = list_draft_modes(help_text, kind="simple")
+    assert modes["plain"] == ["--no-spec-type", "ngram-mod"]
+    assert modes["ngram-simple"] == ["--no-spec-type", "ngram-mod", "--spec-type", "ngram-simple"]
+    assert modes["draft"] == ["--no-spec-type", "ngram-mod", "--spec-type", "draft-simple"]
+    assert modes["ngram-mod"] == ["--spec-type", "ngram-mod"]
+
+
 def test_a_token_a_chunk() -> None:
     found = read(
         chunk([], 0), chunk([5], 1), b"\n", chunk([6], 2), chunk([7], 3), end(3, predicted_ms=9.0), b"data: [DONE]"
     )
-    assert found == Generation((5, 6, 7), ((1.0, 1), (3.0, 2), (4.0, 3)), 2, 0, 0, {"predicted_ms": 9.0})
-    assert found.tokens_per_second == pytest.approx(2 / 3)
+    assert found == Generation((5, 6, 7), ((1.0, 1), (3.0, 2), (4.0, 3)), 2, 0, 0)
+    assert (found.later, found.wall_s) == (2, 3.0)
 
 
 def test_several_tokens_a_chunk() -> None:
     found = read(chunk([5], 1), chunk([6, 7, 8], 4), end(4, draft_n=3, draft_n_accepted=2))
     assert found.tokens == (5, 6, 7, 8) and found.later == 3 and found.rounds == 1
-    assert (found.drafted, found.accepted, found.tokens_per_second) == (3, 2, 3.0)
+    assert (found.drafted, found.accepted, found.wall_s) == (3, 2, 1.0)
 
 
 def test_bursts_that_are_counted_before_they_are_sent() -> None:
@@ -99,9 +104,7 @@ def test_bursts_that_are_counted_before_they_are_sent() -> None:
 def test_tokens_within_a_character_are_counted_but_not_sent() -> None:
     found = read(chunk([5], 1), chunk([8], 4), end(5))
     assert found.tokens == (5, None, None, 8, None)
-    assert found.tokens_per_second == 4 / 2  # the last one is known by the end of the stream
-    assert common_prefix((5, 6, 7, 8, 9), found.tokens) == 5
-    assert common_prefix((5, 6, 7, 9, 9), found.tokens) == 3
+    assert (found.later, found.wall_s) == (4, 2.0)  # the last one is known by the end of the stream
 
 
 def test_processor_time_counts_from_the_first_token() -> None:
@@ -130,27 +133,60 @@ def test_a_stream_that_breaks(lines: list[bytes]) -> None:
         read(*lines)
 
 
-def test_rows_pair_runs_of_one_prompt() -> None:
-    class Named:
-        own_plain = "plain"
+def make_run(arm: str, seconds: float, tokens: tuple[int | None, ...], rounds: int, drafted: int = 0) -> Run:
+    later = len(tokens) - 1
+    return Run(arm, tokens, later, seconds, seconds, rounds, drafted, accepted=later - rounds)
 
-        def __init__(self, name: str) -> None:
-            self.name = name
 
-        def generate(self, prompt: Prompt, tokens: int, temperature: float) -> Generation:
-            raise NotImplementedError
+def make_round(prompt: str, category: str, auto_s: float, auto: tuple[int, ...], form: str = "chat") -> Round:
+    text = tuple(range(17))
+    runs = make_run("edgespec plain", 16.0, text, 16), make_run("edgespec auto", auto_s, auto, 8, 10)
+    peers = make_run("llama-server plain", 32.0, (*text[:-1], None), 16), make_run("llama-server fast", 8.0, text, 4)
+    return Round(form, prompt, category, 0, (*runs, *peers))
 
-    def run(arm: str, prompt: str, seconds: float, tokens: tuple[int, ...]) -> Run:
-        return Run(arm, Prompt(prompt, "qa", "", [1]), 0, Generation(tokens, ((0.0, 1), (seconds, 3)), 1, 4, 1))
 
-    runs = [run("plain", "a", 2, (1, 2, 3)), run("other", "a", 1, (1, 2, 3))]
-    runs += [run("plain", "b", 1, (4, 5, 6)), run("other", "b", 2, (4, 9, 6))]
-    rows = summarize([Named("plain"), Named("other")], runs, greedy=True)
-    assert rows["other"] == {
-        "tokens/s": 1.5, "own": None, "x plain": 1.0, "x own": 1.0,
-        "tau": 2.0, "accepted": 0.25, "same": "1/2", "from": 1,
-    }  # fmt: skip
-    assert [line.split()[0] for line in format_table(rows).splitlines()] == ["arm", "plain", "other"]
+ROUNDS = [
+    make_round("a", "writing", 4.0, tuple(range(17))),
+    make_round("b", "stem", 16.0, (*range(16), 99)),
+    make_round("c", "rag", 2.0, (1, 2, 3, 4, 5, 1, 2, 3, 4)),
+    make_round("a", "writing", 16.0, tuple(range(17)), form="raw"),
+]
+
+
+def test_rows_pair_the_runs_of_one_prompt() -> None:
+    whole, mt_bench, rag, raw = summarize(ROUNDS)
+    assert [(g.form, g.name, g.prompts) for g in (whole, mt_bench, rag, raw)] == [
+        ("chat", ALL, 3), ("chat", "mt_bench", 2), ("chat", "rag", 1), ("raw", ALL, 1)
+    ]  # fmt: skip
+    row = mt_bench.row("edgespec auto")
+    assert row is not None and row.own is not None and row.peer is not None and row.best is not None
+    assert (row.own.mean, row.peer.mean, row.best.mean) == pytest.approx((2.0, 4.0, 1.0))
+    assert (mt_bench.best, row.worst, row.tau, row.accepted, row.same) == ("llama-server fast", 1.0, 2.0, 0.8, 1)
+    short, peer = rag.row("edgespec auto"), rag.row("llama-server plain")
+    assert short is not None and short.worst is None and short.repeated == pytest.approx(1 / 6)
+    assert peer is not None and peer.same == 1, "a token that was not sent agrees with any"
+
+
+def test_the_tables_have_a_row_for_each_arm_and_category() -> None:
+    text = format_markdown(summarize(ROUNDS))
+    chat, raw = text.split("Prompts written as ")[1:]
+    assert "| edgespec auto |" in chat and "| mt_bench | 2 | 2.00 | 80% | 2.00 (1.00 to 4.00) |" in chat
+    assert "by category" not in raw and "| 1/1 |" in raw
+    assert format_markdown(summarize([Round("raw", "a", "qa", 0, ROUNDS[0].runs[:2])])), "without a peer"
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    first = Record(path, {"tokens": 8})
+    first.add(ROUNDS[0])
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"form": "chat", "pro')
+    again = Record(path, {"tokens": 8})
+    assert again.rounds == ROUNDS[:1] and again.has("chat", "a", 0) and not again.has("raw", "a", 0)
+    again.add(ROUNDS[3])
+    assert Record(path, {"tokens": 8}).rounds == [ROUNDS[0], ROUNDS[3]]
+    with pytest.raises(ClickException, match="other settings"):
+        Record(path, {"tokens": 9})
 
 
 def test_no_peer(tmp_path: Path) -> None:
@@ -158,34 +194,33 @@ def test_no_peer(tmp_path: Path) -> None:
     assert result.exit_code == 1 and NO_PEER in result.output
 
 
-def test_ratios_by_category() -> None:
-    prompts = [Prompt(f"{name}-{n}", name, "", [1]) for name in ("chat", "rag") for n in range(3)]
-    runs = [
-        (prompt, arm, speed) for prompt in prompts for arm, speed in (("auto", 30.0), ("auto", 50.0), ("other", 20.0))
+@pytest.mark.slow
+def test_a_run_on_the_packaged_model(program: Program, tmp_path: Path) -> None:
+    """Alone where there is no llama-server; the second time nothing is left to run."""
+    prompts, record, table = (tmp_path / name for name in ("prompts.jsonl", "rounds.jsonl", "table.md"))
+    lines = [{"question_id": n, "category": "coding", "turns": [text, "More."]} for n, text in enumerate(CODE[:2])]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    command = [
+        "--target",
+        TARGET,
+        "--prompts",
+        prompts,
+        "--form",
+        "chat",
+        "--form",
+        "raw",
+        "--tokens",
+        8,
+        "--threads",
+        1,
     ]
-    runs += [(prompts[0], "late", 10.0), (prompts[1], "late", None)]
-    found = compare_by_category(runs, "auto")
-    assert list(found) == ["chat", "all", "rag"] and found["rag"] == {"other": (2.0, 2.0, 2.0)}
-    assert found["chat"]["late"] == (4.0, 4.0, 4.0), "of the prompts that both have answered"
-    assert format_ratio("other", (1.5, 1.2, 1.9)) == "other 1.50 (1.20 to 1.90)"
-
-
-def test_the_first_prompts_of_each_category_warm_the_memories() -> None:
-    prompts = [Prompt(f"{name}-{n}", name, "", [1]) for n in range(3) for name in ("chat", "rag")]
-    earlier, others = split_warm(prompts, 1)
-    assert [each.id for each in earlier] == ["chat-0", "rag-0"] and len(others) == 4
-    assert split_warm(prompts, 0) == ([], prompts)
-
-
-def test_turns_of_an_agent_edit_a_file_of_300_lines() -> None:
-    texts = [turn.turns[0] for turn in make_agent_turns()]
-    files = [text.removesuffix(REQUEST).splitlines() for text in texts]
-    assert len(files) == 5 and {len(lines) for lines in files} == {300}
-    for earlier, later in pairwise(files):
-        changed = [n for n, pair in enumerate(zip(earlier, later, strict=True)) if pair[0] != pair[1]]
-        assert changed and changed[0] >= 200, "the beginning can stay in the cache"
-
-
-def test_all_turns_of_an_agent_are_taken() -> None:
-    taken = [prompt.id for prompt in take_candidates(read_candidates(["chat", AGENT_TURNS]), 2)]
-    assert taken == ["chat-1", "chat-2", *(f"{AGENT_TURNS}-{n}" for n in range(1, 6))]
+    command += ["--llama-server", shutil.which("llama-server") or "none", "--only", "ngram-mod", "--drafter", "ngram"]
+    command += ["--threads", 1, "--draft", DRAFT, "--processor-time", "--record", record, "--table", table]
+    first = program("benchmarks.peers", *command)
+    arms = {"edgespec plain", "edgespec auto", "edgespec model", "edgespec ngram"}
+    assert arms <= {row["arm"] for row in first["groups"][0]["rows"]}
+    assert [(group["form"], group["prompts"]) for group in first["groups"]] == [("chat", 2), ("raw", 2)]
+    rounds = record.read_text(encoding="utf-8")
+    assert len(rounds.splitlines()) == 5 and table.read_text(encoding="utf-8").count("| edgespec model |") == 2
+    assert program("benchmarks.peers", *command)["groups"] == first["groups"]
+    assert record.read_text(encoding="utf-8") == rounds
