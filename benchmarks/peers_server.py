@@ -48,9 +48,10 @@ def list_draft_modes(help_text: str, kind: str | None) -> dict[str, list[str]]:
     modes |= {name: ["--spec-type", name] for name in ngrams}
     if "draft" in modes and drafts:
         modes |= {f"draft + {name}": [drafts[0], f"{drafts[1]},{name}"] for name in ngrams if name in WITH_DRAFT}
-    default = re.search(r"^ *--spec-type .*?\(default: ([\w,-]+)\)", help_text, re.MULTILINE | re.DOTALL)
-    for options in modes.values() if default and "--no-spec-type" in help_text else ():
-        unwanted = {*default[1].split(",")} - {"none", *",".join(options).split(",")}
+    default = re.search(r"^ *--spec-type .*?\(default:\s+([\w,\s-]+)\)", help_text, re.MULTILINE | re.DOTALL)
+    drafting = {*re.split(r"[,\s]+", default[1])} if default and "--no-spec-type" in help_text else set()
+    for options in modes.values():
+        unwanted = drafting - {"none", *",".join(options).split(",")}
         options[:0] = ["--no-spec-type", ",".join(sorted(unwanted))] if unwanted else []
     return modes
 

@@ -74,7 +74,7 @@ def test_draft_modes_of_other_builds() -> None:
 
 
 def test_a_build_that_drafts_by_default_is_told_not_to() -> None:
-    help_text = HELP.replace("(default: none)", "(default: ngram-mod)") + "--no-spec-type LIST  types not to use\n"
+    help_text = HELP.replace("(default: none)", "(default:\n    ngram-mod)") + "--no-spec-type LIST  types not to use\n"
     modes = list_draft_modes(help_text, kind="simple")
     assert modes["plain"] == ["--no-spec-type", "ngram-mod"]
     assert modes["ngram-simple"] == ["--no-spec-type", "ngram-mod", "--spec-type", "ngram-simple"]
