@@ -81,8 +81,7 @@ class LocalEngine:
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_following = False  # whether one is being loaded
         self._is_closed = False
-        self._searched: LoadedModel | None = None  # the model for which a self-draft was searched
-        self._has_answered = False
+        self._answered: LoadedModel | None = None  # a model that has answered since the last search for a self-draft
 
     @property
     def model_info(self) -> ModelInfo | None:
@@ -139,7 +138,7 @@ class LocalEngine:
             try:
                 yield from self.require_loaded().engine.generate(request, check, speculation)
             finally:
-                self._has_answered = True
+                self._answered = self.loaded
                 self._refresh_devices()
 
         return self.submit(work, shares=True)
@@ -268,7 +267,7 @@ class LocalEngine:
         learner, self._learner = self._learner, None
         if learner is not None:
             learner.close()
-        loaded, self.loaded, self._has_answered = self.loaded, None, False
+        loaded, self.loaded = self.loaded, None
         if loaded is not None:
             self._reader.call(lambda: None)  # what reads a prompt of this model ends first
             loaded.save_stats()
@@ -276,14 +275,14 @@ class LocalEngine:
 
     def _search(self, check: CheckCancelled) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
-        loaded = self.loaded
-        if loaded is None or loaded is self._searched or not self._has_answered or is_on_battery():
+        loaded = self._answered
+        if loaded is None or loaded is not self.loaded or is_on_battery():
             return
         try:
             search_when_idle(loaded, check)
         except EdgespecError as refusal:
             _log.debug("no self-draft was searched: %s", refusal.message)
-        self._searched = loaded
+        self._answered = None
 
     def _set_idle(self, is_idle: bool) -> None:
         self._activity.set(not is_idle)
