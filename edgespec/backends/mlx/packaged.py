@@ -1,4 +1,4 @@
-"""Loads the packaged pair, Q8_0 GGUF files, as MLX models with 8-bit groups of 32."""
+"""Loads packaged GGUF files as MLX models whose matrices stay quantized, in groups of 32."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from edgespec.formats.gguf_config import read_gguf_config
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.tensor_names import to_folder_name
 
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # the types that `mx.load` reads as they are
+
 
 def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
-    """A llama model whose matrices are all Q8_0, and its configuration in mlx-lm's keys. Raises InvalidModelFile."""
+    """A llama model whose matrices are of _BITS, and its configuration in mlx-lm's keys. Raises InvalidModelFile."""
     header = read_file(path)
     if header.architecture != "llama":
         raise InvalidModelFile(
@@ -25,7 +27,15 @@ def load_gguf_llama(path: Path) -> tuple[Any, dict[str, Any]]:
     config = read_gguf_config(header)
     model = llama.Model(llama.ModelArgs.from_dict(config))
     weights = {to_folder_name(name): array for name, array in mx.load(str(path)).items()}
-    nn.quantize(model, group_size=32, bits=8, class_predicate=lambda name, module: f"{name}.scales" in weights)
+    bits = {
+        to_folder_name(tensor.name).removesuffix(".weight"): _BITS[tensor.type.name]
+        for tensor in header.tensors
+        if tensor.type.name in _BITS
+    }
+    nn.quantize(
+        model,
+        class_predicate=lambda name, module: {"group_size": 32, "bits": bits[name]} if name in bits else False,
+    )
     model.load_weights(list(weights.items()), strict=True)
     model.eval()
     return model, config
