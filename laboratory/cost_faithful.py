@@ -2,6 +2,9 @@
 
     uv run python -m laboratory.cost_faithful 1b out.gguf [--source small.gguf] [--type Q4_0] [--check]
     uv run python -m laboratory.cost_faithful 100m folder [--source folder] [--type 4bit] [--group 64] [--check]
+    uv run python -m laboratory.cost_faithful own folder --source model.gguf --type F16
+
+The shape `own` is the small model's: the result is a copy of it in the other format or type.
 
 Embeddings are padded with zeros. Norm weights are scaled by sqrt(d/D), their epsilon by d/D. The small heads go into
 their kv groups. Rows of attention output and ffn-down outside the small block are zero, so the added width does not
@@ -26,7 +29,7 @@ from edgespec.errors import EdgespecError
 from laboratory.embedding.agreement import Agreement, compare, open_for_check
 from laboratory.embedding.encodings import FOLDER_TYPES, GGUF_TYPES, choose_storage
 from laboratory.embedding.files import write
-from laboratory.embedding.shapes import SHAPES, find_tightest_shape, fit_shape
+from laboratory.embedding.shapes import OWN, SHAPES, find_tightest_shape, fit_shape
 from laboratory.embedding.sources import open_source
 
 GROUP, TOKENS = 64, 32
@@ -40,7 +43,7 @@ def build(
     group: int = GROUP,
     context: int | None = None,
 ) -> None:
-    """Write `destination`: the function of `source` at the cost of SHAPES[shape] in `quant`.
+    """Write `destination`: the function of `source` in `quant`, at the cost of SHAPES[shape] or its own.
 
     `destination` is a GGUF file if its name ends in .gguf, else a folder for MLX; `group` is for 4bit and 8bit;
     `context` is the context length that the result states, by default the source's. Raises click.ClickException.
@@ -77,7 +80,7 @@ def check(
 
 
 @click.command()
-@click.argument("shape", type=click.Choice(list(SHAPES)))
+@click.argument("shape", type=click.Choice([*SHAPES, OWN]))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--source", type=MODEL_PATH, default=TARGET, help="[default: the embedded target]")
 @click.option(

@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 MARKERS = {
     "fast": ("architecture", "core", "drafters", "formats", "text"),
     "contract": ("contract",),
+    "real": ("real",),
     "slow": (
         "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
         "export", "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service",

@@ -48,10 +48,16 @@ SHAPES = {
     "8b": Size(4096, 32, 1024, 14336),
     "70b": Size(8192, 80, 1024, 28672),
 }
+OWN = "own"  # the shape of the source itself, which is then copied
 
 
 def fit_shape(name: str, small: Shape) -> Shape:
-    """SHAPES[name] with heads as wide as those of `small`. Raises click.ClickException where `small` does not fit."""
+    """SHAPES[name] with heads as wide as those of `small`, or `small` itself for OWN.
+
+    Raises click.ClickException where `small` does not fit.
+    """
+    if name == OWN:
+        return small
     size = SHAPES[name]
     if size.kv_width % small.head or size.width % small.head:
         raise click.ClickException(f"the source's heads of {small.head} numbers do not divide the {name} shape evenly.")

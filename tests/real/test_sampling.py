@@ -1,0 +1,82 @@
+"""Sampled answers: a seed gives one text whatever drafts, and every acceptance rule keeps the target's distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.bench.distribution_test import enumerate_distribution
+from edgespec.core.sampling import SamplingParams
+from tests.core.stats import chi_square
+from tests.real.texts import Judge, load
+
+SEEDED: dict[str, dict[str, Any]] = {
+    "ngram": {"draft_max": 4, "draft_tree": 8},
+    "suffix": {"draft_max": 4, "memory": True},
+    "recycling": {"draft_max": 3, "draft_tree": 8},
+    "jacobi": {"draft_max": 4},
+    "sparse:4,32": {"draft_max": 3},
+    "model": {"draft_max": 3},
+}
+QUESTION = "Tell me a story about a cat, a cat and a cat."
+PROMPT = "My favourite"  # after which none of the eight sequences below is rarer than 1 in 28
+LENGTH, SAMPLES = 3, 400
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["usual", "exact"])
+def exact(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(exact: bool, folders: Path) -> edgespec.Reply:
+    with load("none", exact=exact) as model:
+        return model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seed_gives_one_text(exact: bool, expected: edgespec.Reply, draft: Path, name: str) -> None:
+    with load(str(draft) if name == "model" else name, exact=exact, **SEEDED[name]) as model:
+        reply = model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
+    assert reply.tokens == expected.tokens and reply.text == expected.text
+    assert reply.stats.drafted_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def law(judge: Judge) -> dict[tuple[int, ...], float]:
+    """The probability of each sequence of LENGTH tokens after PROMPT, of the two most probable tokens each."""
+    return enumerate_distribution(judge.engine, PROMPT, SamplingParams(temperature=1.0, top_k=2), LENGTH)
+
+
+@pytest.fixture(params=["auto", "sample", "rejection", "block"])
+def drawn(request: pytest.FixtureRequest, draft: Path) -> Iterator[Counter[tuple[int, ...]]]:
+    """How often each sequence was drawn. Without a seed, `auto` is the rule `block`."""
+    rule: Any = request.param
+    source = str(draft) if rule in ("rejection", "block") else "layerskip:12"
+    found: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    with load(source, draft_max=2, acceptance=rule, ctx=256) as model:
+        for i in range(SAMPLES):
+            seed = None if rule == "auto" else i
+            reply = model.generate(PROMPT, temperature=1.0, top_k=2, max_tokens=LENGTH + 1, seed=seed)
+            found[reply.tokens[:LENGTH]] += 1
+            accepted += reply.stats.accepted_tokens
+    assert accepted > 0
+    return found
+
+
+def test_three_tokens_follow_the_law(drawn: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> None:
+    assert len(law) == 2**LENGTH and min(law.values()) * SAMPLES > 5  # or chi-square would not apply
+    assert set(drawn) <= set(law)
+    counts, p = [drawn[tokens] for tokens in law], np.array(list(law.values()))
+    statistic, limit = chi_square(counts, p / p.sum())
+    print(f"\nchi-square {statistic:.1f}, limit {limit:.1f}")
+    assert statistic < limit
+    warmer = p**0.5 / (p**0.5).sum()
+    assert chi_square(counts, warmer)[0] > limit, "another law is told apart by as many samples"

@@ -1,0 +1,72 @@
+"""Prompts for real models, and the comparison of their greedy answers with those of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import edgespec
+from edgespec.backends import open_model
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.divergence import first_divergence
+from edgespec.bench.prompt_sets import read_shipped_prompts
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.text.chat_template import Message
+
+MODEL = "smollm2-135m"
+TIE = 0.1  # of two logits of one position; on a CPU, rounding by the number of rows changes a logit by less
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt, which is a message of a chat or a text to continue, and how many tokens follow at most."""
+
+    text: str
+    is_chat: bool
+    tokens: int
+
+    def ask(self, model: edgespec.Model, **arguments: Any) -> edgespec.Reply:
+        method = model.chat if self.is_chat else model.generate
+        return method(self.text, **{"max_tokens": self.tokens, "temperature": 0, **arguments})
+
+
+def list_asks() -> list[Ask]:
+    """The 40 shortest shipped prompts as messages, and the beginnings of the next 20 as texts."""
+    texts = sorted((prompt.turns[0] for prompt in read_shipped_prompts()), key=len)
+    return [*(Ask(text, True, 24) for text in texts[:40]), *(Ask(text[:80], False, 16) for text in texts[40:60])]
+
+
+def load(draft: str, **arguments: Any) -> edgespec.Model:
+    return edgespec.load(MODEL, backend="llamacpp", draft=draft, threads=1, **{"ctx": 1024, **arguments})
+
+
+class Judge:
+    """Shows how near two tokens are to each other where greedy answers differ. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        options = LoadOptions(threads=1, context_size=1024)
+        model = open_model("llamacpp", path, options, progress=lambda fraction: None, check=lambda: None)
+        self.engine = Engine(model, (), Speculation())
+        self.gaps: list[float] = []
+
+    def require_same(self, ask: Ask, plain: Sequence[int], other: Sequence[int], tie: float = TIE) -> None:
+        """`other` are the tokens of `plain` up to a position where the logits of both differ by `tie` at most."""
+        if tuple(other) == tuple(plain):
+            return
+        prompt = self.engine.encode((Message("user", ask.text),) if ask.is_chat else ask.text)
+        session = self.engine.target.open_session(lambda: None)
+        try:
+            fork = first_divergence(session, prompt, plain, other)
+        finally:
+            session.close()
+        assert fork is not None and fork.gap <= tie, (ask, fork)
+        self.gaps.append(fork.gap)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
