@@ -169,8 +169,7 @@ def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> 
 
 
 def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
-    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`, but not
-    where its GGUF file alone comes in an installed package.
+    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`.
 
     Raises UnknownModel, HubError.
     """
@@ -182,8 +181,7 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
     entry = _find_entry(reference, "llamacpp", registry)
     if not isinstance(reference, Alias) or entry is None or entry.mlx is None:
         return "llamacpp"
-    is_nearer = entry.gguf is not None and isinstance(entry.gguf.target, PackagedFile) and entry.gguf != entry.mlx
-    return "mlx" if entry.gguf is None or (prefer_mlx and not is_nearer) else "llamacpp"
+    return "mlx" if entry.gguf is None or prefer_mlx else "llamacpp"
 
 
 def detect_local_backend(path: Path, *, prefer_mlx: bool) -> FileBackend:

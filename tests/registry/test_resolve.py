@@ -168,11 +168,11 @@ def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: 
 def test_the_target_in_an_installed_package(
     hub: Hub, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It replaces the download, also where MLX is preferred, and becomes the model that opens without a name."""
+    """It replaces the download on both runtimes, and becomes the model that opens without a name."""
     monkeypatch.delenv("EDGESPEC_MODEL")
     text = (
         '[wrapped.gguf]\ntarget = "hf:nobody/model-GGUF/m.gguf"\npackage = "package:wrapped_weights/m.gguf"\n'
-        '[wrapped.mlx]\ntarget = "nobody/model-mlx"\n'
+        '[wrapped.mlx]\ntarget = "nobody/model-mlx"\npackage = "package:wrapped_weights/m.gguf"\n'
     )
     (tmp_path / "models.toml").write_text(text)
     assert load_registry(tmp_path / "models.toml").get("wrapped").gguf.target == HubFile("nobody/model-GGUF", "m.gguf")  # type: ignore[union-attr]
@@ -182,9 +182,9 @@ def test_the_target_in_an_installed_package(
     path = write_gguf(folder / "m.gguf")
     monkeypatch.syspath_prepend(tmp_path)
     registry = load_registry(tmp_path / "models.toml")
-    assert resolve_pair("wrapped", "llamacpp", registry, hub).target == PackagedGguf(path)
+    for backend in ("llamacpp", "mlx"):
+        assert resolve_pair("wrapped", backend, registry, hub).target == PackagedGguf(path)
     assert name_packaged(path) == PackagedFile("wrapped_weights/m.gguf")
-    assert detect_backend("wrapped", registry, hub, prefer_mlx=True) == "llamacpp"
     only = Registry({alias: registry.entries[alias] for alias in (EMBEDDED_ALIAS, "wrapped")})
     assert only.default == "wrapped"
     assert Registry({EMBEDDED_ALIAS: registry.entries[EMBEDDED_ALIAS]}).default == EMBEDDED_ALIAS
