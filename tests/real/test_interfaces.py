@@ -7,12 +7,11 @@ from pathlib import Path
 
 import edgespec
 from tests.cli.conftest import Cli, cli, environment
-from tests.real.texts import MODEL
+from tests.real.texts import ANSWER, MODEL
 from tests.server.serving import serving
 
 __all__ = ["cli", "environment"]
 
-ANSWER = "Hello! How can I assist you today?"
 OPTIONS = ("--temperature", "0", "--threads", "1", "--ctx", "512")
 
 

@@ -29,20 +29,16 @@ PROMPT = "My favourite"  # after which none of the eight sequences below is rare
 LENGTH, SAMPLES = 3, 400
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["usual", "exact"])
-def exact(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture(scope="module")
-def expected(exact: bool, folders: Path) -> edgespec.Reply:
-    with load("none", exact=exact) as model:
+def expected(folders: Path) -> edgespec.Reply:
+    with load("none", exact=True) as model:
         return model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_seed_gives_one_text(exact: bool, expected: edgespec.Reply, draft: Path, name: str) -> None:
-    with load(str(draft) if name == "model" else name, exact=exact, **SEEDED[name]) as model:
+def test_a_seed_gives_one_text(expected: edgespec.Reply, draft: Path, name: str) -> None:
+    """With `exact`: the rounding of forwards of several rows can change a draw."""
+    with load(str(draft) if name == "model" else name, exact=True, **SEEDED[name]) as model:
         reply = model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
     assert reply.tokens == expected.tokens and reply.text == expected.text
     assert reply.stats.drafted_tokens > 0

@@ -17,6 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.text.chat_template import Message
 
 MODEL = "smollm2-135m"
+ANSWER = "Hello! How can I assist you today?"  # to "hello", greedily
 TIE = 0.1  # of two logits of one position; on a CPU, rounding by the number of rows changes a logit by less
 
 
@@ -39,8 +40,8 @@ def list_asks() -> list[Ask]:
     return [*(Ask(text, True, 24) for text in texts[:40]), *(Ask(text[:80], False, 16) for text in texts[40:60])]
 
 
-def load(draft: str, **arguments: Any) -> edgespec.Model:
-    return edgespec.load(MODEL, backend="llamacpp", draft=draft, threads=1, **{"ctx": 1024, **arguments})
+def load(draft: str, model: str = MODEL, **arguments: Any) -> edgespec.Model:
+    return edgespec.load(model, draft=draft, **{"backend": "llamacpp", "threads": 1, "ctx": 1024, **arguments})
 
 
 class Judge:
