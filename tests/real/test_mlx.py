@@ -22,7 +22,6 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "sparse:4,16": {"draft_max": 2},
 }
 ASKS = (Ask("hello", True, 10), Ask("one, two, three, one, two, three, one,", False, 12), Ask("What is DNA?", True, 10))
-TIE = 1.0  # of two logits on llama.cpp, which rounds activations to 8 bits
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,12 @@ def expected(folder: Path) -> dict[Ask, edgespec.Reply]:
 
 
 def test_both_runtimes_give_one_text(expected: dict[Ask, edgespec.Reply], plain: edgespec.Model, judge: Judge) -> None:
-    """As far as two logits of llama.cpp are apart by TIE."""
+    """But at near-ties on llama.cpp, which rounds activations to 8 bits."""
     assert expected[ASKS[0]].text == ANSWER
     for ask, reply in expected.items():
         other = ask.ask(plain)
         assert reply.stats.prompt_tokens == other.stats.prompt_tokens
-        judge.require_same(ask, other.tokens, reply.tokens, TIE)
+        judge.require_same(ask, other.tokens, reply.tokens)
 
 
 @pytest.mark.parametrize("name", DRAFTS)

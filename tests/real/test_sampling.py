@@ -39,8 +39,9 @@ def expected(folders: Path) -> edgespec.Reply:
 def test_a_seed_gives_one_text(expected: edgespec.Reply, draft: Path, name: str) -> None:
     """With `exact`: the rounding of forwards of several rows can change a draw."""
     with load(str(draft) if name == "model" else name, exact=True, **SEEDED[name]) as model:
-        reply = model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
-    assert reply.tokens == expected.tokens and reply.text == expected.text
+        for _ in range(2):  # the memory of earlier texts has nothing to draft from at first
+            reply = model.chat(QUESTION, max_tokens=40, temperature=0.8, seed=11)
+            assert reply.tokens == expected.tokens and reply.text == expected.text
     assert reply.stats.drafted_tokens > 0
 
 
@@ -54,10 +55,9 @@ def law(judge: Judge) -> dict[tuple[int, ...], float]:
 def drawn(request: pytest.FixtureRequest, draft: Path) -> Iterator[Counter[tuple[int, ...]]]:
     """How often each sequence was drawn. Without a seed, `auto` is the rule `block`."""
     rule: Any = request.param
-    source = str(draft) if rule in ("rejection", "block") else "layerskip:12"
     found: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    with load(source, draft_max=2, acceptance=rule, ctx=256) as model:
+    with load(str(draft), draft_max=2, acceptance=rule, ctx=256) as model:
         for i in range(SAMPLES):
             seed = None if rule == "auto" else i
             reply = model.generate(PROMPT, temperature=1.0, top_k=2, max_tokens=LENGTH + 1, seed=seed)
