@@ -31,8 +31,8 @@ _PROGRESS_STEP = 0.1
 def load(model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]) -> Model:
     """Load a model and its draft, and download what is missing.
 
-    `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the embedded
-    pair python-6m, which completes Python code offline. `reporter` receives notices and progress; by default they go
+    `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the one
+    that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they go
     to the logger "edgespec". Raises any EdgespecError.
     """
     config = build_load_config(model, arguments)

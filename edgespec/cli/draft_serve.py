@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
 
-    Without REF it is the draft of the embedded pair. Each session of a client has one of the --parallel caches. A
+    Without REF it is the draft of the model that commands open without a name, if it has one. Each session of a client has one of the --parallel caches. A
     client that finds none goes on without this draft until one is free. Clients have the key in EDGESPEC_DRAFT_KEY.
     """
     from edgespec.cli.serve import run_app

@@ -5,7 +5,7 @@ from __future__ import annotations
 # By command: a command line, and what it does.
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "chat": (
-        ("edgespec chat", "chat with the embedded model"),
+        ("edgespec chat", "chat with the model that was opened last, at first a small one"),
         ("edgespec chat llama-8b-q4", "chat with a model of `edgespec list`"),
         ("edgespec chat --continue", "go on with the last conversation"),
         ("edgespec chat --resume 12", "go on with one that `edgespec history` lists"),
@@ -87,12 +87,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec export --to ollama ./m.gguf -o out", "files in a folder"),
     ),
     "bench": (
-        ("edgespec bench", "the embedded pair"),
+        ("edgespec bench", "the demo model"),
         ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),
     ),
     "tune": (("edgespec tune llama-8b-q4", "measure once, for all later runs"),),
     "adapt": (
-        ("edgespec adapt", "train the draft of the embedded model on what it has answered here"),
+        ("edgespec adapt python-6m", "train the draft of the embedded model on what it has answered here"),
         ("edgespec adapt llama-70b-q4 --minutes 30", "no longer than half an hour"),
         ("edgespec adapt list", "the trained drafts, and what they gain"),
     ),
@@ -123,7 +123,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "draft rm": (("edgespec draft rm all", "remove all self-drafts"),),
     "draft probe": (("edgespec draft probe qwen3.5-9b-q4 --draft mtp", "how the model's MTP head is read"),),
     "draft serve": (
-        ("edgespec draft serve", "the embedded draft, for this machine alone, at port 7438"),
+        ("edgespec draft serve small.gguf", "a file, for this machine alone, at port 7438"),
         ("edgespec draft serve --for llama-70b-q4 --host 0.0.0.0 --keys keys.toml", "its draft, for the network"),
     ),
     "completion": (

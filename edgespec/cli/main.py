@@ -57,7 +57,7 @@ _COMMANDS = {name: module for group in _GROUPS.values() for name, (_, module) in
 _WELCOME = """\
 edgespec runs language models on this machine, with exact speculative decoding.
 
-  edgespec chat            chat with a small embedded model, offline
+  edgespec chat            chat with a small model
   edgespec recommend       which models suit this machine
   edgespec chat NAME       download one of them, and chat with it
 
@@ -113,7 +113,8 @@ class _Commands(click.Group):
 def cli(ctx: click.Context) -> None:
     """Run language models locally with exact speculative decoding.
 
-    `edgespec chat` and `edgespec run` work offline with a small embedded model; name a model for more.
+    Without a model, commands open the one in EDGESPEC_MODEL, else smollm2-135m if its package is installed, else
+    python-6m, an embedded pair that completes Python code.
     """
     if ctx.invoked_subcommand is None:
         click.echo(_WELCOME)

@@ -15,7 +15,7 @@ _KEY = "opened"  # in the settings of an answer
 class OwnModel:
     """What was asked for when the model was opened.
 
-    reference  None: the embedded pair
+    reference  None: the registry's default
     draft      as `--draft` takes it
     backend    None: the best for the machine
     """

@@ -59,7 +59,7 @@ class LearnOptions:
 class LoadConfig:
     """What to load.
 
-    model       a reference, or None for the embedded pair
+    model       a reference, or None for the registry's default
     backend     None: the best for this machine
     draft       'auto' (all drafters that are available), 'none', or drafters as draft_request.parse_draft takes them
     draft_max   maximum draft depth; None: the autopilot decides
