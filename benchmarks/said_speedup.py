@@ -5,8 +5,9 @@
 Each prompt is answered greedily with and without drafts in the order plain, drafts, drafts, plain, and twice as often
 with `--repeats 2`. The measured speedup is the tokens/s of the answers with drafts over that of the plain ones, after
 their first token; the stated one is the mean over the answers with drafts. `--by chat` reads the statistics of the chat
-beside an engine process, `--by run` the JSON of new processes. `--busy N` keeps N processes computing beside it. stdout
-ends with one JSON line.
+beside an engine process, `--by run` the JSON of new processes. `--busy N` keeps N processes computing beside it.
+`--record FILE` keeps the rounds of the answers with drafts, for tests/core/test_speedup.py. stdout ends with one JSON
+line.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
+from typing import Any
 
 import click
 
@@ -35,9 +39,22 @@ from edgespec.text.chat_template import Message
 from edgespec.tui.live_stats import LiveStats
 
 GREEDY = SamplingParams(temperature=0.0)
-Answer = tuple[float, float | None, float | None]
-"""Seconds a token after the first, the stated speedup, and its bound: tau times the share that is not drafting."""
+Rounds = list[tuple[int, int, int, int, float | None]]
+"""Drafted and emitted tokens, microseconds since the round before, those of drafting, plain steps of the forward."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`bound` is tau times the share of the time that is not drafting; `rounds` are known in the chat alone."""
+
+    seconds_a_token: float
+    stated: float | None
+    bound: float
+    rounds: Rounds = field(default_factory=list)
+
+
 Ask = Callable[[str, bool], Answer | None]
+"""Answers a prompt with drafts or without; None for an answer of one token, of which nothing is stated."""
 
 
 @click.command()
@@ -48,16 +65,24 @@ Ask = Callable[[str, bool], Answer | None]
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--busy", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
-def main(model: str | None, by: str, answers: int, tokens: int, repeats: int, busy: int, threads: int) -> None:
+@click.option("--record", type=click.Path(dir_okay=False, path_type=Path))
+def main(
+    model: str | None, by: str, answers: int, tokens: int, repeats: int, busy: int, threads: int, record: Path | None
+) -> None:
     """Compare what is stated of each answer with what is measured."""
     rows: list[dict[str, float]] = []
+    kept: list[dict[str, Any]] = []
     with ExitStack() as stack:
         opened = open_chat(model, tokens, threads, stack) if by == "chat" else open_run(model, tokens, threads)
         stack.enter_context(keep_busy(busy))
         for prompt in islice((each.turns[0] for each in read_shipped_prompts()), answers):
-            if row := compare(opened, prompt, repeats):
+            if found := compare(opened, prompt, repeats):
+                row, rounds = found
                 rows.append(row)
+                kept += [{"measured": row["measured"], "rounds": each} for each in rounds]
                 click.echo(f"{len(rows):3} stated {row['stated']:.3f}, measured {row['measured']:.3f}", err=True)
+    if record is not None:
+        record.write_text(json.dumps(kept), encoding="utf-8")
     errors = sorted(abs(row["stated"] / row["measured"] - 1) for row in rows)
     summary = {
         "median_error": median(errors),
@@ -71,18 +96,20 @@ def main(model: str | None, by: str, answers: int, tokens: int, repeats: int, bu
     print_result("said_speedup", {**settings, "answers": len(rows), **summary, "rows": rows})
 
 
-def compare(ask: Ask, prompt: str, repeats: int) -> dict[str, float] | None:
-    """Stated and measured speedup of one prompt; None for an answer of one token, of which nothing is stated."""
+def compare(ask: Ask, prompt: str, repeats: int) -> tuple[dict[str, float], list[Rounds]] | None:
+    """Stated and measured speedup of one prompt, and the rounds with drafts; None where nothing is stated."""
     found: dict[bool, list[Answer]] = {False: [], True: []}
     for drafts in (False, True, True, False) * repeats:
         if (answer := ask(prompt, drafts)) is None:
             return None
         found[drafts].append(answer)
-    stated = [(said, bound) for _, said, bound in found[True] if said is not None and bound is not None]
+    stated = [each.stated for each in found[True] if each.stated is not None]
     if not stated:
         return None
-    measured = fmean(each[0] for each in found[False]) / fmean(each[0] for each in found[True])
-    return {"stated": fmean(s for s, _ in stated), "bound": fmean(b for _, b in stated), "measured": measured}
+    plain_s, drafted_s = (fmean(each.seconds_a_token for each in found[drafts]) for drafts in (False, True))
+    bound = fmean(each.bound for each in found[True])
+    row = {"stated": fmean(stated), "bound": bound, "measured": plain_s / drafted_s}
+    return row, [each.rounds for each in found[True]]
 
 
 def open_chat(model: str | None, tokens: int, threads: int, stack: ExitStack) -> Ask:
@@ -99,9 +126,13 @@ def open_chat(model: str | None, tokens: int, threads: int, stack: ExitStack) ->
                 stats.add(event)
         if stats.mean_speed is None or stats.tau is None:
             return None
-        steps = list(stats.steps)
-        share = sum(each.draft_s for each in steps) / (steps[-1].at_s - (stats.first_token_s or 0.0))
-        return 1 / stats.mean_speed, stats.times_plain, stats.tau * (1 - share)
+        at_s, rounds = stats.first_token_s or 0.0, Rounds()
+        for each in stats.steps:
+            spent_us, drafting_us = round(1e6 * (each.at_s - at_s)), round(1e6 * each.draft_s)
+            rounds.append((each.n_drafted, len(each.tokens), spent_us, drafting_us, each.plain_steps))
+            at_s = each.at_s
+        share = sum(each[3] for each in rounds) / sum(each[2] for each in rounds)
+        return Answer(1 / stats.mean_speed, stats.times_plain, stats.tau * (1 - share), rounds)
 
     return ask
 
@@ -120,7 +151,7 @@ def open_run(model: str | None, tokens: int, threads: int) -> Ask:
         if metrics["tpot_s"] is None:
             return None
         share = metrics["draft_s"] / (metrics["tpot_s"] * (metrics["emitted_tokens"] - 1))
-        return metrics["tpot_s"], metrics["times_plain"], metrics["tau"] * (1 - share)
+        return Answer(metrics["tpot_s"], metrics["times_plain"], metrics["tau"] * (1 - share))
 
     return ask
 

@@ -1,4 +1,4 @@
-"""Take the picture of the chat in the README: the real app, with an answer of the embedded pair.
+"""Take the picture of the chat in the README: the real app, with an answer of the demo model.
 
     uv run python docs/screenshot.py docs/chat.png
 
@@ -23,7 +23,7 @@ from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
 from edgespec.tui.commands import SlashCommands
 
-PROMPT = 'def read_json(path):\n    """Read a JSON file."""\n    with open(path) as f:'
+PROMPT = "Write a Python function that adds two numbers, then one that subtracts, multiplies and divides them."
 CELLS = (118, 36)
 PIXELS = (1200, 760)
 

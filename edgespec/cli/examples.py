@@ -11,7 +11,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec chat --resume 12", "go on with one that `edgespec history` lists"),
     ),
     "run": (
-        ('edgespec run "def fibonacci(n):"', "complete some code"),
+        ('edgespec run "Name three rivers of Africa."', "a question to the demo model"),
         ('edgespec run "Summarize this." < notes.txt', "a prompt with a file"),
         ('edgespec run "Why is the sky blue?" -m llama-8b-q4 --json', "the answer and its statistics as JSON"),
     ),

@@ -41,7 +41,7 @@ def run_command(
     """Answer one PROMPT (argument, --file, or standard input) and exit.
 
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
-    Without --model, a small embedded model answers; it completes Python code.
+    Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
     from edgespec.cli.engine import open_engine
     from edgespec.cli.interrupts import INTERRUPTED, interruptible

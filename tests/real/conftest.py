@@ -36,7 +36,6 @@ def draft(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judge(weights: Path) -> Iterator[Judge]:
     with Judge(weights) as opened:
         yield opened
-        print(f"\n{len(opened.gaps)} answers left plain decoding's at a near-tie; gaps {opened.gaps}")
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judge(path: Path) -> Iterator[Judge]:
     with Judge(path) as opened:
         yield opened
-        print(f"\n{len(opened.gaps)} answers left plain decoding's at a near-tie; gaps {opened.gaps}")
 
 
 @pytest.fixture(scope="module")

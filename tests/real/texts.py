@@ -70,4 +70,5 @@ class Judge:
         return self
 
     def __exit__(self, *_: object) -> None:
+        print(f"\n{len(self.gaps)} answers left plain decoding's at a near-tie; gaps {self.gaps}")
         self.engine.close()

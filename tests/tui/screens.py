@@ -203,7 +203,7 @@ def rounds(pieces: list[Piece], drafted: int = 4, round_s: float = 0.1) -> list[
         at_s += round_s * (1 + index % 3 / 10)
         events.append(
             Step(index, (0,) * len(burst), drafted, accepted, min(drafted, accepted + 1), at_s, 0.2 * round_s,
-                 0.7 * round_s, 0.06 * round_s, 0.04 * round_s, decision, plain_steps=round_s * 0.7 / 0.08),
+                 0.7 * round_s, 0.06 * round_s, 0.04 * round_s, decision, plain_steps=1.2),
         )  # fmt: skip
         events += burst
     return events
