@@ -32,8 +32,8 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     """Load a model and its draft, and download what is missing.
 
     `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the one
-    that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they go
-    to the logger "edgespec". Raises any EdgespecError.
+    that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they
+    go to the logger "edgespec". Raises any EdgespecError.
     """
     config = build_load_config(model, arguments)
     client = _make_client(config)

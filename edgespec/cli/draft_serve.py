@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
 
-    Without REF it is the draft of the model that commands open without a name, if it has one. Each session of a client has one of the --parallel caches. A
-    client that finds none goes on without this draft until one is free. Clients have the key in EDGESPEC_DRAFT_KEY.
+    Without REF it is the draft of the model that commands open without a name, if it has one. Each session of a client
+    has one of the --parallel caches. A client that finds none goes on without this draft until one is free. Clients
+    have the key in EDGESPEC_DRAFT_KEY.
     """
     from edgespec.cli.serve import run_app
     from edgespec.server.draft_app import draft_application
@@ -61,7 +62,8 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
     from edgespec.server.draft_model import ServedDraft
     from edgespec.service.load import Loader
 
-    loader, name = Loader(TerminalReporter(), lambda: None), public_name(config.model or "")
+    loader = Loader(TerminalReporter(), lambda: None)
+    name = public_name(config.model or loader.registry.default)
     if is_paired:
         backend = choose_backend(config, loader.registry, loader.hub)
         pair = resolve_pair(config.model, backend, loader.registry, loader.hub)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "-m",
     metavar="REF",
     shell_complete=complete_model,
-    help="A model with the tokenizer to use. [default: the last one of the chat, else that of EDGESPEC_MODEL or the demo]",
+    help="A model with the tokenizer to use. [default: the last one of the chat, else the demo]",
 )
 @click.option("--dry-run", is_flag=True, help="List the files that would be added.")
 def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> None:

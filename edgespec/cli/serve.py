@@ -167,7 +167,7 @@ def _read_configs(
         if not name or name in configs or name in remotes:
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
-        configs[name] = load_config(reference, options)
+        configs[name] = load_config(reference or None, options)
     if options["memory"] is False:  # for the tables too
         configs = {name: replace(each, memory=None) for name, each in configs.items()}
         remotes = {name: replace(each, remembers=False) for name, each in remotes.items()}

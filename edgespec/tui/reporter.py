@@ -6,12 +6,15 @@ from pathlib import Path
 
 from textual.app import App
 
-from edgespec.tui.messages import ProgressChanged
+from edgespec.tui.messages import ProgressChanged, Toast
 from edgespec.units import gib
 
 
 class TuiReporter:
-    """A planner.plan.Reporter that shows progress on the screen and keeps notices; safe to call from any thread."""
+    """A planner.plan.Reporter that shows notices and progress on the screen; safe to call from any thread.
+
+    It keeps the notices.
+    """
 
     def __init__(self, app: App[None]) -> None:
         self.notices: list[str] = []
@@ -19,6 +22,7 @@ class TuiReporter:
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
+        self._app.post_message(Toast(text))
 
     def download(self, name: str, done: int, total: int) -> None:
         text = f"downloading {Path(name).name} {gib(done)} of {gib(total)}"

@@ -12,12 +12,14 @@ import pytest
 from click import ClickException
 from click.testing import CliRunner
 
+from benchmarks import plain_speed
 from benchmarks.peers import NO_PEER, main
 from benchmarks.peers_arms import Generation, PeerFailed
 from benchmarks.peers_server import list_draft_modes, read_stream
 from benchmarks.peers_tables import ALL, Record, Round, Run, format_markdown, summarize
 from benchmarks.prompts import CODE
 from tests.benchmarks.conftest import Program
+from tests.benchmarks.conftest import Run as RunModule
 from tests.models import DRAFT, TARGET
 
 HELP = """\
@@ -224,3 +226,12 @@ def test_a_run_on_the_packaged_model(program: Program, tmp_path: Path) -> None:
     assert len(rounds.splitlines()) == 5 and table.read_text(encoding="utf-8").count("| edgespec model |") == 2
     assert program("benchmarks.peers", *command)["groups"] == first["groups"]
     assert record.read_text(encoding="utf-8") == rounds
+
+
+def test_plain_speed(program: Program, run_module: RunModule) -> None:
+    if shutil.which("llama-bench"):
+        result = program("benchmarks.plain_speed", TARGET, "--context", 16, "--tokens", 8, "--repeats", 1)
+        assert result["contexts"][0]["ratio"] > 0
+    else:
+        done = run_module("benchmarks.plain_speed", TARGET)
+        assert done.returncode == 1 and done.stderr == f"Error: {plain_speed.NO_PEER}\n"

@@ -53,7 +53,7 @@ def test_nothing_is_saved_yet(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("edgespec chat llama-", {"llama-70b-q4", "llama-8b-q4"}),
+        ("edgespec chat llama-", {"llama-70b-q4", "llama-8b-q4", "llama-3.2-1b-q4", "llama-3.2-3b-q4"}),
         ("edgespec run -m python", {"python-6m"}),
         ("edgespec serve mine=llama-8", {"mine=llama-8b-q4"}),
         ("edgespec chat --draft lay", {"layerskip"}),

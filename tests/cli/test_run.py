@@ -71,7 +71,17 @@ def test_rounds_are_explained_in_columns_as_wide_as_the_drafters_names() -> None
 def test_json_is_one_object_with_everything(cli: Cli) -> None:
     done = cli("run", PROMPT, "--max-tokens", "12", "--seed", "7", "--json", "--threads", "1", "--no-memory")
     result = json.loads(done.stdout)
-    assert set(result) == {"text", "tokens", "finish_reason", "backend", "model", "draft", "seed", "metrics"}
+    assert set(result) == {
+        "text",
+        "tokens",
+        "finish_reason",
+        "backend",
+        "model",
+        "draft",
+        "settings",
+        "seed",
+        "metrics",
+    }
     assert set(result["metrics"]) == METRICS
     assert (result["backend"], result["model"], result["seed"]) == ("llamacpp", "python-6m", 7)
     assert len(result["tokens"]) == result["metrics"]["emitted_tokens"] <= 12
