@@ -6,8 +6,7 @@ Each prompt is answered greedily with and without drafts in the order plain, dra
 with `--repeats 2`. The measured speedup is the tokens/s of the answers with drafts over that of the plain ones, after
 their first token; the stated one is the mean over the answers with drafts. `--by chat` reads the statistics of the chat
 beside an engine process, `--by run` the JSON of new processes. `--busy N` keeps N processes computing beside it.
-`--record FILE` keeps the rounds of the answers with drafts, for tests/core/test_speedup.py. stdout ends with one JSON
-line.
+`--record FILE` keeps the rounds of the answers with drafts. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,8 +15,6 @@ from edgespec.core.protocols import Step
 
 CURVE = {1: 1.0, 2: 1.8, 4: 3.3, 8: 4.1}  # plain steps by rows, as on a CPU
 PLAIN_S = 0.01
-RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("recorded_rounds.json").read_text())
-"""By `python -m benchmarks.said_speedup --record`."""
 
 
 def make_answer(
@@ -126,32 +121,3 @@ def test_plain_rounds_stand_in_for_a_curve_that_was_not_measured() -> None:
     """As with a fixed length, under which no costs are measured on load."""
     steps, truth = make_answer(3, bias=1.0, share=0.1, load=3.0, drafted=0.5, sizes=(4,))
     assert estimate([replace(each, plain_steps=None) for each in steps]) == pytest.approx(truth, rel=0.05)
-
-
-def replay(rounds: list[list[float | None]], slow: dict[int, float] | None = None) -> list[Step]:
-    """The steps of a recorded answer, on a machine that is slower by a factor from some rounds on."""
-    steps, at_s, factor = [Step(0, (0,), 0, 0, 0, 0.0)], 0.0, 1.0
-    for index, (n_drafted, n_tokens, spent_us, drafting_us, plain_steps) in enumerate(rounds, 1):
-        factor = (slow or {}).get(index, factor)
-        at_s += (spent_us or 0) * factor / 1e6
-        n, n_accepted = int(n_drafted or 0), int(n_tokens or 0) - 1
-        drafting_s = (drafting_us or 0) * factor / 1e6
-        steps.append(Step(index, (0,) * (n_accepted + 1), n, n_accepted, n_accepted, at_s, drafting_s,
-                          plain_steps=plain_steps))  # fmt: skip
-    return steps
-
-
-@pytest.mark.parametrize("answer", RECORDED, ids=lambda answer: f"{answer['measured']:.2f}")
-def test_recorded_answers(answer: dict[str, Any]) -> None:
-    """SmolLM2-135M on a quiet machine, against the answers without drafts before and after them."""
-    steps = replay(answer["rounds"])
-    assert estimate(steps) == pytest.approx(answer["measured"], rel=0.05)
-    assert (estimate(steps) or 0) <= find_bound(steps) * (1 + 1e-9)
-
-
-@given(answer=st.sampled_from(RECORDED), slow=st.dictionaries(st.integers(1, 90), st.floats(1.0, 6.0), max_size=5))
-def test_recorded_answers_on_a_busy_machine(answer: dict[str, Any], slow: dict[int, float]) -> None:
-    steps = replay(answer["rounds"], slow)
-    said = estimate(steps)
-    assert said == pytest.approx(answer["measured"], rel=0.1)
-    assert said is not None and said <= find_bound(steps) * (1 + 1e-9)
