@@ -18,6 +18,7 @@ ALLOWED = {
     "tests": {"edgespec"},
     "tests/benchmarks": {"edgespec", "benchmarks"},
     "tests/laboratory": {"edgespec", "laboratory"},
+    "tests/real": {"edgespec", "laboratory"},
 }
 
 
