@@ -89,7 +89,7 @@ def main(
         "within_5_percent": sum(each <= 0.05 for each in errors),
         "within_10_percent": sum(each <= 0.1 for each in errors),
         "error_of_the_mean": fmean(r["stated"] for r in rows) / fmean(r["measured"] for r in rows) - 1,
-        "beyond_the_bound": sum(row["stated"] > row["bound"] * (1 + 1e-9) for row in rows),
+        "beyond_the_bound": sum(row["stated"] > row["bound"] * 1.001 for row in rows),
     }
     settings = {"by": by, "busy": busy, "threads": threads, "tokens": tokens, "repeats": repeats, "model": model}
     print_result("said_speedup", {**settings, "answers": len(rows), **summary, "rows": rows})
