@@ -64,10 +64,12 @@ def test_the_embedded_pair_says_that_it_only_completes_code() -> None:
     asyncio.run(main())
 
 
-def test_what_is_said_during_a_load_is_in_the_details() -> None:
+def test_what_is_said_during_a_load_is_shown_and_is_in_the_details() -> None:
     async def main() -> None:
         async with driving(replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))) as chat:
-            assert chat.notices() == ["python-6m on llamacpp, draft ngram+python-6m/draft."]
+            said, ready = chat.notices()
+            assert said.startswith("The model was trained for 2,048 tokens")
+            assert ready == "python-6m on llamacpp, draft ngram+python-6m/draft."
             await chat.press("f2")
             await chat.until(lambda: chat.app.screen.query("#costs"))
             await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))
