@@ -11,7 +11,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
 
 ROOM = 72  # cells behind the text, for the rows of a forward
-_LONG, _SHORT = 3000, 100  # tokens of context at which settings are measured
+_LONG, _SHORT = 1500, 100  # tokens of context at which settings are measured
 _MIN_LONG = 192  # below it attention takes too little of a forward to be measured
 _DEFAULT = "as llama.cpp decides"
 
@@ -50,7 +50,7 @@ class RuntimeSettings:
         }
 
     def describe(self) -> list[str]:
-        """One line for each measured setting, such as 'flash attention off: 1.30x at 3,000 tokens'."""
+        """One line for each measured setting, such as 'flash attention off: 1.30x at 1,500 tokens'."""
         lines = []
         if self.without_flash:
             speeds = ", ".join(f"{speed:.2f}x at {n:,} tokens" for n, speed in sorted(self.without_flash.items()))

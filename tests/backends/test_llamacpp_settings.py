@@ -44,7 +44,7 @@ def test_a_measurement_leaves_the_model_as_it_was() -> None:
 
 
 def test_contexts_that_are_measured_fit_into_the_models_own() -> None:
-    assert measured_lengths(LoadOptions(), 8192) == (3000, 100)
+    assert measured_lengths(LoadOptions(), 8192) == (1500, 100)
     assert measured_lengths(LoadOptions(), 1024) == (440, 100)
     assert measured_lengths(LoadOptions(caches=4), 1024) == (952, 100)
     assert measured_lengths(LoadOptions(), 512) == ()

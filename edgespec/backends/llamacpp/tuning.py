@@ -69,7 +69,7 @@ class SettingsMeasurement:
         until = [started + self._seconds * (i + 1) / parts for i in range(parts)]
         if lengths:
             other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
-            self._time_step(other)
+            read_prompt(other, self._tokens[:1])
             speeds = {n: self._compare_at(n, session, other, until.pop(0)) for n in lengths}
             is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_FLASH_GAIN
             settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
@@ -96,8 +96,9 @@ class SettingsMeasurement:
         """The speed of `other` over that of `default` in forwards of one row after `length` tokens."""
         for session in (default, other):
             session.rewind(length)
-            extend_cache(session, length)
-            self._time(session, length, 1)  # warm-up
+            if session.position < length:
+                extend_cache(session, length)
+                self._time(session, length, 1)  # this forward rotates the keys of the copies
         arms = (default, other)
         gains: list[float] = []
         while len(gains) < _MIN_ROUNDS or (len(gains) < _MAX_ROUNDS and perf_counter() < until):
