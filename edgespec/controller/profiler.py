@@ -24,9 +24,11 @@ CONTEXTS = (4096, 16384, 32768)  # measured in advance
 
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 64, 24, 48)  # the most informative first
 _LONG_ROWS = (1, 16, 1, 4, 1, 2, 8)  # after longer contexts, whose curves differ from the short one's by few parameters
-_MIN_LONG_ROWS = 3  # of which these many are measured at least
+_MIN_ROWS = 5  # the first of _ROWS, which are measured on slow machines too
+_MIN_LONG_ROWS = 3  # the same of _LONG_ROWS
 _LONG_SLOWDOWN = 1.3  # of forwards after a longer context, expected before it is filled
-_START = 32  # tokens of context at which the measurements begin
+_START = 8  # tokens of context at which the measurements of forwards begin
+_TEXT = 32  # tokens of the text that drafters read
 _ROOM = 96  # tokens behind a longer context, which its measurements use
 _DRAFTED = 6  # measured tokens of a drafter
 _BLOCKS = (1, 2, 4, 8, 16)  # measured lengths of a block
@@ -41,8 +43,8 @@ def measure_rows(
 ) -> dict[int, float]:
     """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
-    One row is measured twice at least, even after `seconds`. `clock` times the forwards. Raises Cancelled and
-    BackendError.
+    The first rows, one row twice, are measured even after `seconds`; later ones only where they are expected to end
+    before. `clock` times the forwards. Raises Cancelled and BackendError.
     """
     limits = session.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
@@ -51,17 +53,14 @@ def measure_rows(
     _time_forward(session, tokens, 1)  # warm-up
     times: dict[int, list[float]] = {}
     until = perf_counter() + seconds
-    for _ in range(_REPEATS):
-        for rows in _ROWS:
-            check()
-            if session.draft_limit < rows - 1 or session.position + rows > limits.context_size:
-                _fill(session, tokens[:start])
-            if session.draft_limit >= rows - 1:
-                times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
-            if perf_counter() >= until and len(times.get(1, ())) >= 2:
-                break
-        if perf_counter() >= until:
-            break
+    for i, rows in enumerate(_ROWS * _REPEATS):
+        check()
+        if i >= _MIN_ROWS and perf_counter() + _expect_s(times, rows) > until:
+            continue
+        if session.draft_limit < rows - 1 or session.position + rows > limits.context_size:
+            _fill(session, tokens[:start])
+        if session.draft_limit >= rows - 1:
+            times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
     session.rewind(0)
     return {rows: median(each) for rows, each in sorted(times.items())}
 
@@ -70,7 +69,7 @@ def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
     """Those of `contexts` that leave room in `context_size` tokens; the first that does not is as long as it can be."""
     longest = context_size - _ROOM
     chosen = [each for each in contexts if each <= longest]
-    if len(chosen) < len(contexts) and longest > 1.5 * (chosen[-1] if chosen else _START):
+    if len(chosen) < len(contexts) and longest > 1.5 * (chosen[-1] if chosen else _TEXT):
         chosen.append(longest)
     return chosen
 
@@ -85,12 +84,15 @@ def measure_contexts(
 ) -> Profile:
     """`short` with the costs after longer contexts, which are filled without computing them.
 
-    Without those that do not fit in `seconds`, and those that the runtime cannot fill so. `attached` are drafts that
-    share the target's cache, by the names that `short` has. Raises Cancelled, BackendError.
+    Without those that do not fit in `seconds`, and those that the runtime cannot fill so; without any where forwards
+    are so slow that `short` has not the rows which are compared. `attached` are drafts that share the target's cache,
+    by the names that `short` has. Raises Cancelled, BackendError.
     """
     limits = target.capabilities
-    lengths = choose_contexts(contexts, limits.context_size)
-    least_s = sum(short.seconds(rows) for rows in _LONG_ROWS[:_MIN_LONG_ROWS]) * _LONG_SLOWDOWN
+    least = _LONG_ROWS[:_MIN_LONG_ROWS]
+    is_comparable = all(rows in short.rows for rows in least if target.draft_limit >= rows - 1)
+    lengths = choose_contexts(contexts, limits.context_size) if is_comparable else []
+    least_s = sum(short.seconds(rows) for rows in least) * _LONG_SLOWDOWN
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
     until = perf_counter() + seconds
     longer: dict[int, Profile] = {}
@@ -148,7 +150,7 @@ def measure_drafters(
     and BackendError of the target.
     """
     limits = target.capabilities
-    tokens = _make_tokens(limits.vocab_size, limits.context_size)[: min(_START, limits.context_size // 2)]
+    tokens = _make_tokens(limits.vocab_size, limits.context_size)[: min(_TEXT, limits.context_size // 2)]
     found: dict[str, DraftCost] = {}
     failures: dict[str, str] = {}
     for drafter in drafters:
@@ -202,6 +204,11 @@ def measure_drafter(
         return None
     read_s = max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0
     return DraftCost(units, read_s, drafter.runs_ahead)
+
+
+def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
+    """Seconds that a forward is expected to take by the median of those measured."""
+    return Profile({n: median(each) for n, each in times.items()}).seconds(rows)
 
 
 def _time_long_rows(session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled) -> dict[int, float]:

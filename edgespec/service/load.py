@@ -45,7 +45,7 @@ from edgespec.service.settings import apply_settings, choose_settings
 if TYPE_CHECKING:
     from edgespec.drafters.remote.draft import RemoteDraft
 
-_PROFILE_S = 0.6  # of measuring a new pair of models, or a known one under new settings
+_PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def test_what_does_not_fit_the_budget_is_left_out() -> None:
     slow = Profile({1: 1.0, 16: 4.0})
     assert measure_contexts(session, slow, (128,), 3.0, {}).longer == {}
     assert measure_contexts(session, SHORT, (128,), 0.0, {}).longer == {}
+    assert measure_contexts(session, Profile({1: 1e-4, 4: 2e-4}), (128,), 3.0, {}).longer == {}, "16 rows are unknown"
     assert session.position == 0
     target.close()
 

@@ -165,6 +165,12 @@ def test_a_measurement_can_be_cancelled(calls: int) -> None:
         )
 
 
+def test_only_the_first_rows_are_measured_without_time() -> None:
+    session = Recorded()
+    assert list(measure_rows(session, 0.0)) == [1, 2, 4, 8]
+    assert session.rows == [1, 1, 4, 2, 8, 1], "a warm-up, and one row twice"
+
+
 def test_rows_are_measured_up_to_what_the_session_takes() -> None:
     rows = measure_rows(ToySession(MODEL), 0.2)
     assert {1, 2, 4, 8, 16, 32} <= rows.keys() and list(rows) == sorted(rows)
