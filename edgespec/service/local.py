@@ -26,7 +26,6 @@ from edgespec.engine.prompts import PromptEncoder, RawText
 from edgespec.errors import EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.planner.report import report_plan
 from edgespec.registry.schema import load_registry
 from edgespec.service.activity import Activity
 from edgespec.service.client import ModelInfo, no_model, require_model
@@ -144,6 +143,8 @@ class LocalEngine:
         return self.submit(work, shares=True)
 
     def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
+        from edgespec.planner.report import report_plan  # not before it is needed: it imports all that plans
+
         def work(check: CheckCancelled) -> Iterator[str]:
             yield from report_plan(config, load_registry(), Hub.from_environment(), reporter, check)
 

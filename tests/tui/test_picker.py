@@ -184,7 +184,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
 
         return work()
 
-    monkeypatch.setattr("edgespec.service.local.report_plan", endless)
+    monkeypatch.setattr("edgespec.planner.report.report_plan", endless)
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
